@@ -155,12 +155,12 @@ class AdapterConformance:
     ) -> None:
         one = make_request("1", Prompt.of(Tokens([1, 2])), adapter="a")
         with pytest.raises(InlayError) as unknown:
-            engine.generate(one, Receiver(one))
+            engine.submit(one, Receiver(one))
         assert isinstance(unknown.value, NotFoundError)
         await load(engine, "a", lora)
         await engine.unload_adapter("a")
         with pytest.raises(NotFoundError):
-            engine.generate(one, Receiver(one))
+            engine.submit(one, Receiver(one))
 
     async def test_there_is_room_for_so_many_and_again_once_one_has_gone(
         self, engine: Adapting, lora: Path

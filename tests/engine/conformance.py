@@ -107,7 +107,7 @@ def make_request(name: str, prompt: Prompt, max_tokens: int = 8, **options: Any)
         "ignore_eos": True,
         **changes,
     }
-    return Request(id=name, prompt=prompt, sampling=Sampling(**values), **options)
+    return Request(id=name, prompts=(prompt,), params=Sampling(**values), **options)
 
 
 def ids(seed: int, count: int) -> list[int]:
@@ -119,7 +119,7 @@ def ids(seed: int, count: int) -> list[int]:
 async def run(engine: GenerateEngine, *requests: Request) -> list[Receiver]:
     receivers = [Receiver(one) for one in requests]
     for one, receiver in zip(requests, receivers, strict=True):
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
     for receiver in receivers:
         await receiver.ended()
     return receivers
@@ -311,7 +311,7 @@ class EngineConformance:
         ]
         receivers = [Receiver(one) for one in requests]
         for one, receiver in zip(requests, receivers, strict=True):
-            engine.generate(one, receiver)
+            engine.submit(one, receiver)
         for receiver in receivers:
             await receiver.begun()
         for _ in range(3):
@@ -327,10 +327,10 @@ class EngineConformance:
     ) -> None:
         long = make_request("long", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(long, then=lambda: engine.abort("long"))
-        engine.generate(long, receiver)
+        engine.submit(long, receiver)
         other = make_request("other", Prompt.of(Tokens(ids(9, 20))))
         staying = Receiver(other)
-        engine.generate(other, staying)
+        engine.submit(other, staying)
         assert (await receiver.ended()).finish_reason == "abort"
         engine.abort("long")
         engine.abort("never seen")
@@ -341,7 +341,7 @@ class EngineConformance:
     async def test_a_request_aborted_at_once_ends_too(self, engine: GenerateEngine) -> None:
         one = make_request("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(one)
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
         engine.abort("one")
         assert (await receiver.ended()).finish_reason == "abort"
 
@@ -393,7 +393,7 @@ class EngineConformance:
         ]
         for kind, message, one in cases:
             with pytest.raises(kind, match=message):
-                engine.generate(one, Receiver(one))
+                engine.submit(one, Receiver(one))
         await run(engine, make_request("x", text))
 
     async def test_an_id_under_way_is_refused_and_free_again_afterwards(
@@ -401,9 +401,9 @@ class EngineConformance:
     ) -> None:
         one = make_request("one", Prompt.of(Tokens(ids(8, 20))))
         receiver = Receiver(one)
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
         with pytest.raises(InvalidRequestError, match="under way"):
-            engine.generate(one, Receiver(one))
+            engine.submit(one, Receiver(one))
         await receiver.ended()
         await run(engine, one)
 
@@ -418,7 +418,7 @@ class EngineConformance:
         assert isinstance(engine, GenerateEngine)
         one = make_request("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(one)
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
         await receiver.begun()
         await engine.close()
         assert receiver.last.finish_reason == "abort"

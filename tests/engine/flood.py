@@ -19,7 +19,7 @@ async def flood(engine: GenerateEngine, count: int, **sampling: Any) -> list[Rec
         prompt = Prompt.of(Tokens(ids(number, 6)))
         asked = make_request(f"greedy-{number}", prompt, LENGTH, client="greedy", **sampling)
         receivers.append(Receiver(asked))
-        engine.generate(asked, receivers[-1])
+        engine.submit(asked, receivers[-1])
     places = engine.card.limits.max_num_seqs
     await asyncio.gather(*(receiver.begun() for receiver in receivers[:places]))
     return receivers

@@ -26,7 +26,7 @@ def admission(refuses_rows: str | None = None) -> Admission:
 def make_request(*segments: Segment, prior: tuple[int, ...] = (), **sampling: Any) -> Request:
     values: dict[str, Any] = {"max_tokens": 8, **sampling}
     return Request(
-        id="x", prompt=Prompt.of(*segments), prior_output=prior, sampling=Sampling(**values)
+        id="x", prompts=(Prompt.of(*segments),), prior_output=prior, params=Sampling(**values)
     )
 
 

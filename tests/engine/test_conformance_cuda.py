@@ -48,7 +48,7 @@ async def answers(engine: TorchEngine, requests: list[Request]) -> list[list[int
             done[output.request_id].set_result(None)
 
     for request in requests:
-        engine.generate(request, emit)
+        engine.submit(request, emit)
     await asyncio.gather(*done.values())
     return [ids[request.id] for request in requests]
 
@@ -82,7 +82,7 @@ async def test_text_and_rows_decode_as_the_reference_does(
         sampling = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
         forms = [form for prompt in PROMPTS for form in (prompt, rows_instead(directory, prompt))]
         requests = [
-            Request(id=str(n), prompt=form, sampling=sampling) for n, form in enumerate(forms)
+            Request(id=str(n), prompts=(form,), params=sampling) for n, form in enumerate(forms)
         ]
         found = await answers(engine, requests)
     finally:

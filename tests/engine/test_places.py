@@ -62,8 +62,8 @@ class ScriptedEngine:
         outputs: list[Output] = []
         asked = Request(
             id=str(len(self.jobs)),
-            prompt=Prompt.of(Tokens((1,))),
-            sampling=Sampling(max_tokens=length),
+            prompts=(Prompt.of(Tokens((1,))),),
+            params=Sampling(max_tokens=length),
             client=client,
             priority=priority,
         )

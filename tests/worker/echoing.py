@@ -50,10 +50,10 @@ class AdaptingEcho(EchoEngine):
         self._fail("unload_adapter")
         del self.held[name]
 
-    def generate(self, request: Request, emit: Emit) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         if request.adapter is not None and request.adapter not in self.held:
             raise AssertionError(f"{request.adapter} is not there")
-        super().generate(request, emit)
+        super().submit(request, emit)
 
     def _fail(self, what: str) -> None:
         if what in self.failing:

@@ -12,14 +12,15 @@ from safetensors.numpy import save_file
 
 from inlay.adapter.library import AdapterLibrary
 from inlay.card import ModelCard
+from inlay.commands import ListAdapters, LoadAdapter, UnloadAdapter
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.request import Command, Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost, host_of
-from inlay.worker.load_adapter_request import LoadAdapterRequest, check_adapters, parse_modules
+from inlay.worker.lora_modules import check_adapters, parse_modules
 from inlay.worker.supervisor import restoring
 from tests.worker.echoing import AdaptingEcho
 
@@ -90,8 +91,8 @@ class Client:
         self.ended = asyncio.Event()
         prompt = Prompt.of(Tokens([1, 2, 3]))
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-        host.generate(
-            Request(id=name, prompt=prompt, sampling=sampling, adapter=adapter), self._take
+        host.submit(
+            Request(id=name, prompts=(prompt,), params=sampling, adapter=adapter), self._take
         )
 
     def _take(self, output: Output) -> None:
@@ -118,7 +119,7 @@ async def test_what_is_loaded_is_in_the_card_at_once_and_gone_from_it_at_once(
     host = EngineHost(engine, adapters)
     cards: list[ModelCard] = []
     host.watch(cards.append)
-    found = await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    found = await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     assert (found.kind, found.rank, len(found.content_id)) == ("lora", 2, 32)
     await adapters.unload("a")
     assert [[adapter.name for adapter in card.adapters] for card in cards] == [[], ["a"], []]
@@ -128,7 +129,7 @@ async def test_what_is_loaded_is_in_the_card_at_once_and_gone_from_it_at_once(
 async def test_the_same_name_ordered_twice_at_once_is_loaded_once(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))
+    order = LoadAdapter("a", str(write_lora(tmp_path / "a")))
     answers = await asyncio.gather(*(adapters.load(order) for _ in range(8)))
     assert len({id(answer) for answer in answers}) == 1
     assert engine.loads == 1
@@ -137,7 +138,7 @@ async def test_the_same_name_ordered_twice_at_once_is_loaded_once(
 async def test_one_who_leaves_while_it_loads_takes_it_from_nobody(
     adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))
+    order = LoadAdapter("a", str(write_lora(tmp_path / "a")))
     first = asyncio.create_task(adapters.load(order))
     second = asyncio.create_task(adapters.load(order))
     await asyncio.sleep(0)
@@ -149,32 +150,32 @@ async def test_a_name_that_is_taken_is_a_collision_whatever_state_it_is_in(
     adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     one, other = write_lora(tmp_path / "a"), write_lora(tmp_path / "b", seed=2)
-    loading = asyncio.create_task(adapters.load(LoadAdapterRequest("a", str(one))))
+    loading = asyncio.create_task(adapters.load(LoadAdapter("a", str(one))))
     await asyncio.sleep(0)
     with pytest.raises(InvalidRequestError, match="is being loaded from"):
-        await adapters.load(LoadAdapterRequest("a", str(other)))
+        await adapters.load(LoadAdapter("a", str(other)))
     await loading
     for path in (one, other):
         with pytest.raises(InvalidRequestError, match="has already been loaded"):
-            await adapters.load(LoadAdapterRequest("a", str(path)))
+            await adapters.load(LoadAdapter("a", str(path)))
     for name in ("m", "alias"):
         with pytest.raises(InvalidRequestError, match="conflicts with a served base model"):
-            await adapters.load(LoadAdapterRequest(name, str(one)))
+            await adapters.load(LoadAdapter(name, str(one)))
     with pytest.raises(InvalidRequestError, match="is for the base model 'other'"):
-        await adapters.load(LoadAdapterRequest("c", str(one), base="other"))
+        await adapters.load(LoadAdapter("c", str(one), base_model="other"))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "a\x00"])
 async def test_a_name_must_be_one(adapters: AdapterRegistry, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequestError, match="printable characters"):
-        await adapters.load(LoadAdapterRequest(name, str(write_lora(tmp_path / "a"))))
+        await adapters.load(LoadAdapter(name, str(write_lora(tmp_path / "a"))))
 
 
 async def test_unloading_refuses_new_requests_lets_running_ones_end_and_then_frees(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     host = EngineHost(engine, adapters)
-    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     running = Client(host, "1", "a", 3000)
     unloading = asyncio.create_task(adapters.unload("a"))
     await asyncio.sleep(0)
@@ -195,7 +196,7 @@ async def test_requests_that_do_not_end_in_time_are_aborted(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     host = EngineHost(engine, adapters)
-    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     running, base = Client(host, "1", "a"), Client(host, "2", None)
     await adapters.unload("a", 0)
     assert (await running.last()).finish_reason == "abort"
@@ -207,7 +208,7 @@ async def test_unloading_twice_at_once_gives_both_the_same_answer(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     host = EngineHost(engine, adapters)
-    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     Client(host, "1", "a", 500)
     await asyncio.gather(adapters.unload("a"), adapters.unload("a"))
     with pytest.raises(NotFoundError, match="cannot be found"):
@@ -217,9 +218,7 @@ async def test_unloading_twice_at_once_gives_both_the_same_answer(
 async def test_unloading_what_is_loading_waits_for_it(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    loading = asyncio.create_task(
-        adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
-    )
+    loading = asyncio.create_task(adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a")))))
     await asyncio.sleep(0)
     await adapters.unload("a")
     assert (await loading).name == "a"
@@ -231,7 +230,7 @@ async def test_unloading_what_is_loading_waits_for_it(
 async def test_an_engine_that_fails_to_load_is_left_with_nothing(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path, failure: str
 ) -> None:
-    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")))
+    order = LoadAdapter("a", str(write_lora(tmp_path / "a")))
     engine.leaves_traces = failure == "traces"
     engine.failing.add("load_adapter" if engine.leaves_traces else failure)
     with pytest.raises(InvalidRequestError if failure == "refuses" else EngineError):
@@ -246,7 +245,7 @@ async def test_an_engine_that_fails_to_load_is_left_with_nothing(
 async def test_what_the_engine_cannot_free_is_failed_and_can_be_unloaded_again(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     engine.failing.add("unload_adapter")
     with pytest.raises(
         EngineError, match="could not be freed: unload_adapter failed; unload it again"
@@ -264,10 +263,10 @@ async def test_another_content_takes_a_names_place_while_the_first_still_runs(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     host = EngineHost(engine, adapters)
-    first = await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    first = await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     running = Client(host, "1", "a")
     second = await adapters.load(
-        LoadAdapterRequest("a", str(write_lora(tmp_path / "b", seed=2)), in_place=True)
+        LoadAdapter("a", str(write_lora(tmp_path / "b", seed=2)), in_place=True)
     )
     assert second.content_id != first.content_id
     assert [adapter.content_id for adapter in adapters.ready] == [second.content_id]
@@ -283,7 +282,7 @@ async def test_another_content_takes_a_names_place_while_the_first_still_runs(
 async def test_the_same_content_in_place_changes_nothing(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    order = LoadAdapterRequest("a", str(write_lora(tmp_path / "a")), in_place=True)
+    order = LoadAdapter("a", str(write_lora(tmp_path / "a")), in_place=True)
     first = await adapters.load(order)
     assert await adapters.load(order) is first
     assert engine.loads == 1
@@ -292,10 +291,10 @@ async def test_the_same_content_in_place_changes_nothing(
 async def test_a_content_that_will_not_do_leaves_the_one_before_in_its_place(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    first = await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+    first = await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     bad = write_lora(tmp_path / "bad", use_dora=True)
     with pytest.raises(InvalidRequestError, match="use_dora"):
-        await adapters.load(LoadAdapterRequest("a", str(bad), in_place=True))
+        await adapters.load(LoadAdapter("a", str(bad), in_place=True))
     assert adapters.ready == (first,)
 
 
@@ -303,23 +302,23 @@ async def test_there_is_room_for_so_many_and_for_one_to_take_anothers_place(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
     for index, name in enumerate("abc"):
-        await adapters.load(LoadAdapterRequest(name, str(write_lora(tmp_path / name, seed=index))))
+        await adapters.load(LoadAdapter(name, str(write_lora(tmp_path / name, seed=index))))
     with pytest.raises(InvalidRequestError, match=r"room for 3 adapters \(--max-cpu-loras\)"):
-        await adapters.load(LoadAdapterRequest("d", str(write_lora(tmp_path / "d", seed=9))))
-    await adapters.load(LoadAdapterRequest("a", str(tmp_path / "d"), in_place=True))
+        await adapters.load(LoadAdapter("d", str(write_lora(tmp_path / "d", seed=9))))
+    await adapters.load(LoadAdapter("a", str(tmp_path / "d"), in_place=True))
     await adapters.unload("b")
-    await adapters.load(LoadAdapterRequest("e", str(tmp_path / "b")))
+    await adapters.load(LoadAdapter("e", str(tmp_path / "b")))
     assert names(adapters) == ["a", "c", "e"]
 
 
 async def test_trained_rows_stand_before_every_prompt_on_any_engine(
     engine: AdaptingEcho, adapters: AdapterRegistry, tmp_path: Path
 ) -> None:
-    found = await adapters.load(LoadAdapterRequest("p", str(write_prompt(tmp_path / "p"))))
+    found = await adapters.load(LoadAdapter("p", str(write_prompt(tmp_path / "p"))))
     assert (found.kind, found.num_positions) == ("prompt", 3)
     assert not engine.held
     request = Request(
-        id="1", prompt=Prompt.of(Tokens([7, 8])), sampling=Sampling(max_tokens=5), adapter="p"
+        id="1", prompts=(Prompt.of(Tokens([7, 8])),), params=Sampling(max_tokens=5), adapter="p"
     )
     seen = adapters.enter(request, lambda _: None).request
     rows, tokens = seen.prompt.segments
@@ -342,7 +341,7 @@ async def test_rows_that_the_model_cannot_take_are_refused(
     adapters: AdapterRegistry, tmp_path: Path, options: dict[str, int], match: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=match):
-        await adapters.load(LoadAdapterRequest("p", str(write_prompt(tmp_path / "p", **options))))
+        await adapters.load(LoadAdapter("p", str(write_prompt(tmp_path / "p", **options))))
     assert not adapters.statuses()
 
 
@@ -377,17 +376,14 @@ async def test_commands_load_list_and_unload(
 ) -> None:
     host = EngineHost(engine, adapters)
     path = str(write_lora(tmp_path / "a"))
-    loaded = await host.call(Command("load_adapter", {"lora_name": "a", "lora_path": path}))
-    assert loaded.value == {"content_id": adapters.ready[0].content_id}
-    listed = await host.call(Command("list_adapters"))
-    (status,) = json.loads(str(listed.value["adapters"]))
-    assert (status["name"], status["state"], status["kind"]) == ("a", "ready", "lora")
-    gone = await host.call(Command("unload_adapter", {"lora_name": "a"}))
-    assert gone.error is None
-    for arguments in ({}, {"lora_name": "a"}, {"lora_path": path}):
-        refused = await host.call(Command("load_adapter", dict(arguments)))
-        assert refused.error is not None
-        assert refused.error.message == "Both 'lora_name' and 'lora_path' must be provided."
+    loaded = await host.call(LoadAdapter("a", path))
+    assert loaded.content_id == adapters.ready[0].content_id
+    (status,) = (await host.call(ListAdapters())).adapters
+    assert (status.name, status.state, status.kind) == ("a", "ready", "lora")
+    await host.call(UnloadAdapter("a"))
+    assert not (await host.call(ListAdapters())).adapters
+    with pytest.raises(InvalidRequestError, match="lora_path is empty"):
+        await host.call(LoadAdapter("a", ""))
 
 
 async def test_a_lora_for_a_model_of_other_sizes_never_reaches_the_engine(
@@ -396,7 +392,7 @@ async def test_a_lora_for_a_model_of_other_sizes_never_reaches_the_engine(
     name = "model.layers.0.self_attn.q_proj.weight"
     save_file({name: np.ones((HIDDEN, HIDDEN * 2), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidRequestError, match="made for another model"):
-        await adapters.load(LoadAdapterRequest("a", str(write_lora(tmp_path / "a"))))
+        await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
     assert engine.loads == 0
     assert not adapters.statuses()
 
@@ -405,8 +401,8 @@ async def test_a_worker_that_takes_anothers_place_has_its_adapters(
     engine: AdaptingEcho, adapters: AdapterRegistry, settings: EngineSettings, tmp_path: Path
 ) -> None:
     modules = [f"a={write_lora(tmp_path / 'a')}"]
-    await adapters.load(LoadAdapterRequest("a", str(tmp_path / "a")))
-    await adapters.load(LoadAdapterRequest("p", str(write_prompt(tmp_path / "p"))))
+    await adapters.load(LoadAdapter("a", str(tmp_path / "a")))
+    await adapters.load(LoadAdapter("p", str(write_prompt(tmp_path / "p"))))
     before = EngineHost(engine, adapters).card
     successor = AdaptingEcho(settings, SECRET)
     await successor.start()

@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from inlay.adapter.library import AdapterLibrary
 from inlay.card import ModelCard
+from inlay.commands import LoadAdapter
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InlayError
 from inlay.request import Output
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
-from inlay.worker.load_adapter_request import LoadAdapterRequest
 from tests.worker.echoing import AdaptingEcho
 from tests.worker.test_adapters import Client, write_lora, write_prompt
 
@@ -85,7 +85,7 @@ class AdaptersMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, path=PATHS, in_place=strategies.booleans(), waits=strategies.booleans())
     def load(self, name: str, path: str, in_place: bool, waits: bool) -> None:
-        order = LoadAdapterRequest(name, str(self.root / path), in_place=in_place)
+        order = LoadAdapter(name, str(self.root / path), in_place=in_place)
         task = self.loop.create_task(self.adapters.load(order))
         self.under_way.append(task)
         if waits:

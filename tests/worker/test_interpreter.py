@@ -13,7 +13,7 @@ from inlay.errors import InvalidRequestError
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.interpreter import NEEDED, interpreter
-from tests.frontend.live import fleet
+from tests.live import fleet
 from tests.models import tiny
 
 ROOT = Path(__file__).resolve().parent.parent.parent

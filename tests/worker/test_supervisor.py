@@ -17,11 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from inlay.commands import AnyCommand, LoadAdapter, ProbeEngine, Sleep, WakeUp
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Command, Request, Sampling
+from inlay.request import Request, Sampling
 from inlay.transport.local import Arena, Channel, LocalPlane
 from inlay.transport.messages import FromWorker
 from inlay.worker import Backoff, RestartGroup, Supervisor, WorkerProcess, spawn
@@ -45,7 +46,7 @@ class Starts:
             '{"vocab_size": 9, "hidden_size": 8, "max_position_embeddings": 64}'
         )
 
-    async def __call__(self, restore: Sequence[Command]) -> WorkerProcess:
+    async def __call__(self, restore: Sequence[AnyCommand]) -> WorkerProcess:
         self.times.append(asyncio.get_running_loop().time())
         settings = EngineSettings(model=str(self.path), engine="echo")
         process = await spawn(settings, SECRET, arena_bytes=1 << 20, restore=restore)
@@ -89,7 +90,7 @@ async def test_a_worker_that_dies_comes_back_as_another(tmp_path: Path) -> None:
         await until_ready(plane)
         assert plane.workers()[0].id != first.id
         assert plane.unavailable() == {}
-        assert (await plane.workers()[0].call(Command("probe"))).error is None
+        await plane.workers()[0].call(ProbeEngine())
         del first
         starts.processes.clear()
         gc.collect()
@@ -107,7 +108,7 @@ async def test_the_rows_of_requests_that_failed_with_a_worker_are_gone_when_the_
     async with supervised(starts, Backoff(0.01)) as plane:
 
         async def answer(rows: Rows) -> None:
-            request = Request(id="1", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=4))
+            request = Request(id="1", prompts=(Prompt.of(rows),), params=Sampling(max_tokens=4))
             async for _ in plane.workers()[0].send(request):
                 pass
 
@@ -190,7 +191,7 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     )
     processes: list[WorkerProcess] = []
 
-    async def start(restore: Sequence[Command]) -> WorkerProcess:
+    async def start(restore: Sequence[AnyCommand]) -> WorkerProcess:
         processes.append(await spawn(settings, SECRET, arena_bytes=1 << 20, restore=restore))
         return processes[-1]
 
@@ -198,12 +199,10 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     task = asyncio.create_task(Supervisor(plane, start, backoff=Backoff(0.01)).run())
     await until_ready(plane)
     changed = adapters.make_lora(tmp_path / "changed", model)
-    for command in (
-        Command("load_adapter", {"lora_name": "fine", "lora_path": str(lora)}),
-        Command("load_adapter", {"lora_name": "changed", "lora_path": str(changed)}),
-        Command("sleep", {"level": 1}),
-    ):
-        assert (await plane.workers()[0].call(command)).error is None
+    worker = plane.workers()[0]
+    for command in (LoadAdapter("fine", str(lora)), LoadAdapter("changed", str(changed))):
+        await worker.call(command)
+    await worker.call(Sleep(1))
     before = plane.workers()[0].card
     assert ([adapter.name for adapter in before.adapters], before.asleep) == (
         ["fine", "changed"],
@@ -217,9 +216,12 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     worker = plane.workers()[0]
     # The first card it shows.
     assert (worker.card.adapters, worker.card.asleep) == (before.adapters[:1], 1)
-    assert (await worker.call(Command("wake_up"), 60)).value == {"awake": True}
+    assert (await worker.call(WakeUp(), 60)).awake
     asked = Request(
-        id="w", prompt=Prompt.of(Tokens((5, 6, 7))), sampling=Sampling(max_tokens=3), adapter="fine"
+        id="w",
+        prompts=(Prompt.of(Tokens((5, 6, 7))),),
+        params=Sampling(max_tokens=3),
+        adapter="fine",
     )
     answered = [delta async for deltas in worker.send(asked) for delta in deltas]
     assert sum(len(delta.token_ids) for delta in answered) > 0

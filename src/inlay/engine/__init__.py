@@ -1,16 +1,17 @@
 """Engines: everything that runs a model, one package or module each.
 
-All implement the protocols of `api.py` (`GenerateEngine`, `EmbeddingEngine`, `AdapterEngine`,
+All implement the protocols of `api.py` (`Engine`, `GenerateEngine`, `AdapterEngine`,
 `SleepingEngine`). Importing this package imports no engine; each loads its heavy libraries when it
 is created.
 
 `settings.py` is the one declaration of a worker's engine flags, `spec.py` the registry that
-`create` chooses from: `torch` (built in), `embed` (embeddings and scores with transformers), `vllm`, `sglang`, and
-`echo.py` (no model, for tests). Shared by all: `admission.py` (checks of requests before they cost
-anything), `task.py` (the task of `--task auto`), `weights.py` (model files and their identity),
-`model_files.py` (facts read from them), `ranks.py` (data-parallel ranks: each is a worker process
-of its own, so that a router knows whose cache a prompt is in), `fairness.py` (shares of clients),
-`places.py` (the wait for a place, before vLLM and SGLang), `grammar` (cost and trial of grammars).
+`create` chooses from: `torch` (built in), `embed` (embeddings and scores with transformers),
+`vllm`, `sglang`, and `echo.py` (no model, for tests). Shared by all: `admission.py` (checks of
+requests before they cost anything), `task.py` (the task of `--task auto`), `weights.py` (model
+files and their identity), `model_files.py` (facts read from them), `ranks.py` (data-parallel ranks:
+each is a worker process of its own, so that a router knows whose cache a prompt is in),
+`fairness.py` (shares of clients), `places.py` (the wait for a place, before vLLM and SGLang),
+`grammar` (cost and trial of grammars).
 
 KV cache events exist in two forms. For others they are vLLM's own events over ZeroMQ
 (`kv_events.py`, `kv_publisher.py`, `kv_subscriber.py`, `kv_events_config.py`): blocks are named by
@@ -54,7 +55,9 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     check(settings)
     spec = ENGINES[settings.engine]
     engine: Engine
-    if settings.task != "generate" and spec.pooling:
+    if settings.task == "encode":
+        engine = spec.load(spec.encode)(settings, secret)
+    elif settings.task != "generate" and spec.pooling:
         model = spec.load(spec.pooling)(settings, secret)
         from inlay.engine.embed.engine import EmbedEngine
 

@@ -6,7 +6,9 @@ from typing import Protocol
 
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, EmbeddingsError, InvalidRequestError, NotFoundError
-from inlay.prompt import Prompt, Rows, Tokens
+from inlay.media.positions import GRID_FIELD
+from inlay.media.spec import MediaSpec
+from inlay.prompt import Media, Prompt, Rows, Tokens
 from inlay.request import GrammarKind, Request, Sampling
 
 
@@ -58,12 +60,14 @@ class PromptAdmission:
         hidden_size: elements of an embedding vector.
         dtype: dtype of embedding vectors, by torch's name.
         refuses_rows: why the model takes no embedding vectors, or None.
+        media: of a model that takes images or the like, or None.
     """
 
     vocab_size: int
     hidden_size: int
     dtype: str
     refuses_rows: str | None
+    media: MediaSpec | None = None
 
     def check_prompt(self, prompt: Prompt, param: str = "prompt") -> None:
         """Raise `InvalidRequestError` if the model cannot read a position of `prompt`.
@@ -76,7 +80,7 @@ class PromptAdmission:
             elif isinstance(segment, Rows):
                 self._check_rows(segment)
             else:
-                raise InvalidRequestError(f"this engine cannot read {segment.kind}", param=param)
+                self._check_media(segment, param)
 
     def _check_rows(self, rows: Rows) -> None:
         if self.refuses_rows is not None:
@@ -84,16 +88,36 @@ class PromptAdmission:
         if rows.shape[1] != self.hidden_size:
             raise EmbeddingsError(
                 f"the size of tensor must match the model's hidden size of {self.hidden_size}, got "
-                f"{rows.shape[1]}"
+                f"{rows.shape[1]}",
+                reason="shape",
             )
         if rows.dtype != self.dtype:
             raise EmbeddingsError(
                 f"rows must have the model's dtype {self.dtype} here, got {rows.dtype}"
             )
-        if rows.bundle:
-            names = ", ".join(field.name for field in rows.bundle)
-            raise EmbeddingsError(
-                f"this engine reads no further tensors with the rows, got {names}"
+        deepstack = 0 if self.media is None else self.media.deepstack
+        allowed = {f"deepstack.{level}": (self.dtype, rows.shape) for level in range(deepstack)}
+        if self.media is not None and self.media.mrope:
+            allowed[GRID_FIELD] = "int32", (len(rows), 3)
+        for field in rows.bundle:
+            if field.name not in allowed:
+                beside = f" but {', '.join(allowed)}" if allowed else ""
+                raise EmbeddingsError(
+                    f"this engine reads no further tensors with the rows{beside}, got {field.name}"
+                )
+            if (field.dtype, field.shape) != allowed[field.name]:
+                dtype, shape = allowed[field.name]
+                raise EmbeddingsError(
+                    f"{field.name} of {len(rows)} rows must be {dtype} {shape}, got {field.dtype} "
+                    f"{field.shape}"
+                )
+
+    def _check_media(self, run: Media, param: str) -> None:
+        if self.media is None or run.kind != "image" or self.media.image is None:
+            raise InvalidRequestError(f"this engine cannot read {run.kind}", param=param)
+        if run.atomic != self.media.atomic or (run.grid is None) == self.media.mrope:
+            raise InvalidRequestError(
+                f"an image was laid out for another family than {self.media.family!r}", param=param
             )
 
     def _check_ids(self, ids: Sequence[int], param: str) -> None:
@@ -176,7 +200,8 @@ class Admission(PromptAdmission):
                 )
         if sampling.prompt_logprobs is not None and request.prompt.has_rows:
             raise InvalidRequestError(
-                "prompt_logprobs are not possible with prompt_embeds: rows have no token ids",
+                "prompt_logprobs are not possible with prompt_embeds or media: rows have no token "
+                "ids",
                 param="prompt_logprobs",
             )
 

@@ -1,15 +1,15 @@
-"""Protocols of an engine: generation, embedding, adapters, sleep."""
+"""Protocols of an engine: requests, prefix cache, adapters, sleep."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.errors import EngineError
-from inlay.request import EmbedRequest, Emit, EmitEmbedOutput, Request
+from inlay.request import Emit, Request
 
 
 class Engine(Protocol):
-    """Interface of every engine. `GenerateEngine` and the other protocols add its tasks.
+    """Interface of every engine. The other protocols are for what only some can do.
 
     All methods are called on the worker's event loop and must not block it.
     """
@@ -28,6 +28,18 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Abort all requests and free all memory."""
+        ...
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        """Admit a request of one of the card's tasks.
+
+        `emit` gets its outputs in order of offset, the last with a finish reason. Of a task other
+        than `Task.GENERATE` it gets a payload on the task's port.
+
+        Raises:
+            InvalidRequestError: it can never run here; nothing was admitted.
+            OverloadedError: too much is queued, or the engine is closing.
+        """
         ...
 
     def abort(self, request_id: str) -> None:
@@ -51,17 +63,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GenerateEngine(Engine, Protocol):
-    """An engine of `Task.GENERATE`."""
-
-    def generate(self, request: Request, emit: Emit) -> None:
-        """Admit `request`.
-
-        `emit` gets its outputs in order of offset, the last with a finish reason.
-
-        Raises:
-            InvalidRequestError: it can never run here; nothing was admitted.
-        """
-        ...
+    """An engine of `Task.GENERATE`: it has a prefix cache."""
 
     async def reset_prefix_cache(self) -> int:
         """Evict every cached block that no running request uses; return their number."""
@@ -123,19 +125,5 @@ class SleepingEngine(Protocol):
         """Restore the parts in `tags`, "weights" and "kv_cache"; none means all.
 
         Returns True if the engine is fully awake.
-        """
-        ...
-
-
-@runtime_checkable
-class EmbeddingEngine(Protocol):
-    """An engine of `Task.EMBED` or `Task.SCORE`."""
-
-    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
-        """Admit `request`. `emit` gets exactly one output, also after `Engine.abort`.
-
-        Raises:
-            InvalidRequestError: it can never run here; nothing was admitted.
-            OverloadedError: too many positions are queued.
         """
         ...

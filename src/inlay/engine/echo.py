@@ -20,12 +20,10 @@ from inlay.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
 from inlay.digest import Secret, row_digests
 from inlay.engine.settings import EngineSettings
 from inlay.errors import ContextLengthError, DeadlineExceededError, ErrorFrame, InvalidRequestError
+from inlay.outputs import pooled
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.request import (
-    EmbedOutput,
-    EmbedRequest,
     Emit,
-    EmitEmbedOutput,
     Output,
     PromptLogprobs,
     Request,
@@ -112,8 +110,11 @@ class EchoEngine:
         if self._stepping is not None:
             self._stepping.cancel()
 
-    def generate(self, request: Request, emit: Emit) -> None:
-        """Admit `request`. Raises `InvalidRequestError` if its prompt is empty or too long."""
+    def submit(self, request: Request, emit: Emit) -> None:
+        """Admit `request`. Raises `InvalidRequestError` if a prompt is empty or too long."""
+        if request.task is not Task.GENERATE:
+            emit(self._pool(request))
+            return
         length, limit = len(request.prompt), self.card.limits.max_model_len
         if not length:
             raise InvalidRequestError("the prompt has no positions", param="prompt")
@@ -143,8 +144,11 @@ class EchoEngine:
         self._prompted += length
         self._schedule()
 
-    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
-        """Answer `request` at once. Raises `ContextLengthError` if a prompt is too long."""
+    def _pool(self, request: Request) -> Output:
+        """Return the answer to a request for embeddings.
+
+        Raises `ContextLengthError` if a prompt is too long.
+        """
         limit, size = self.card.limits.max_model_len, self.card.hidden_size
         longest = max(map(len, request.prompts), default=0)
         if longest > limit:
@@ -156,13 +160,11 @@ class EchoEngine:
         answers = (
             _answer(prompt, self._secret, self.card.vocab_size) for prompt in request.prompts
         )
-        rows = [
-            np.random.default_rng([len(ids), *ids]).standard_normal(size, dtype=np.float32)
-            for ids in answers
-        ]
-        data = Buffer(np.stack(rows).data) if rows else Buffer(b"")
-        self._prompted += request.positions
-        emit(EmbedOutput(request.id, request.attempt, data, size, request.positions))
+        rows = np.empty((len(request.prompts), size), np.float32)
+        for row, ids in zip(rows, answers, strict=True):
+            np.random.default_rng([len(ids), *ids]).standard_normal(out=row, dtype=np.float32)
+        self._prompted += request.num_positions
+        return pooled(request, Buffer(rows.data), size)
 
     def _schedule(self) -> None:
         if self._stepping is None and self._running:

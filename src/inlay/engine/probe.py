@@ -30,11 +30,11 @@ async def probe(engine: GenerateEngine) -> float:
 
     request = Request(
         id=f"probe-{next(_numbers)}",
-        prompt=Prompt.of(Tokens((0,))),
-        sampling=Sampling(max_tokens=1, temperature=0.0),
+        prompts=(Prompt.of(Tokens((0,))),),
+        params=Sampling(max_tokens=1, temperature=0.0),
         priority=FIRST,
     )
-    engine.generate(request, emit)
+    engine.submit(request, emit)
     try:
         last = await done
     finally:

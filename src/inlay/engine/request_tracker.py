@@ -62,7 +62,7 @@ class RequestTracker:
         if not self.has_emitted:
             return self.request
         sampling = replace(self.request.sampling, prompt_logprobs=None)
-        return replace(self.request, prior_output=tuple(self.output), sampling=sampling)
+        return replace(self.request, prior_output=tuple(self.output), params=sampling)
 
     def corrupted(self) -> None:
         """End it with an error: there was NaN in its output."""

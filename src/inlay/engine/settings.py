@@ -1,5 +1,6 @@
 """Settings of all engines: a worker's flags, environment variables and config keys."""
 
+import json
 import os.path
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from inlay.embedding.config import PoolingMode
+from inlay.errors import InvalidRequestError
+from inlay.media.spec import Kind, max_items_of
 
 _SYNONYMS = {"half": "float16", "float": "float32"}
 
@@ -15,6 +18,15 @@ DtypeName = Annotated[
     AfterValidator(lambda name: _SYNONYMS.get(name, name)),
 ]
 """As in vLLM; half means float16, and float means float32."""
+
+
+def _with_media_limits(value: str | None) -> str | None:
+    if value is not None:
+        try:
+            max_items_of(json.loads(value))
+        except (InvalidRequestError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+    return value
 
 
 class EngineSettings(BaseModel):
@@ -50,10 +62,11 @@ class EngineSettings(BaseModel):
         description="Short form of kv_transfer_config: vLLM's KV connectors; the resulting "
         "configuration is printed.",
     )
-    task: Literal["auto", "generate", "embed", "score"] = Field(
+    task: Literal["auto", "generate", "embed", "score", "encode"] = Field(
         default="auto",
-        description="Task of the model: generate text, embed texts, or score pairs and classify "
-        "texts with a classification head. auto is derived from the model's files.",
+        description="Task of the model: generate text, embed texts, score pairs and classify "
+        "texts with a classification head, or encode images without the language model. auto is "
+        "derived from the model's files and is never encode.",
     )
     served_model_name: list[str] = Field(
         default=[],
@@ -121,6 +134,20 @@ class EngineSettings(BaseModel):
         description="Publish the token ids of cached blocks, which disclose users' texts; unless "
         "set, keyed digests only.",
     )
+    limit_mm_per_prompt: Annotated[str | None, AfterValidator(_with_media_limits)] = Field(
+        default=None,
+        description='Maximum images of one prompt as JSON: {"image": 2}, or {"image": {"count": '
+        "2}}; unlimited unless set.",
+    )
+    enable_mm_embeds: bool = Field(
+        default=False,
+        description="Accept embeddings of images that a client's own encoder made (image_embeds).",
+    )
+    encoder_cache_bytes: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="Maximum size of the rows of encoded images that are kept, in bytes.",
+    )
     max_logprobs: int = Field(
         default=20,
         ge=0,
@@ -161,9 +188,8 @@ class EngineSettings(BaseModel):
         default=None,
         ge=1,
         le=65536,
-        description="Maximum number of loaded adapters; they are kept in CPU memory, and copied "
-        "into the model in turns. Unless set, 64, or max_loras if that is more; with vLLM "
-        "max_loras.",
+        description="Maximum number of loaded adapters, kept in CPU memory. Unless set, 64, or "
+        "max_loras if that is more; with vLLM max_loras.",
     )
     max_lora_rank: int = Field(
         default=16, ge=1, le=512, description="Maximum rank of a LoRA adapter."
@@ -216,7 +242,8 @@ class EngineSettings(BaseModel):
     max_num_queued_tokens: int = Field(
         default=1_000_000,
         ge=1,
-        description="Maximum number of positions queued for embedding; more are refused with 503.",
+        description="Maximum number of positions queued for embedding at a worker. Further "
+        "requests wait in the router.",
     )
     enable_sleep_mode: bool = Field(
         default=False,
@@ -233,6 +260,13 @@ class EngineSettings(BaseModel):
         gt=0,
         description="Seconds without an answer to a probe after which the engine counts as stuck.",
     )
+
+    @property
+    def max_media_items(self) -> dict[Kind, int]:
+        """Maximum items of each kind of media in one prompt."""
+        if self.limit_mm_per_prompt is None:
+            return {}
+        return max_items_of(json.loads(self.limit_mm_per_prompt))
 
     @property
     def cpu_loras(self) -> int:

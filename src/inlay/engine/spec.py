@@ -16,6 +16,7 @@ class EngineSpec:
     Attributes:
         generate: class of the engine that generates, as "module:name"; made of settings and secret.
         pooling: class of the model that embeds and scores behind `EmbedEngine`; empty: `generate`.
+        encode: class of the engine that encodes images alone; empty: none.
         environment: function of (settings, inherited variables) that returns those to add.
         check: function of settings that raises `InvalidRequestError`.
         library: module that must be installed.
@@ -26,6 +27,7 @@ class EngineSpec:
 
     generate: str
     pooling: str = ""
+    encode: str = ""
     environment: str = ""
     check: str = ""
     library: str = ""
@@ -86,10 +88,14 @@ def _import(path: str) -> Callable[..., Any]:
 _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "enable_lora": lambda settings: settings.enable_lora,
     "task score": lambda settings: settings.task == "score",
+    "task encode": lambda settings: settings.task == "encode",
     "gpu_memory_utilization": lambda settings: settings.gpu_memory_utilization is not None,
     "engine_arguments": lambda settings: settings.engine_arguments,
     "kv_transfer_config": lambda settings: settings.kv_transfer_config,
     "connector": lambda settings: settings.connector,
+    "encoder_cache_bytes": lambda settings: (
+        settings.encoder_cache_bytes != EngineSettings.model_fields["encoder_cache_bytes"].default
+    ),
 }
 """Settings that not every engine takes, and functions that say if they are set."""
 
@@ -101,10 +107,19 @@ ENGINES: Mapping[str, EngineSpec] = {
     "torch": EngineSpec(
         generate="inlay.engine.torch.engine:TorchEngine",
         pooling="inlay.engine.embed.local_model:LocalModel",
+        encode="inlay.engine.torch.vision.engine:EncodeEngine",
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
         missing="torch is not installed in this environment: pip install 'inlay[torch]'",
-        options=frozenset({"enable_lora", "task score", "gpu_memory_utilization"}),
+        options=frozenset(
+            {
+                "enable_lora",
+                "task score",
+                "task encode",
+                "gpu_memory_utilization",
+                "encoder_cache_bytes",
+            }
+        ),
     ),
     "vllm": EngineSpec(
         generate="inlay.engine.vllm.engine:VllmEngine",
@@ -113,7 +128,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         check="inlay.engine.vllm.connectors:transfer_config",
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
-        options=frozenset(_OPTIONS),
+        options=frozenset(_OPTIONS) - {"encoder_cache_bytes", "task encode"},
     ),
     "sglang": EngineSpec(
         generate="inlay.engine.sglang.engine:SglangEngine",

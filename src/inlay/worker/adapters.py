@@ -5,12 +5,12 @@ One state machine for each, whatever engine runs them and whatever kind they are
     loading ──> ready ──> draining ──> gone
        └─> gone               └─> failed ──> (unloaded again) draining
 
-An adapter takes works only while it is ready, and is in the worker's card exactly then; so nobody
-can be told of one that is not there. Loading a name twice at once loads it once. To unload, the
-name goes first, so that new requests are refused or sent elsewhere; then running requests get until
-the deadline, and are aborted; then its memory is freed. What fails on the way in leaves nothing.
-What the engine fails to free stays, failed and without a name to be asked by, until it is unloaded
-again.
+An adapter takes requests only while it is ready, and is in the worker's card exactly then; so
+nobody can be told of one that is not there. Loading a name twice at once loads it once. To unload,
+the name goes first, so that new requests are refused or sent elsewhere; then running requests get
+until the deadline, and are aborted; then its memory is freed. What fails on the way in leaves
+nothing. What the engine fails to free stays, failed and without a name to be asked by, until it is
+unloaded again.
 
 The engine knows an adapter by name and content, so another content may take a name's place while
 the first still runs.
@@ -20,8 +20,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -30,18 +31,17 @@ from inlay.adapter import LoraFiles, PromptFiles
 from inlay.adapter.files import check_fits, dtype_of, elements, shapes_of
 from inlay.adapter.library import Opened
 from inlay.card import Adapter
+from inlay.commands import AdapterState, AdapterStatus, LoadAdapter
 from inlay.digest import Secret, row_digests
 from inlay.engine.api import AdapterEngine, Engine
 from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.request import Emit, Output, Request
+from inlay.single_flight import SingleFlight
 from inlay.tensors.rows import to_rows
 from inlay.tensors.tensor import Tensor
-from inlay.worker.load_adapter_request import LoadAdapterRequest
 
 log = logging.getLogger(__name__)
-
-State = Literal["loading", "ready", "draining", "failed"]
 
 ABORT_SECONDS = 60.0
 """Seconds that an engine may take to end aborted requests; a step may be long."""
@@ -61,27 +61,8 @@ class Library(Protocol):
         ...
 
 
-class AdapterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter as `GET /v1/loras` shows it.
-
-    Attributes:
-        running: running requests.
-        reason: why it failed.
-    """
-
-    name: str
-    path: str
-    state: State
-    kind: str | None = None
-    content_id: str | None = None
-    rank: int = 0
-    num_positions: int = 0
-    running: int = 0
-    reason: str | None = None
-
-
 class AdmittedRequest(NamedTuple):
-    """A work as its engine is to see it, and who is told of it.
+    """A request as its engine is to see it, and who is told of it.
 
     `leave` when the engine did not take it.
     """
@@ -94,9 +75,9 @@ class AdmittedRequest(NamedTuple):
 class _LoadedAdapter:
     """One adapter from the order to its end."""
 
-    def __init__(self, order: LoadAdapterRequest) -> None:
+    def __init__(self, order: LoadAdapter) -> None:
         self.order = order
-        self.state: State = "loading"
+        self.state: AdapterState = "loading"
         self.adapter: Adapter | None = None
         self.opened: Opened | None = None
         self.rows: Rows | None = None
@@ -130,7 +111,7 @@ class _LoadedAdapter:
     def status(self) -> AdapterStatus:
         adapter = self.adapter
         if adapter is None:
-            return AdapterStatus(name=self.order.name, path=self.order.address, state=self.state)
+            return AdapterStatus(name=self.order.name, path=self.order.path, state=self.state)
         return AdapterStatus(
             name=adapter.name,
             path=adapter.path,
@@ -164,7 +145,8 @@ class AdapterRegistry:
         self._most = most
         self._drain_seconds = drain_seconds
         self._ready: dict[str, _LoadedAdapter] = {}
-        self._loading: dict[str, tuple[_LoadedAdapter, asyncio.Task[Adapter]]] = {}
+        self._loading: dict[str, _LoadedAdapter] = {}
+        self._loads: SingleFlight[str, Adapter] = SingleFlight(finishes=True)
         self._leaving: dict[_LoadedAdapter, asyncio.Task[None]] = {}
         self._changed: Callable[[], None] = lambda: None
 
@@ -179,10 +161,10 @@ class AdapterRegistry:
 
     def statuses(self) -> list[AdapterStatus]:
         """All of them, whatever their state."""
-        loading = (held for held, _ in self._loading.values())
-        return [held.status() for held in (*self._ready.values(), *loading, *self._leaving)]
+        every = (*self._ready.values(), *self._loading.values(), *self._leaving)
+        return [held.status() for held in every]
 
-    async def load(self, order: LoadAdapterRequest) -> Adapter:
+    async def load(self, order: LoadAdapter) -> Adapter:
         """Load what is ordered. Whoever orders the same while it is loading gets the same answer.
 
         Raises:
@@ -190,21 +172,16 @@ class AdapterRegistry:
             NotFoundError: no adapter at the address.
             EngineError: the engine failed to load it.
         """
-        if order.name in self._loading:
-            held, task = self._loading[order.name]
-            if not held.order.is_same(order):
-                raise InvalidRequestError(
-                    f"The lora adapter '{order.name}' is being loaded from {held.order.address}",
-                    param="lora_name",
-                )
-            return await asyncio.shield(task)
-        self._check(order)
-        held = _LoadedAdapter(order)
-        task = asyncio.create_task(self._load(held))
-        self._loading[order.name] = held, task
-        task.add_done_callback(_heard)
-        # Shielded: one who leaves must not take the others' adapter along.
-        return await asyncio.shield(task)
+        held = self._loading.get(order.name)
+        if held is None:
+            self._check(order)
+            held = self._loading[order.name] = _LoadedAdapter(order)
+        elif not held.order.is_same(order):
+            raise InvalidRequestError(
+                f"The lora adapter '{order.name}' is being loaded from {held.order.path}",
+                param="lora_name",
+            )
+        return await self._loads.run(order.name, partial(self._load, held))
 
     async def unload(self, name: str, drain_seconds: float | None = None) -> None:
         """Take an adapter's name away at once, and return when it is gone.
@@ -218,9 +195,8 @@ class AdapterRegistry:
             EngineError: it could not be freed.
         """
         if name in self._loading:
-            _, loading = self._loading[name]
             with suppress(InlayError):
-                await asyncio.shield(loading)
+                await self.load(self._loading[name].order)
         seconds = self._drain_seconds if drain_seconds is None else drain_seconds
         held = self._ready.pop(name, None)
         if held is not None:
@@ -250,7 +226,7 @@ class AdapterRegistry:
             seen = msgspec.structs.replace(request, adapter=held.key)
         else:
             prompt = Prompt.of(held.rows, *request.prompt.segments)
-            seen = msgspec.structs.replace(request, adapter=None, prompt=prompt)
+            seen = msgspec.structs.replace(request, adapter=None, prompts=(prompt,))
 
         leave = held.enter(request.id)
 
@@ -263,43 +239,44 @@ class AdapterRegistry:
 
     async def close(self) -> None:
         """Stop what is under way; the engine is closed by whoever started it."""
-        tasks: list[asyncio.Task[Adapter] | asyncio.Task[None]] = [
-            task for _, task in self._loading.values()
-        ]
-        tasks += self._leaving.values()
-        for task in tasks:
+        for task in self._leaving.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._loads.cancel(), *self._leaving.values(), return_exceptions=True)
         for held in (*self._ready.values(), *self._leaving):
             held.close()
         await asyncio.to_thread(self._library.close)
 
-    def _check(self, order: LoadAdapterRequest) -> None:
+    def _check(self, order: LoadAdapter) -> None:
         card, name = self._engine.card, order.name
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidRequestError(
                 f"lora_name has 1 to {MAX_NAME} printable characters, got {name[:80]!r}",
                 param="lora_name",
             )
+        if not order.path:
+            raise InvalidRequestError("lora_path is empty", param="lora_path")
         if name in (card.name, *card.aliases):
             raise InvalidRequestError(
                 f"The lora adapter '{name}' conflicts with a served base model.", param="lora_name"
             )
-        if order.base is not None and order.base not in (card.name, *card.aliases):
+        if order.base_model is not None and order.base_model not in (card.name, *card.aliases):
             raise InvalidRequestError(
-                f"The lora adapter '{name}' is for the base model '{order.base[:80]}'; this worker serves '{card.name}'",
+                f"The lora adapter '{name}' is for the base model '{order.base_model[:80]}'; this "
+                f"worker serves '{card.name}'",
                 param="base_model_name",
             )
         if name in self._ready and not order.in_place:
             raise InvalidRequestError(
-                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set "
                 "'load_inplace' to True.",
                 param="lora_name",
             )
         count = len(self._ready) + len(self._loading) + len(self._leaving)
         if count >= self._most + (name in self._ready):
             raise InvalidRequestError(
-                f"There is room for {self._most} adapters (--max-cpu-loras), and {count} are loaded or on their way; unload one first",
+                f"There is room for {self._most} adapters (--max-cpu-loras), and {count} are "
+                "loaded or on their way; unload one first",
                 param="lora_name",
             )
 
@@ -307,7 +284,7 @@ class AdapterRegistry:
         order = held.order
         try:
             opened = held.opened = await asyncio.to_thread(
-                self._library.open, order.address, order.sha256
+                self._library.open, order.path, order.sha256
             )
             adapter = _described(order, opened)
             before = self._ready.get(order.name)
@@ -334,7 +311,7 @@ class AdapterRegistry:
         held.state = "ready"
         self._ready[order.name] = held
         self._changed()
-        log.info("loaded adapter %r from %s", order.name, order.address)
+        log.info("loaded adapter %r from %s", order.name, order.path)
         if before is not None:
             self._leave(before, self._drain_seconds)
         return adapter
@@ -381,7 +358,8 @@ class AdapterRegistry:
         room = card.limits.max_model_len
         if len(rows) >= room:
             raise InvalidRequestError(
-                f"the adapter's {len(rows)} rows leave no room for a prompt in a maximum context length of {room}"
+                f"the adapter's {len(rows)} rows leave no room for a prompt in a maximum context "
+                f"length of {room}"
             )
         return msgspec.structs.replace(rows, digests=row_digests(rows, self._secret))
 
@@ -401,7 +379,8 @@ class AdapterRegistry:
             held.reason = error.message if isinstance(error, InlayError) else type(error).__name__
             log.exception("adapter %r could not be unloaded", held.order.name)
             raise EngineError(
-                f"the adapter '{held.order.name}' takes no requests any more, and could not be freed: {held.reason}; unload it again"
+                f"the adapter '{held.order.name}' takes no requests any more, and could not be "
+                f"freed: {held.reason}; unload it again"
             ) from error
         del self._leaving[held]
         held.close()
@@ -432,29 +411,29 @@ class AdapterRegistry:
             ) from None
 
 
-def _described(order: LoadAdapterRequest, opened: Opened) -> Adapter:
+def _described(order: LoadAdapter, opened: Opened) -> Adapter:
     files = opened.files
     if isinstance(files, LoraFiles):
         return Adapter(
             name=order.name,
             content_id=opened.content_id,
-            path=order.address,
+            path=order.path,
             kind="lora",
             rank=files.rank,
         )
     return Adapter(
         name=order.name,
         content_id=opened.content_id,
-        path=order.address,
+        path=order.path,
         kind="prompt",
         num_positions=files.config.num_positions,
     )
 
 
-def _heard(task: "asyncio.Task[Adapter] | asyncio.Task[None]") -> None:
+def _heard(task: "asyncio.Task[None]") -> None:
     """An error that nobody waits for any more has been logged where it came from."""
     if not task.cancelled():
         task.exception()
 
 
-__all__ = ["AdapterRegistry", "AdapterStatus", "AdmittedRequest", "Library", "State"]
+__all__ = ["AdapterRegistry", "AdmittedRequest", "Library"]

@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
-from inlay.card import ModelCard
-from inlay.errors import DeadlineExceededError, ErrorFrame, InlayError, OverloadedError
-from inlay.request import Command, Reply
+from inlay.card import Address, ModelCard
+from inlay.commands import Command, ReadStats
+from inlay.errors import DeadlineExceededError, OverloadedError
 from inlay.routing import KvEvents
 from inlay.transport.link import Link
 from inlay.transport.local import LocalPlane
+
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class EngineProxy:
             link = self._link
             if link is not None:
                 try:
-                    await link.call(Command("stats"), seconds)
+                    await link.call(ReadStats(), seconds)
                 except DeadlineExceededError:
                     log.error(
                         "the worker's process has not answered for %g s: it is killed", seconds
@@ -81,14 +84,16 @@ class EngineProxy:
                     log.debug("nothing to guard: %s", error.message)
             await asyncio.sleep(_GUARD_SECONDS)
 
-    async def call(self, command: Command) -> Reply:
-        """Run a command; failures are a `Reply` with an error."""
-        try:
-            if self._link is None:
-                raise OverloadedError(NO_ENGINE, retry_after=1)
-            return await self._link.call(command, _CALL_SECONDS)
-        except InlayError as error:
-            return Reply(error=ErrorFrame.of(error))
+    async def call(self, command: Command[R]) -> R:
+        """As `RequestHandler.call`."""
+        if self._link is None:
+            raise OverloadedError(NO_ENGINE, retry_after=1)
+        return await self._link.call(command, _CALL_SECONDS)
+
+    def dial(self, address: Address, token: bytes) -> None:
+        """Have the process connect to a frontend; one that has no process yet invites again."""
+        if self._link is not None:
+            self._link.dial(address, token)
 
     def forget_prompt(self, key: str | None) -> None:
         """As `RequestHandler.forget_prompt`; a process that comes later has no copies."""

@@ -2,47 +2,68 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from inlay.adapter.library import AdapterLibrary
 from inlay.card import EMBEDS_OFF, Address, ModelCard
+from inlay.commands import (
+    AdapterLoaded,
+    AdapterStatuses,
+    AdapterUnloaded,
+    AnyCommand,
+    CacheReset,
+    Command,
+    Drain,
+    Draining,
+    ListAdapters,
+    LoadAdapter,
+    Probed,
+    ProbeEngine,
+    ReadStats,
+    Reply,
+    ResetPrefixCache,
+    Sleep,
+    Slept,
+    UnloadAdapter,
+    WakeUp,
+    Woken,
+    name_of,
+)
 from inlay.digest import Secret
-from inlay.engine.api import EmbeddingEngine, Engine, GenerateEngine
+from inlay.engine.api import Engine, GenerateEngine
 from inlay.engine.kv_events import BlockEventSource
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
     EmbeddingsError,
     EngineError,
-    ErrorFrame,
     InlayError,
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.prompt import Buffer, Prompt
-from inlay.request import (
-    Command,
-    EmbedOutput,
-    EmbedRequest,
-    Emit,
-    EmitEmbedOutput,
-    Output,
-    Reply,
-    Request,
-)
+from inlay.request import Emit, Request, Task
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.telemetry import Tracing
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.kv_feed import KvFeed
-from inlay.worker.load_adapter_request import load_request_of, parse_modules
+from inlay.worker.lora_modules import parse_modules
 from inlay.worker.probing import EngineProber
 from inlay.worker.sleeping import RunningRequests, SleepControl
 from inlay.worker.spans import traced
 
+R = TypeVar("R")
+
 log = logging.getLogger(__name__)
+
+_NOT_SERVED = {
+    Task.GENERATE: "does not generate text",
+    Task.EMBED: "does not make embeddings",
+    Task.SCORE: "does not score pairs of texts",
+    Task.ENCODE: "does not encode images",
+}
 
 
 class EngineHost:
@@ -52,13 +73,13 @@ class EngineHost:
 
     Args:
         engine: started.
-        adapters: of the engine; without them works and commands that name one are refused.
+        adapters: of the engine; without them requests and commands that name one are refused.
         sleep_mode: whether the engine may be put to sleep.
         probe_interval: seconds between probes of the engine, 0 for none.
         probe_timeout: seconds after which an engine that does not answer one is stuck.
         tracing: makes spans of requests that belong to one, or None.
         embeds_cache: of stored prompts that came over direct connections.
-        prompt_embeds: whether works may have rows; those of adapters do in any case.
+        prompt_embeds: whether requests may have rows; those of adapters do in any case.
     """
 
     def __init__(
@@ -80,6 +101,7 @@ class EngineHost:
         self._draining = False
         self._watchers: dict[object, Callable[[ModelCard], None]] = {}
         self._address: Address | None = None
+        self._dials = False
         self._requests = RunningRequests()
         self._tracing = tracing
         self._feed = KvFeed()
@@ -93,10 +115,10 @@ class EngineHost:
 
     @property
     def card(self) -> ModelCard:
-        """The engine's, with the adapters that take requests, its sleep, how it is, and whether rows are taken."""
+        """The engine's, with the adapters, its sleep, its state, and whether rows are taken."""
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
-        card = replace(card, kv_events=self._tells, address=self._address)
+        card = replace(card, kv_events=self._tells, address=self._address, dials=self._dials)
         if not self._prompt_embeds:
             card = replace(card, prompt_embeds=EMBEDS_OFF)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
@@ -126,9 +148,9 @@ class EngineHost:
         for announce in tuple(self._watchers.values()):
             announce(card)
 
-    def listens(self, address: Address) -> None:
-        """Note in the card where frontends of other machines connect."""
-        self._address = address
+    def connects(self, address: Address | None) -> None:
+        """Note in the card where frontends of other machines connect; None: it dials them."""
+        self._address, self._dials = address, address is None
         self._tell()
 
     def forget_prompt(self, key: str | None) -> None:
@@ -138,36 +160,34 @@ class EngineHost:
         else:
             self._embeds_cache.forget(key)
 
-    def generate(self, request: Request, emit: Emit) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`, or emit the one output that says why not."""
         emit = self._requests.track_outputs(request.id, emit)
         if self._tracing is not None and request.trace is not None:
             emit = traced(self._tracing, request, emit, self._engine.card.engine)
         try:
             self._check_open()
-            self._check_rows(request.prompt)
-            if not isinstance(self._engine, GenerateEngine):
+            self._check_rows(request)
+            if request.task not in self._engine.card.tasks:
                 raise InvalidRequestError(
-                    f"the model `{self._engine.card.name}` does not generate text"
+                    f"the model `{self._engine.card.name}` {_NOT_SERVED[request.task]}"
                 )
-            if request.adapter is None:
-                self._engine.generate(request, emit)
+            if request.adapter is None or request.task is not Task.GENERATE:
+                self._engine.submit(request, emit)
             else:
-                self._generate_adapted(self._engine, self._lending(), request, emit)
+                self._submit_adapted(self._lending(), request, emit)
         except InlayError as error:
-            emit(_refusal(request, error))
+            emit(request.end("error", error))
         except Exception:
             # The engine must not take the plane down with it: the caller hears of it, the log keeps
             # the trace.
-            log.exception("work %s was not admitted", request.id)
-            emit(_refusal(request, EngineError("the engine failed to admit the request")))
+            log.exception("request %s was not admitted", request.id)
+            emit(request.end("error", EngineError("the engine failed to admit the request")))
 
-    def _generate_adapted(
-        self, engine: GenerateEngine, adapters: AdapterRegistry, request: Request, emit: Emit
-    ) -> None:
+    def _submit_adapted(self, adapters: AdapterRegistry, request: Request, emit: Emit) -> None:
         admitted = adapters.enter(request, emit)
         try:
-            engine.generate(admitted.request, admitted.emit)
+            self._engine.submit(admitted.request, admitted.emit)
         except BaseException:
             admitted.leave()
             raise
@@ -177,31 +197,15 @@ class EngineHost:
             raise InvalidRequestError("this worker takes no adapters", param="model")
         return self._adapters
 
-    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
-        """Admit `request`, or emit the answer that says why not."""
-        emit = self._requests.track_embed_output(request.id, emit)
-        try:
-            self._check_open()
-            for prompt in request.prompts:
-                self._check_rows(prompt)
-            if not isinstance(self._engine, EmbeddingEngine):
-                raise InvalidRequestError(
-                    f"the model `{self._engine.card.name}` does not make embeddings"
-                )
-            self._engine.embed(request, emit)
-        except InlayError as error:
-            emit(_no_vectors(request, error))
-        except Exception:
-            log.exception("work %s was not admitted", request.id)
-            emit(_no_vectors(request, EngineError("the engine failed to admit the request")))
-
     def _check_open(self) -> None:
         if self._draining:
             raise OverloadedError("the worker is draining", retry_after=1)
         self._sleeping.check_awake()
 
-    def _check_rows(self, prompt: Prompt) -> None:
-        if not self._prompt_embeds and prompt.has_rows:
+    def _check_rows(self, request: Request) -> None:
+        media = self._engine.card.media
+        allowed = self._prompt_embeds or (media is not None and media.embeds)
+        if not allowed and request.has_embeds:
             raise EmbeddingsError(
                 f"The model `{self._engine.card.name}` takes no prompt_embeds: {EMBEDS_OFF}"
             )
@@ -210,12 +214,10 @@ class EngineHost:
         """Stop a request."""
         self._engine.abort(request_id)
 
-    async def call(self, command: Command) -> Reply:
-        """Run a command."""
-        try:
-            return Reply(await self._run(command))
-        except InlayError as error:
-            return Reply(error=ErrorFrame.of(error))
+    async def call(self, command: Command[R]) -> R:
+        """Run a command. Raises `InlayError` if it fails."""
+        # The reply of each command is of the type that it names.
+        return cast("R", await self._run(command))
 
     async def first_probe(self) -> None:
         """Try the engine before anybody is told of it.
@@ -233,78 +235,62 @@ class EngineHost:
         if self._adapters is not None:
             await self._adapters.close()
 
-    async def restore(self, commands: Sequence[Command]) -> None:
+    async def restore(self, commands: Sequence[AnyCommand]) -> None:
         """Run commands that an earlier worker had followed.
 
         One that fails now is only logged: the rest can be served.
         """
         for command in commands:
-            name, content = command.arguments.get("lora_name"), command.arguments.get("content_id")
-            if content is not None and (name, content) in self._adapter_contents():
-                continue
-            reply = await self.call(command)
-            if reply.error is not None:
-                log.error("%s %s: %s", command.name, command.arguments, reply.error.message)
-            elif content is not None and reply.value.get("content_id") != content:
-                log.error("the adapter %s is not what it was, and is not loaded again", name)
-                await self.call(Command("unload_adapter", {"lora_name": name}))
+            try:
+                await self._restore(command)
+            except InlayError as error:
+                log.error("%s: %s", command, error.message)
 
-    def _adapter_contents(self) -> set[tuple[object, object]]:
+    async def _restore(self, command: AnyCommand) -> None:
+        if not isinstance(command, LoadAdapter) or command.content_id is None:
+            await self.call(command)
+        elif (command.name, command.content_id) not in self._adapter_contents():
+            reply = await self.call(command)
+            if reply.content_id != command.content_id:
+                log.error(
+                    "the adapter %s is not what it was, and is not loaded again", command.name
+                )
+                await self.call(UnloadAdapter(command.name))
+
+    def _adapter_contents(self) -> set[tuple[str, str]]:
         return {(adapter.name, adapter.content_id) for adapter in self.card.adapters}
 
-    async def _run(self, command: Command) -> dict[str, str | int | float | bool | None]:
-        match command.name:
-            case "reset_prefix_cache":
+    async def _run(self, command: Command[object]) -> Reply:
+        match command:
+            case ResetPrefixCache():
                 blocks = (
                     await self._engine.reset_prefix_cache()
                     if isinstance(self._engine, GenerateEngine)
                     else 0
                 )
-                return {"blocks": blocks}
-            case "probe":
-                return {"seconds": await self._engine.probe()}
-            case "stats":
-                stats: dict[str, str | int | float | bool | None] = msgspec.structs.asdict(
-                    self._engine.stats()
-                )
-                return stats | msgspec.structs.asdict(self._embeds_cache.stats)
-            case "load_adapter":
+                return CacheReset(blocks)
+            case ProbeEngine():
+                return Probed(await self._engine.probe())
+            case ReadStats():
+                kept = msgspec.structs.asdict(self._embeds_cache.stats)
+                return replace(self._engine.stats(), **kept)
+            case LoadAdapter():
                 self._sleeping.check_awake()
-                adapter = await self._lending().load(load_request_of(command.arguments))
-                return {"content_id": adapter.content_id}
-            case "unload_adapter":
-                name, seconds = (
-                    command.arguments.get("lora_name"),
-                    command.arguments.get("drain_timeout"),
-                )
-                await self._lending().unload(
-                    str(name), float(seconds) if isinstance(seconds, int | float) else None
-                )
-                return {}
-            case "list_adapters":
+                return AdapterLoaded((await self._lending().load(command)).content_id)
+            case UnloadAdapter(name, seconds):
+                await self._lending().unload(name, seconds)
+                return AdapterUnloaded()
+            case ListAdapters():
                 statuses = [] if self._adapters is None else self._adapters.statuses()
-                return {"adapters": msgspec.json.encode(statuses).decode()}
-            case "sleep" | "wake_up":
-                return await self._sleeping.follow(command)
-            case "drain":
+                return AdapterStatuses(tuple(statuses))
+            case Sleep(level, mode, wait):
+                return Slept(await self._sleeping.sleep(level, mode, wait))
+            case WakeUp(tags):
+                return Woken(await self._sleeping.wake_up(tags))
+            case Drain():
                 self._draining = True
-                return {"requests": len(self._requests.ids)}
-            case unknown:
-                raise InvalidRequestError(f"a worker knows no command {unknown!r}")
-
-
-def _refusal(request: Request, error: InlayError) -> Output:
-    return Output(
-        request.id,
-        request.attempt,
-        len(request.prior_output),
-        finish_reason="error",
-        error=ErrorFrame.of(error),
-    )
-
-
-def _no_vectors(request: EmbedRequest, error: InlayError) -> EmbedOutput:
-    return EmbedOutput(request.id, request.attempt, Buffer(b""), error=ErrorFrame.of(error))
+                return Draining(len(self._requests.ids))
+        raise InvalidRequestError(f"a worker knows no command {name_of(command)!r}")
 
 
 async def host_of(

@@ -98,14 +98,18 @@ async def interpreter(python: Path | None) -> Interpreter:
     ]
     if lacking:
         raise InvalidRequestError(
-            f"--engine-python {python} lacks what a worker imports; run: {python} -m pip install {' '.join(lacking)}",
+            f"--engine-python {python} lacks what a worker imports; run: {python} -m pip install "
+            f"{' '.join(lacking)}",
             param="engine_python",
         )
     return Interpreter(str(python), _lent())
 
 
 def _lent() -> "TemporaryDirectory[str]":
-    """A directory to import from that holds inlay and nothing of its neighbours, which would hide the other environment's."""
+    """A directory to import from that holds inlay alone.
+
+    Its neighbours would hide the other environment's.
+    """
     lent = TemporaryDirectory(prefix="inlay-lent-")
     (Path(lent.name) / "inlay").symlink_to(
         Path(inlay.__file__).resolve().parent, target_is_directory=True

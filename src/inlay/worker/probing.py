@@ -15,7 +15,7 @@ from inlay.worker.sleeping import SleepControl
 log = logging.getLogger(__name__)
 
 _SLACK = 10.0
-"""Seconds a probe may come late where the machine is busy before it tells of a worker that is stuck."""
+"""Seconds a probe may come late on a busy machine before it tells of a stuck worker."""
 
 
 class EngineProber:

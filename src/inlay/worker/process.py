@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
 
 from inlay import engine, liveness
+from inlay.commands import AnyCommand
 from inlay.digest import Secret
 from inlay.engine.api import FailingEngine
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.pace import freeze_gc
-from inlay.request import Command
 from inlay.telemetry import TelemetrySettings, Tracing, configure
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
@@ -81,7 +81,7 @@ class WorkerProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """End the process: it stops when its connection closes, and is killed when it has not within seconds.
+        """End the process: it stops when its connection closes, and is killed if it does not.
 
         What it started and left behind is killed with it.
         """
@@ -102,7 +102,7 @@ async def spawn(
     secret: Secret,
     *,
     arena_bytes: int = ARENA_BYTES,
-    restore: Sequence[Command] = (),
+    restore: Sequence[AnyCommand] = (),
     telemetry: TelemetrySettings | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
     prompt_embeds: bool = True,
@@ -173,13 +173,13 @@ def starting(
     *,
     prompt_embeds: bool = True,
     listen: Listen | None = None,
-) -> Callable[[Sequence[Command]], Awaitable[WorkerProcess]]:
+) -> Callable[[Sequence[AnyCommand]], Awaitable[WorkerProcess]]:
     """Return a function that starts a process for `rank`, which first runs the commands given.
 
     Arguments as `spawn`'s.
     """
 
-    def start(restore: Sequence[Command]) -> Awaitable[WorkerProcess]:
+    def start(restore: Sequence[AnyCommand]) -> Awaitable[WorkerProcess]:
         return spawn(
             rank.settings,
             secret,
@@ -236,8 +236,10 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     freeze_gc()
     try:
         await host.first_probe()
-        async with _listening(boot.listen, host, secret, cache):
-            await _until_first(serve(channel, host), stop.wait(), _failed(runner), host.probe())
+        async with _listening(boot.listen, host, secret, cache) as endpoint:
+            await _until_first(
+                _serve(channel, host, endpoint), stop.wait(), _failed(runner), host.probe()
+            )
     except EngineError as error:
         return await _fail(channel, error)
     finally:
@@ -248,21 +250,29 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     return 0
 
 
+def _serve(
+    channel: Channel[ToWorker], host: EngineHost, endpoint: Endpoint | None
+) -> Coroutine[object, object, None]:
+    return serve(channel, host) if endpoint is None else serve(channel, host, endpoint.dial)
+
+
 @asynccontextmanager
 async def _listening(
     listen: Listen | None, host: EngineHost, secret: Secret, cache: EmbedsCache
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Endpoint | None]:
     """Take requests from other machines, if from any."""
     if listen is None:
-        yield
+        yield None
         return
     endpoint = Endpoint(host, secret, load_identity(listen.identity), cache)
     try:
-        host.listens(await endpoint.open(listen.host, listen.bind, listen.port))
+        host.connects(
+            None if listen.dials else await endpoint.open(listen.host, listen.bind, listen.port)
+        )
     except OSError as error:
         raise EngineError(f"cannot listen on {listen.bind}:{listen.port}: {error}") from error
     try:
-        yield
+        yield endpoint
     finally:
         await endpoint.close()
 

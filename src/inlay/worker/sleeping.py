@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from inlay import liveness
 from inlay.engine.api import Engine, SleepingEngine
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
-from inlay.request import Command, EmbedOutput, Emit, EmitEmbedOutput, Output
+from inlay.request import Emit, Output
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,6 @@ They are aborted at once, or when they have not ended in time.
 MODES: tuple[Mode, ...] = ("abort", "wait")
 LEVELS = (1, 2)
 TAGS = ("weights", "kv_cache")
-WAIT_SECONDS = 30.0
 ABORT_SECONDS = 60.0
 """Seconds that an engine may take to end aborted requests; a step may be long."""
 
@@ -43,33 +42,17 @@ class RunningRequests:
 
         What is not admitted after all ends with an output too.
         """
-        self._enter(request_id)
-
-        def noticing(output: Output) -> None:
-            if output.finish_reason is not None:
-                self._leave(request_id)
-            emit(output)
-
-        return noticing
-
-    def track_embed_output(self, request_id: str, emit: EmitEmbedOutput) -> EmitEmbedOutput:
-        """As `outputs`, of a request that is answered at once."""
-        self._enter(request_id)
-
-        def noticing(vectors: EmbedOutput) -> None:
-            self._leave(request_id)
-            emit(vectors)
-
-        return noticing
-
-    def _enter(self, request_id: str) -> None:
         self.ids.add(request_id)
         self._idle.clear()
 
-    def _leave(self, request_id: str) -> None:
-        self.ids.discard(request_id)
-        if not self.ids:
-            self._idle.set()
+        def noticing(output: Output) -> None:
+            if output.finish_reason is not None:
+                self.ids.discard(request_id)
+                if not self.ids:
+                    self._idle.set()
+            emit(output)
+
+        return noticing
 
     async def none(self, within: float) -> bool:
         """Wait for their end; False if some run after `within` seconds."""
@@ -122,11 +105,15 @@ class SleepControl:
             wait: seconds after which requests are aborted that were waited for.
 
         Raises:
-            InvalidRequestError: a mode that is not known, or an engine that may not or cannot
-                sleep, or not at this level.
-            EngineError: works did not end; the engine is awake.
+            InvalidRequestError: a level, mode or wait that is not allowed, or an engine that may
+                not or cannot sleep, or not at this level.
+            EngineError: requests did not end; the engine is awake.
         """
         engine = self._sleeper()
+        if level not in LEVELS:
+            raise InvalidRequestError(f"level must be 1 or 2, got {level}", param="level")
+        if not wait >= 0:
+            raise InvalidRequestError(f"wait must be 0 seconds or more, got {wait:g}", param="wait")
         if mode not in MODES:
             raise InvalidRequestError(f"mode must be abort or wait, got {mode!r}", param="mode")
         engine.check_sleep(level)
@@ -151,7 +138,9 @@ class SleepControl:
             self._engine.abort(request_id)
         if not await self._requests.none(ABORT_SECONDS):
             raise EngineError(
-                f"{len(self._requests.ids)} works did not end within {ABORT_SECONDS:g} s of being aborted"
+                f"{len(self._requests.ids)} requests did not end within {ABORT_SECONDS:g} s of "
+                "being "
+                "aborted"
             )
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
@@ -174,24 +163,6 @@ class SleepControl:
                 self._set(0)
                 log.info("awake")
             return not self.level
-
-    async def follow(self, command: Command) -> dict[str, str | int | float | bool | None]:
-        """Follow "sleep" (level, mode, wait) or "wake_up" (tags, with commas).
-
-        Raises as these do.
-        """
-        given = command.arguments
-        if command.name == "sleep":
-            level, wait = given.get("level", 1), given.get("wait", WAIT_SECONDS)
-            if level not in LEVELS or not isinstance(level, int):
-                raise InvalidRequestError(f"level must be 1 or 2, got {level!r}", param="level")
-            if not isinstance(wait, int | float) or not wait >= 0:
-                raise InvalidRequestError(
-                    f"wait must be a number of seconds, got {wait!r}", param="wait"
-                )
-            return {"level": await self.sleep(level, str(given.get("mode", "abort")), wait)}
-        tags = str(given.get("tags") or "").split(",")
-        return {"awake": await self.wake_up([tag for tag in tags if tag])}
 
     def _sleeper(self) -> SleepingEngine:
         if not self._enabled:

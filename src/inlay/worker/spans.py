@@ -26,7 +26,7 @@ def traced(tracing: Tracing, request: Request, emit: Emit, engine: str) -> Emit:
         if output.finish_reason is not None:
             ended = time.time_ns()
             usage = output.usage or Usage(
-                len(request.prompt), output.offset + len(output.token_ids)
+                request.num_positions, output.offset + len(output.token_ids)
             )
             queued = min(began + int(usage.queued_seconds * 1e9), first or ended)
             if usage.queued_seconds:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
 from inlay.card import ModelCard
+from inlay.commands import AnyCommand, LoadAdapter, Sleep
 from inlay.errors import EngineError
-from inlay.request import Command
 from inlay.transport.link import Link
 from inlay.transport.local import LocalPlane
 from inlay.worker.process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
-Start: TypeAlias = Callable[[Sequence[Command]], Awaitable[WorkerProcess]]
+Start: TypeAlias = Callable[[Sequence[AnyCommand]], Awaitable[WorkerProcess]]
 """Starts a process that runs these commands before it is ready."""
 
 
@@ -158,20 +158,12 @@ def _reason(process: WorkerProcess, link: Link) -> str:
     return said if link.failure is None else f"{said}: {link.failure.message}"
 
 
-def restoring(card: ModelCard | None) -> list[Command]:
+def restoring(card: ModelCard | None) -> list[AnyCommand]:
     """Return the commands that restore the adapters and the sleep of `card` at a new worker."""
     if card is None:
         return []
-    commands = [
-        Command(
-            "load_adapter",
-            {
-                "lora_name": adapter.name,
-                "lora_path": adapter.path,
-                "load_inplace": True,
-                "content_id": adapter.content_id,
-            },
-        )
+    commands: list[AnyCommand] = [
+        LoadAdapter(adapter.name, adapter.path, in_place=True, content_id=adapter.content_id)
         for adapter in card.adapters
     ]
-    return [*commands, Command("sleep", {"level": card.asleep})] if card.asleep else commands
+    return [*commands, Sleep(card.asleep)] if card.asleep else commands

@@ -17,8 +17,8 @@ def sequence_of(
     ids = tuple(prompt)
     request = Request(
         id="one",
-        prompt=Prompt((Tokens(ids),) if ids else ()),
-        sampling=sampling,
+        prompts=(Prompt((Tokens(ids),) if ids else ()),),
+        params=sampling,
         prior_output=tuple(output),
     )
     return Sequence(request, arrival=0, grammar=grammar)

@@ -8,7 +8,8 @@ from typing import Any
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.scheduler import ScheduledChunk, Scheduler, SchedulerOutput
+from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
+from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.request import Request, Sampling
@@ -106,8 +107,8 @@ class Simulation:
     ) -> Sequence:
         request = Request(
             id=str(self.arrivals),
-            prompt=Prompt.of(*segments),
-            sampling=Sampling(max_tokens=max_tokens),
+            prompts=(Prompt.of(*segments),),
+            params=Sampling(max_tokens=max_tokens),
             salt=salt,
             priority=priority,
             adapter=adapter,

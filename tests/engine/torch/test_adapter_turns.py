@@ -18,8 +18,8 @@ def asking(*names: str | None, priorities: dict[str, int] | None = None) -> list
         Sequence(
             Request(
                 id=str(arrival),
-                prompt=Prompt.of(Tokens([1])),
-                sampling=Sampling(max_tokens=1),
+                prompts=(Prompt.of(Tokens([1])),),
+                params=Sampling(max_tokens=1),
                 adapter=name,
                 priority=(priorities or {}).get(name or "", 0),
             ),

@@ -140,7 +140,7 @@ async def test_long_outputs_do_not_hold_up_a_request_for_another_adapter(tmp_pat
         prompt = Prompt.of(Tokens(ids(1, 20)))
         long = make_request("long", prompt, 400, adapter="a")
         beside = Receiver(long)
-        engine.generate(long, beside)
+        engine.submit(long, beside)
         await beside.begun()
         (found,) = await run(engine, make_request("short", prompt, 4, adapter="b"))
         assert len(found.output) == 4
@@ -171,7 +171,7 @@ async def test_an_adapter_in_use_does_not_go(tmp_path: Path) -> None:
         await load(engine, "a", adapters.make_lora(tmp_path, directory))
         one = make_request("1", Prompt.of(Tokens(ids(1, 20))), 100, adapter="a")
         receiver = Receiver(one)
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
         await receiver.begun()
         with pytest.raises(EngineError, match="in use"):
             await engine.unload_adapter("a")

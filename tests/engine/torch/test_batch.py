@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.errors import EngineError
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
+from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 
 
 def rows_of(values: torch.Tensor) -> Rows:
@@ -86,17 +86,34 @@ def test_rows_of_two_dtypes_are_an_error() -> None:
         Batch.pack([BatchItem([(0, first), (1, second)], 0, 2, [PageRun([0])], True)], 16)
 
 
-def test_media_and_bundles_are_an_error() -> None:
-    media = Media("image", b"0" * 16, 1)
-    bundled = Rows(
-        Buffer(np.ones((1, 4), ml_dtypes.bfloat16).tobytes()),
-        "bfloat16",
-        (1, 4),
-        (Field("positions", Buffer(b"1234"), "int32", (1,)),),
-    )
-    for segment in (media, bundled):
-        with pytest.raises(EngineError, match="tokens and plain rows"):
-            Batch.pack([BatchItem([(0, segment)], 0, 1, [PageRun([0])], True)], 16)
+def featured(name: str) -> Rows:
+    """One row of ones with a field of twos."""
+    one = np.ones((1, 4), ml_dtypes.bfloat16)
+    field = Field(name, Buffer((2 * one).tobytes()), "bfloat16", (1, 4))
+    return Rows(Buffer(one.tobytes()), "bfloat16", (1, 4), (field,))
+
+
+@pytest.mark.parametrize(
+    ("segment", "message"),
+    [
+        (Media("image", b"0" * 16, 1), "embeds tokens and rows; got media"),
+        (featured("positions"), "reads no field 'positions'"),
+        (featured("deepstack.1"), "reads no field 'deepstack.1'"),
+    ],
+)
+def test_media_and_unknown_fields_are_an_error(segment: Segment, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        Batch.pack([BatchItem([(0, segment)], 0, 1, [PageRun([0])], True)], 16)
+
+
+def test_rows_without_inner_features_have_zeros_beside_those_that_have_them() -> None:
+    plain = Rows(Buffer(np.ones((1, 4), ml_dtypes.bfloat16).tobytes()), "bfloat16", (1, 4))
+    items: list[tuple[int, Segment]] = [(0, plain), (1, Tokens([1])), (2, featured("deepstack.0"))]
+    batch = Batch.pack([BatchItem(items, 0, 3, [PageRun([0])], True)], 16)
+    assert batch.features is not None
+    assert batch.features.tolist() == [[[0.0] * 4, [2.0] * 4]]
+    assert batch.row_index.tolist() == [0, 2]
+    assert Batch.pack([BatchItem(items[:2], 0, 2, [PageRun([0])], True)], 16).features is None
 
 
 def test_too_few_pages_are_an_error() -> None:

@@ -66,7 +66,7 @@ def make_request(
 ) -> Request:
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
     return Request(
-        id=name, prompt=prompt, sampling=sampling, prior_output=tuple(prior), client=client
+        id=name, prompts=(prompt,), params=sampling, prior_output=tuple(prior), client=client
     )
 
 

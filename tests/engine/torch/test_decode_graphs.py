@@ -110,7 +110,7 @@ def run(engine: Core, names: Sequence[str]) -> dict[str, list[int]]:
         if waiting and step % 2 == 0:
             name = waiting.pop(0)
             sampling = Sampling(max_tokens=PROMPTS[name][1], temperature=0.0, ignore_eos=True)
-            engine.admit(Request(id=name, prompt=prompt(name), sampling=sampling))
+            engine.admit(Request(id=name, prompts=(prompt(name),), params=sampling))
         outputs += engine.step()
     assert not len(engine)
     return {

@@ -67,7 +67,7 @@ def continued(model: CausalModel, *, chunk: int = 32) -> dict[str, list[int]]:
     sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True)
     outputs: list[Output] = []
     for name, prompt in prompts().items():
-        outputs += core.admit(Request(id=name, prompt=prompt, sampling=sampling))
+        outputs += core.admit(Request(id=name, prompts=(prompt,), params=sampling))
     while len(core):
         outputs += core.step()
     return {

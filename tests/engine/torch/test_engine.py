@@ -73,7 +73,7 @@ async def test_a_receiver_that_raises_harms_no_other(
     def broken(output: Output) -> None:
         raise ValueError(f"cannot take {output.offset}")
 
-    engine.generate(make_request("broken", prompt(1)), broken)
+    engine.submit(make_request("broken", prompt(1)), broken)
     (found,) = await run(engine, make_request("whole", prompt(2)))
     assert len(found.output) == 8
     assert "the receiver of request broken failed" in caplog.text
@@ -89,7 +89,7 @@ async def test_nothing_more_is_computed_for_a_receiver_that_has_missed_something
             raise RuntimeError("nobody takes it")
         last.set_result(output)
 
-    engine.generate(make_request("lost", prompt(), 400), emit)
+    engine.submit(make_request("lost", prompt(), 400), emit)
     async with asyncio.timeout(60):
         ended = await last
     assert ended.finish_reason == "abort"
@@ -129,7 +129,7 @@ async def test_a_step_that_fails_ends_all_requests_with_an_error_and_the_engine_
     with pytest.raises(EngineError, match="fell off the bus"):
         await engine.reset_prefix_cache()
     with pytest.raises(EngineError, match="fell off the bus"):
-        engine.generate(requests[0], Receiver(requests[0]))
+        engine.submit(requests[0], Receiver(requests[0]))
     assert "the engine failed" in caplog.text
     assert "fell off the bus" in (await engine.failed()).message
 
@@ -155,7 +155,7 @@ async def test_a_request_that_cannot_be_admitted_fails_alone(
     monkeypatch.setattr(Core, "admit", picky)
     bad = make_request("bad", prompt(1))
     told: list[Output] = []
-    engine.generate(bad, told.append)
+    engine.submit(bad, told.append)
     (found,) = await run(engine, make_request("good", prompt(2)))
     assert found.last.finish_reason == "length"
     assert [(output.finish_reason, output.offset) for output in told] == [("error", 0)]
@@ -166,7 +166,7 @@ async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         await engine.start()
     with pytest.raises(EngineError, match="not started"):
-        engine.generate(make_request("x", prompt()), lambda output: None)
+        engine.submit(make_request("x", prompt()), lambda output: None)
     await engine.close()
 
 
@@ -191,7 +191,7 @@ async def test_a_closed_engine_refuses_request_and_cannot_start_again() -> None:
     await engine.start()
     await engine.close()
     with pytest.raises(OverloadedError, match="closing"):
-        engine.generate(make_request("x", prompt()), lambda output: None)
+        engine.submit(make_request("x", prompt()), lambda output: None)
     with pytest.raises(EngineError, match="started before"):
         await engine.start()
 
@@ -213,7 +213,7 @@ async def test_a_probe_goes_before_all_that_waits() -> None:
     requests = [make_request(str(n), prompt(n), max_tokens=100) for n in range(4)]
     receivers = [Receiver(one) for one in requests]
     for one, receiver in zip(requests, receivers, strict=True):
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
     await receivers[0].begun()
     await engine.probe()
     assert not receivers[-1].deltas

@@ -94,7 +94,7 @@ def run(engine: Core, family: str, *names: str) -> dict[str, list[int]]:
     sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True)
     outputs: list[Output] = []
     for name in names:
-        outputs += engine.admit(Request(id=name, prompt=prompts(family)[name], sampling=sampling))
+        outputs += engine.admit(Request(id=name, prompts=(prompts(family)[name],), params=sampling))
     while len(engine):
         outputs += engine.step()
     return {
@@ -134,7 +134,7 @@ def next_token(model: CausalModel, prompt: Prompt, **changes: int) -> TokenLogpr
     """The engine's logprobs of the token after `prompt`."""
     engine = core_of(model, **changes)
     sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=20)
-    outputs = list(engine.admit(Request(id="one", prompt=prompt, sampling=sampling)))
+    outputs = list(engine.admit(Request(id="one", prompts=(prompt,), params=sampling)))
     while len(engine):
         outputs += engine.step()
     return outputs[-1].logprobs[0]

@@ -24,7 +24,7 @@ from inlay.engine.grammar.trial import CHEAP_BYTES, Trial, TrialProcess
 from inlay.engine.torch.grammar import grammars
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.request import Grammar
-from tests.frontend.live import until
+from tests.live import until
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
 

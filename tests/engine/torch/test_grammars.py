@@ -131,14 +131,18 @@ def make_request(
     )
     sampling = Sampling(**{"max_tokens": 200, "seed": 5, "grammar": grammar, **options})
     return Request(
-        id=f"w{next(_counter)}", prompt=prompt, sampling=sampling, prior_output=prior, client=client
+        id=f"w{next(_counter)}",
+        prompts=(prompt,),
+        params=sampling,
+        prior_output=prior,
+        client=client,
     )
 
 
 async def run(engine: TorchEngine, *requests: Request) -> list[Receiver]:
     receivers = [Receiver(one) for one in requests]
     for one, receiver in zip(requests, receivers, strict=True):
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
     for receiver in receivers:
         await receiver.ended()
     return receivers
@@ -423,7 +427,7 @@ async def test_an_aborted_requests_mask_that_waits_for_its_turn_is_not_computed(
     receivers = [Receiver(one) for one in requests]
     try:
         for one, receiver in zip(requests, receivers, strict=True):
-            engine.generate(one, receiver)
+            engine.submit(one, receiver)
         assert await asyncio.to_thread(ready.wait, 120)
         for one in requests:
             engine.abort(one.id)
@@ -442,7 +446,7 @@ async def test_a_request_that_waits_for_its_grammar_can_be_ended(engine: TorchEn
         "json_schema", json.dumps({"enum": [f"value {index}" for index in range(9000)]})
     )
     receiver = Receiver(one)
-    engine.generate(one, receiver)
+    engine.submit(one, receiver)
     engine.abort(one.id)
     assert receiver.last.finish_reason == "abort"
     (other,) = await run(engine, make_request("choice"))
@@ -500,7 +504,7 @@ async def test_a_client_with_costly_schemas_delays_its_own_and_nobody_elses(
     hostile = [make_request("json_schema", source, client="hostile") for source in COSTLY]
     receivers = [Receiver(one) for one in hostile]
     for one, receiver in zip(hostile, receivers, strict=True):
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
     (fine,) = await run(engine, make_request("regex", "[a-d]{7}", client="good"))
     waiting = [receiver for receiver in receivers if not receiver.deltas]
     for one in hostile:

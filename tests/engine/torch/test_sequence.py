@@ -18,9 +18,9 @@ def sequence(
     request = Request(
         id="x",
         attempt=2,
-        prompt=Prompt.of(*segments),
+        prompts=(Prompt.of(*segments),),
         prior_output=prior,
-        sampling=Sampling(**({"max_tokens": 9} | sampling)),  # type: ignore[arg-type]
+        params=Sampling(**({"max_tokens": 9} | sampling)),  # type: ignore[arg-type]
     )
     return Sequence(request, arrival=0, chain=Chain(ROOT, SECRET) if cached else None)
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 import torch
 from torch import nn
 
+from inlay.commands import Sleep, WakeUp
 from inlay.digest import Secret
 from inlay.engine.kv_events import AllBlocksCleared, BlockStored, Event
 from inlay.engine.kv_subscriber import KvSubscriber
@@ -24,7 +25,6 @@ from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.sleep import HostCopy, SleepState, storages
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Command
 from inlay.routing import Cleared, KvEvent, Stored
 from inlay.worker.host import EngineHost
 from tests import adapters
@@ -132,7 +132,7 @@ async def test_an_engine_wakes_in_parts_and_takes_nothing_before_all_are(
     assert not await engine.wake_up(order[:1])
     refused = make_request("refused", prompt())
     with pytest.raises(OverloadedError, match="asleep"):
-        engine.generate(refused, Receiver(refused))
+        engine.submit(refused, Receiver(refused))
     with pytest.raises(InlayError):
         await engine.probe()
     assert await engine.wake_up(order[1:])
@@ -153,7 +153,7 @@ async def test_falling_deeper_and_closing_while_asleep_are_fine(engine: TorchEng
 async def test_it_does_not_sleep_while_a_request_runs(engine: TorchEngine) -> None:
     running = make_request("running", prompt(), 300)
     receiver = Receiver(running)
-    engine.generate(running, receiver)
+    engine.submit(running, receiver)
     with pytest.raises(EngineError, match="1 requests are under way"):
         await engine.sleep(1)
     engine.abort("running")
@@ -246,11 +246,10 @@ async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cache
             told.clear()
             await run(engine, make_request(f"before-{level}", prompt()))
             assert len((await host.kv_snapshot()).keys.view)
-            reply = await host.call(Command("sleep", {"level": level}))
-            assert reply.error is None
+            await host.call(Sleep(level))
             assert told[-1] == Cleared()
             assert not len((await host.kv_snapshot()).keys.view)
-            assert (await host.call(Command("wake_up"))).value == {"awake": True}
+            assert (await host.call(WakeUp())).awake
             await run(engine, make_request(f"after-{level}", prompt()))
             assert isinstance(told[-1], Stored)
     finally:

@@ -76,7 +76,7 @@ def make_request(name: str, prompt: Prompt, max_tokens: int = 12, **options: Any
         "ignore_eos": True,
         **changes,
     }
-    return Request(id=name, prompt=prompt, sampling=Sampling(**values), **options)
+    return Request(id=name, prompts=(prompt,), params=Sampling(**values), **options)
 
 
 class Outcome:

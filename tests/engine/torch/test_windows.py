@@ -92,7 +92,7 @@ def core(model: CausalModel, *, prefix_caching: bool = True, **changes: int) -> 
 
 def make_request(name: str, prompt: Prompt, max_tokens: int = NEW) -> Request:
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return Request(id=name, prompt=prompt, sampling=sampling)
+    return Request(id=name, prompts=(prompt,), params=sampling)
 
 
 def steps(engine: Core, *requests: Request) -> Iterator[list[Output]]:

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.embedding_models import EMBEDDING_MODELS, WORDS, tiny_embedding, tiny_scoring
-from tests.frontend.live import fleet
+from tests.live import fleet
 
 pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("default")]
 

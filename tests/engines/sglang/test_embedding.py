@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from tests.embedding_models import tiny_embedding
-from tests.engine.embed_conformance import LIMITS, CloseConformance, EmbedConformance, Embedding
+from tests.engine.embed_conformance import LIMITS, CloseConformance, EmbedConformance
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import running
 
@@ -25,7 +26,7 @@ class _Suite(EmbedConformance):
         return settings_of(directory)
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
-    async def engine(self, settings: EngineSettings) -> AsyncIterator[Embedding]:
+    async def engine(self, settings: EngineSettings) -> AsyncIterator[Engine]:
         async with running(settings) as engine:
             yield engine
 

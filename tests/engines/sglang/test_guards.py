@@ -39,7 +39,7 @@ async def test_the_engine_holds_every_request_against_the_table_its_card_shows(
     for refusal in shared.card.refusals:
         asked = make_request("asked", Prompt.of(Tokens([5])), **ASKED[refusal.feature])
         with pytest.raises(InvalidRequestError) as raised:
-            shared.generate(asked, Receiver(asked))
+            shared.submit(asked, Receiver(asked))
         assert refusal.reason in raised.value.message
         assert f"sglang {shared.card.engine_version}" in raised.value.message
 
@@ -53,7 +53,7 @@ async def test_ids_the_model_does_not_have_are_refused_and_the_engine_lives(
             with pytest.raises(
                 InvalidRequestError, match=f"token id {id_} is not in the vocabulary"
             ):
-                shared.generate(
+                shared.submit(
                     make_request("asked", prompt), Receiver(make_request("asked", prompt))
                 )
     (found,) = await run(shared, make_request("lives", Prompt.of(Tokens([5, 6, 7]))))
@@ -65,7 +65,7 @@ async def test_rows_that_are_not_numbers_end_their_own_request_and_touch_no_othe
 ) -> None:
     beside = make_request("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=60)
     under_way = Receiver(beside)
-    shared.generate(beside, under_way)
+    shared.submit(beside, under_way)
     nan = reference.rows_of(torch.full((40, shared.card.hidden_size), float("nan")))
     for number in range(3):
         (poisoned,) = await run(shared, make_request(f"poison-{number}", Prompt.of(nan)))
@@ -103,7 +103,7 @@ async def test_when_sglang_dies_requests_end_with_an_error_and_the_engine_says_s
         children = {child.pid for child in psutil.Process().children(recursive=True)}
         one = make_request("one", Prompt.of(Tokens(ids(8, 20))), max_tokens=400)
         receiver = Receiver(one)
-        engine.generate(one, receiver)
+        engine.submit(one, receiver)
         await receiver.begun()
         for pid in engine._process.process_ids & children:  # type: ignore[attr-defined]
             psutil.Process(pid).kill()
@@ -112,4 +112,4 @@ async def test_when_sglang_dies_requests_end_with_an_error_and_the_engine_says_s
         assert isinstance(last.error.to_error(), EngineError)
         assert "died" in (await asyncio.wait_for(engine.failed(), 60)).message
         with pytest.raises(EngineError, match="died"):
-            engine.generate(one, Receiver(one))
+            engine.submit(one, Receiver(one))

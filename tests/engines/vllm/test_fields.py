@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from inlay.api.openai.adapters import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
-from inlay.api.openai.chat import ChatRequest
-from inlay.api.openai.completions import CompletionRequest
-from inlay.api.openai.embeddings import (
+from inlay.api.admin.schema import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
+from inlay.api.openai.schema.chat import ChatRequest
+from inlay.api.openai.schema.completions import CompletionRequest
+from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from inlay.api.openai.responses import ResponsesRequest
-from inlay.api.openai.tokenize import DetokenizeRequest, TokenizeRequest
-from inlay.api.openai.unserved import UNSERVED, unserved
+from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from inlay.api.openai.schema.unserved import UNSERVED, unserved
 
 PAIRS: list[tuple[str, type[msgspec.Struct]]] = [
     ("openai.completion.protocol.CompletionRequest", CompletionRequest),

@@ -159,7 +159,7 @@ async def test_rows_that_are_not_numbers_end_their_own_request_and_touch_no_othe
     assert unguarded.told["after"] == [[0] * 6] * 3 != [unguarded.told["before"]] * 3
     beside = make_request("beside", Prompt.of(Tokens(ids(3, 20))), max_tokens=200)
     under_way = Receiver(beside)
-    shared.generate(beside, under_way)
+    shared.submit(beside, under_way)
     for number in range(3):
         poison = Prompt.of(filled(shared, 480, float("nan")))
         (poisoned,) = await run(shared, make_request(f"poison-{number}", poison))
@@ -193,7 +193,7 @@ async def test_a_request_whose_output_cannot_be_handed_on_is_not_left_in_vllm(
             raise RuntimeError("nobody takes it")
         last.append(output)
 
-    shared.generate(asked, emit)
+    shared.submit(asked, emit)
     async with asyncio.timeout(60):
         while not last:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -254,7 +254,7 @@ async def test_nan_ends_its_own_request_where_others_have_drafts_verified(
     ]
     beside = [Receiver(each) for each in requests]
     for each, receiver in zip(requests, beside, strict=True):
-        drafting.generate(each, receiver)
+        drafting.submit(each, receiver)
     for receiver in beside:
         await receiver.begun()
     for number in range(4):
@@ -294,7 +294,7 @@ async def test_prompt_logprobs_of_rows_are_refused_and_the_engine_lives(
     assert "out of bounds" in unguarded.output
     prompt = Prompt.of(Tokens(bare.TEXT_A), noise(shared))
     with pytest.raises(InvalidRequestError, match="rows have no token ids"):
-        shared.generate(
+        shared.submit(
             make_request("asked", prompt, prompt_logprobs=1),
             Receiver(make_request("asked", prompt)),
         )
@@ -311,7 +311,7 @@ async def test_ids_the_model_does_not_have_are_refused_beside_rows_too(
     for id_ in (shared.card.vocab_size, 10**6, -1):
         prompt = Prompt.of(Tokens([5, id_]), noise(shared))
         with pytest.raises(InvalidRequestError, match=f"token id {id_} is not in the vocabulary"):
-            shared.generate(make_request("asked", prompt), Receiver(make_request("asked", prompt)))
+            shared.submit(make_request("asked", prompt), Receiver(make_request("asked", prompt)))
     await run(shared, make_request("lives", Prompt.of(Tokens([5]))))
 
 
@@ -333,7 +333,7 @@ async def test_the_engine_holds_every_request_against_the_table_its_card_shows(
         rows = Prompt.of(noise(shared)) if refusal.prompts == "rows" else Prompt.of(Tokens([5]))
         asked = make_request("asked", rows, **ASKED[refusal.feature])
         with pytest.raises(InvalidRequestError) as raised:
-            shared.generate(asked, Receiver(asked))
+            shared.submit(asked, Receiver(asked))
         if refusal.feature != "prompt_logprobs":  # which no engine does
             assert refusal.reason in raised.value.message
             assert f"vllm {shared.card.engine_version}" in raised.value.message
@@ -417,9 +417,7 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_one_that_was_unloaded
     assert found.output == adapters.greedy(directory, lora, prompt, 8)
     await adapting.unload_adapter("b")
     with pytest.raises(Exception, match="does not exist"):
-        adapting.generate(
-            make_request("b", prompt, adapter="b"), Receiver(make_request("b", prompt))
-        )
+        adapting.submit(make_request("b", prompt, adapter="b"), Receiver(make_request("b", prompt)))
 
 
 async def test_finite_rows_that_a_float16_model_cannot_add_up_are_bounded_and_harm_nobody(

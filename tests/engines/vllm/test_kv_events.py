@@ -240,7 +240,7 @@ async def test_a_level_that_is_refused_ends_no_request(
     sleeping = SleepControl(shared, RunningRequests(), enabled=True, tell=lambda: told.append(0))
     asked = make_request("goes on", prompt, 100)
     receiver = Receiver(asked)
-    shared.generate(asked, receiver)
+    shared.submit(asked, receiver)
     await receiver.begun()
     with pytest.raises(InvalidRequestError, match="does not sleep at level 2"):
         await sleeping.sleep(2, "abort", 0.0)

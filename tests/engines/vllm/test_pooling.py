@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from tests.embedding_models import sized_embedding, tiny_scoring
@@ -14,7 +15,6 @@ from tests.engine.embed_conformance import (
     LIMITS,
     CloseConformance,
     EmbedConformance,
-    Embedding,
     ScoreConformance,
 )
 from tests.engines.starting import running
@@ -41,7 +41,7 @@ class TestEncoder(EmbedConformance, CloseConformance):
         return settings_of(directory)
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
-    async def engine(self, settings: EngineSettings) -> AsyncIterator[Embedding]:
+    async def engine(self, settings: EngineSettings) -> AsyncIterator[Engine]:
         async with running(settings) as engine:
             yield engine
 
@@ -59,7 +59,7 @@ class TestDecoder(EmbedConformance):
         return settings_of(directory, engine_arguments=["--enable-prompt-embeds"])
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
-    async def engine(self, settings: EngineSettings) -> AsyncIterator[Embedding]:
+    async def engine(self, settings: EngineSettings) -> AsyncIterator[Engine]:
         async with running(settings) as engine:
             assert engine.card.prompt_embeds is None
             yield engine
@@ -76,7 +76,7 @@ class TestCrossEncoder(ScoreConformance):
         return settings_of(directory, task="score")
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
-    async def engine(self, settings: EngineSettings) -> AsyncIterator[Embedding]:
+    async def engine(self, settings: EngineSettings) -> AsyncIterator[Engine]:
         async with running(settings) as engine:
             yield engine
 

@@ -5,7 +5,7 @@ None is missed when vLLM is updated.
 
 import msgspec
 
-from inlay.api.openai import embeddings as ours
+from inlay.api.openai.schema import embeddings as ours
 
 
 def test_no_field_of_vllms_answers_is_left_out() -> None:

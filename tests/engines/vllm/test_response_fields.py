@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inlay.api.openai import chat, completions, generation
+from inlay.api.openai.schema import chat, completions, generation
 
 
 def names(kind: type[Any]) -> set[str]:

@@ -1,6 +1,6 @@
 """Embeddings and scores with transformers models, encoders and decoders, without padding.
 
-`EmbedEngine` (`engine.py`) implements `EmbeddingEngine`: the event loop owns the queue
+`EmbedEngine` (`engine.py`) implements `Engine`: the event loop owns the queue
 (`BatchQueue`, pure Python, fair to small requests) and gives batches to an `EmbeddingModel`
 (`vector_model.py`). That is a `LocalModel` (an `Encoder` in a thread), or an adapter of vLLM or
 SGLang, which use the same queue.

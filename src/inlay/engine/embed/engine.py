@@ -21,13 +21,13 @@ from inlay.errors import (
     ContextLengthError,
     DeadlineExceededError,
     EngineError,
-    ErrorFrame,
     InlayError,
     InvalidRequestError,
     OverloadedError,
 )
+from inlay.outputs import pooled
 from inlay.prompt import Buffer, Prompt, Tokens
-from inlay.request import EmbedOutput, EmbedRequest, EmitEmbedOutput, Task
+from inlay.request import Emit, Output, Pooling, Request, Task
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +44,17 @@ class _Receiver:
         left: number of prompts that are not computed yet.
     """
 
-    request: EmbedRequest
-    emit: EmitEmbedOutput
+    request: Request
+    emit: Emit
     expires: float | None
     left: int
     rows: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
-    def answer(self) -> EmbedOutput:
-        return EmbedOutput(
-            self.request.id,
-            self.request.attempt,
-            Buffer(self.rows.data),
-            self.rows.shape[1],
-            self.request.positions,
-        )
+    def answer(self) -> Output:
+        return pooled(self.request, Buffer(self.rows.data), self.rows.shape[1])
 
-    def lost(self, error: InlayError) -> EmbedOutput:
-        return EmbedOutput(
-            self.request.id, self.request.attempt, Buffer(b""), error=ErrorFrame.of(error)
-        )
+    def lost(self, error: InlayError) -> Output:
+        return self.request.end("error", error)
 
 
 class EmbedEngine:
@@ -135,7 +127,7 @@ class EmbedEngine:
             self._end(receiver, receiver.lost(error))
         return error
 
-    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`.
 
         Raises:
@@ -149,9 +141,10 @@ class EmbedEngine:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         self._check(request)
         most = self._settings.max_num_queued_tokens
-        if self._queue.positions and self._queue.positions + request.positions > most:
+        if self._queue.positions and self._queue.positions + request.num_positions > most:
             raise OverloadedError(
-                f"{self._queue.positions} positions wait to be embedded; {request.positions} more "
+                f"{self._queue.positions} positions wait to be embedded; {request.num_positions} "
+                "more "
                 f"would pass the limit of {most}",
                 retry_after=RETRY_AFTER,
             )
@@ -164,16 +157,14 @@ class EmbedEngine:
             # Deferred, so that requests that arrive together share a batch.
             self._next = asyncio.get_running_loop().call_soon(self._start_batches)
 
-    def _check(self, request: EmbedRequest) -> None:
+    def _check(self, request: Request) -> None:
         if self._admission is None:
             raise EngineError("the engine is not started")
         if request.adapter is not None:
             raise InvalidRequestError(
                 f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
             )
-        if not request.prompts:
-            raise InvalidRequestError("a request has one prompt at least", param="input")
-        if len(request.second_from) not in (0, len(request.prompts)):
+        if len(request.pooling.second_from) not in (0, len(request.prompts)):
             raise InvalidRequestError(
                 "either all prompts of a request are pairs or none is", param="input"
             )
@@ -191,7 +182,7 @@ class EmbedEngine:
         """End a request; results of batches that are being computed are dropped."""
         receiver = self._receivers.get(request_id)
         if receiver is not None:
-            self._end(receiver, receiver.lost(EngineError("the request was aborted")))
+            self._end(receiver, receiver.request.end("abort"))
 
     async def probe(self) -> float:
         """Run one token through the model before all queued prompts; return the seconds it took.
@@ -200,20 +191,24 @@ class EmbedEngine:
             EngineError: the engine is not running, or failed.
         """
         started = time.monotonic()
-        done: asyncio.Future[EmbedOutput] = asyncio.get_running_loop().create_future()
-        request = EmbedRequest(
+        done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        (task,) = self.card.tasks
+        request = Request(
             id=f"probe-{next(self._probes)}",
+            task=task,
             prompts=(Prompt.of(Tokens((0,))),),
-            second_from=(1,) if Task.SCORE in self.card.tasks else (),
+            params=Pooling(second_from=(1,) if task is Task.SCORE else ()),
             priority=FIRST,
         )
-        self.embed(request, done.set_result)
+        self.submit(request, done.set_result)
         try:
             found = await done
         finally:
             self.abort(request.id)
-        if found.error is not None:
-            raise EngineError(found.error.message)
+        if not found.payloads:
+            raise EngineError(
+                found.error.message if found.error else "the engine closed during the probe"
+            )
         return time.monotonic() - started
 
     def stats(self) -> Stats:
@@ -229,20 +224,23 @@ class EmbedEngine:
             + (time.monotonic() - self._busy_since if self._computing else 0.0),
         )
 
-    def _end(self, receiver: _Receiver, answer: EmbedOutput) -> None:
+    def _end(self, receiver: _Receiver, answer: Output) -> None:
         self._queue.remove(receiver.request.id)
         del self._receivers[receiver.request.id]
         try:
             receiver.emit(answer)
-        except Exception:
+        except Exception as error:
+            # The others of its batch are still to be answered.
             log.exception("the receiver of request %s failed", receiver.request.id)
+            failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
+            receiver.emit(receiver.lost(failed))
 
     def _start_batches(self) -> None:
         """Give the model as many queued batches as it takes."""
         self._next = None
         self._expire()
         while len(self._batches) < self._ready.batches and (batch := self._queue.next_batch()):
-            task = asyncio.create_task(self._compute(batch, self._works_of(batch)))
+            task = asyncio.create_task(self._compute(batch, self._requests_of(batch)))
             self._batches.add(task)
             task.add_done_callback(self._end_batch)
 
@@ -259,7 +257,7 @@ class EmbedEngine:
                 )
                 self._end(receiver, receiver.lost(late))
 
-    def _works_of(self, batch: Sequence[Item]) -> dict[str, _Receiver]:
+    def _requests_of(self, batch: Sequence[Item]) -> dict[str, _Receiver]:
         return {item.request_id: self._receivers[item.request_id] for item in batch}
 
     async def _compute(self, batch: Sequence[Item], requests: dict[str, _Receiver]) -> None:
@@ -339,11 +337,9 @@ class EmbedEngine:
             self._end(receiver, receiver.answer())
 
 
-def _asked(request: EmbedRequest, index: int) -> EmbedInput:
-    prompt = request.prompts[index]
-    return EmbedInput(
-        prompt, request.second_from[index] if request.second_from else len(prompt), request.salt
-    )
+def _asked(request: Request, index: int) -> EmbedInput:
+    prompt, seconds = request.prompts[index], request.pooling.second_from
+    return EmbedInput(prompt, seconds[index] if seconds else len(prompt), request.salt)
 
 
 __all__ = ["EmbedEngine"]

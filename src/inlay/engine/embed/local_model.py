@@ -127,6 +127,7 @@ def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCa
         limits=Limits(
             max_model_len=encoder.max_model_len,
             max_num_seqs=settings.max_num_seqs,
+            max_num_queued_tokens=settings.max_num_queued_tokens,
             max_prompt_embeds_abs=100 * encoder.embedding_abs_max if max_abs is None else max_abs,
         ),
         engine="torch",

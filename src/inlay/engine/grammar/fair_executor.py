@@ -66,8 +66,8 @@ class FairExecutor(Generic[T]):
 
     Clients take turns, and none has more than its share running: one that asks for much, or for
     what takes long, delays its own. A job for which several wait is done at the first turn of any
-    of them. One that no client waits for any more is never begun. The threads give way to those that
-    run the model.
+    of them. One that no client waits for any more is never begun. The threads give way to those
+    that run the model.
     """
 
     def __init__(self, threads: int, name: str, *, share: int = 1) -> None:

@@ -25,7 +25,8 @@ _TOKEN = re.compile(
     r"(?P<newline>\r?\n[ \t]*)|(?P<skip>(?:\#|//)[^\n]*+|[ \t\r]++)"
     r'|(?P<string>"(?:\\[^\n]|[^"\\\n])*+(?:"i?|\\?(?=\n|\Z)))'
     r"|/(?P<regex>(?:\\[^\n]|[^/\\])++)(?:/(?P<flags>[imslux]*)|\\?(?=\n|\Z))"
-    r"|(?P<json>%json\b)|(?P<arrow>->[ \t]*\w+)|(?P<name>!?[_?]?[a-z][_a-z0-9-]*|_?[A-Z][_A-Z0-9-]*)"
+    r"|(?P<json>%json\b)|(?P<arrow>->[ \t]*\w+)"
+    r"|(?P<name>!?[_?]?[a-z][_a-z0-9-]*|_?[A-Z][_A-Z0-9-]*)"
     r"|\{[ \t]*(?P<count>[+-]?[0-9]*+[ \t]*(?:,[ \t]*[+-]?[0-9]*+[ \t]*)?)\}"
     r"|~[ \t]*(?P<times>[+-]?[0-9]++(?:[ \t]*\.\.[ \t]*[+-]?[0-9]++)?)|(?P<special><[^<>\s]++>)"
     r"|(?P<mark>[\s\S])"
@@ -132,7 +133,8 @@ def _check_rule(body: list[_Token]) -> None:
     states = tree.cost().states
     if states > MAX_STATES:
         raise InvalidRequestError(
-            f"the grammar is too large: a rule has more than {MAX_STATES} parts with its repetitions written out"
+            f"the grammar is too large: a rule has more than {MAX_STATES} parts with its "
+            "repetitions written out"
         )
 
 

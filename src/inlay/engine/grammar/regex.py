@@ -52,7 +52,8 @@ class Tree:
         self._last = []
         if len(self._groups) > MAX_DEPTH:
             raise InvalidRequestError(
-                f"an expression is nested too deeply: at most {MAX_DEPTH} groups may lie in each other"
+                f"an expression is nested too deeply: at most {MAX_DEPTH} groups may lie in each "
+                "other"
             )
 
     def close(self) -> None:

@@ -56,12 +56,14 @@ def check_schema(schema: Any) -> list[Cost]:
         count += properties
         if properties > MAX_PROPERTIES_OF_ONE or count > MAX_PROPERTIES:
             raise InvalidRequestError(
-                f"the schema has too many properties: at most {MAX_PROPERTIES} are allowed in all its objects together, "
+                f"the schema has too many properties: at most {MAX_PROPERTIES} are allowed in all "
+                "its objects together, "
                 f"and at most {MAX_PROPERTIES_OF_ONE} in one"
             )
         if _length(node.get("patternProperties")) > MAX_PATTERN_PROPERTIES:
             raise InvalidRequestError(
-                f"the schema has too many patternProperties: at most {MAX_PATTERN_PROPERTIES} are allowed in one object"
+                f"the schema has too many patternProperties: at most {MAX_PATTERN_PROPERTIES} are "
+                "allowed in one object"
             )
         for expression in _expressions(node):
             if expression not in costs:
@@ -71,7 +73,8 @@ def check_schema(schema: Any) -> list[Cost]:
             multiple = math.lcm(multiple, _divisor(divisor))
             if multiple > MAX_DIVISOR:
                 raise InvalidRequestError(
-                    f"multipleOf {divisor} is too fine: the divisors of a schema may have a common multiple of at most "
+                    f"multipleOf {divisor} is too fine: the divisors of a schema may have a "
+                    "common multiple of at most "
                     f"{MAX_DIVISOR}, powers of ten aside"
                 )
     for node in _nodes(schema):
@@ -136,7 +139,8 @@ class _Together:
             return self._widths[id(node)]
         if depth > MAX_DEPTH:
             raise InvalidRequestError(
-                f"the schema is nested too deeply: $ref and allOf lead to each other over more than {MAX_DEPTH} steps"
+                "the schema is nested too deeply: $ref and allOf lead to each other over more "
+                f"than {MAX_DEPTH} steps"
             )
         self._widths[id(node)] = 1  # one that leads back to itself is counted once
         widths = [self._width(name) for name in _dict(node.get("patternProperties"))]

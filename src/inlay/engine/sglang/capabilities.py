@@ -23,7 +23,8 @@ POOLS = {
 """SGLang's pooling, by model type, whatever the model's files say."""
 
 NOT_ALONE = (
-    "rows are taken by models whose SGLang implementation adds nothing to their embeddings; that of {model_type!r} is not "
+    "rows are taken by models whose SGLang implementation adds nothing to their embeddings; that "
+    "of {model_type!r} is not "
     "known to be one"
 )
 
@@ -32,10 +33,16 @@ REFUSALS = (
     Refusal("prompt_logprobs", "any", "SGLang does not say how each token ranked"),
     Refusal("bad_words", "any", "SGLang has no such thing"),
     Refusal("allowed_token_ids", "any", "SGLang has no such thing"),
-    Refusal("logprob_token_ids", "any", "inlay does not ask SGLang for other logprobs than the best"),
-    Refusal("thinking_token_budget", "any", "SGLang ends no thinking without a processor of the client's own"),
+    Refusal("logprob_token_ids", "any", "inlay asks SGLang for the best logprobs alone"),
+    Refusal(
+        "thinking_token_budget", "any",
+        "SGLang ends no thinking without a processor of the client's own",
+    ),
     Refusal("min_tokens", "any", "SGLang can only hold back ends that it looks for itself"),
-    Refusal("prior_output_with_penalties", "any", "SGLang would count the tokens of the other worker as the prompt's"),
+    Refusal(
+        "prior_output_with_penalties", "any",
+        "SGLang would count the tokens of the other worker as the prompt's",
+    ),
 )  # fmt: skip
 """Features that no request may ask for."""
 

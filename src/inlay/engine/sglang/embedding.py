@@ -134,6 +134,7 @@ class SglangEmbedding:
             limits=Limits(
                 max_model_len=fits if wanted is None else min(fits, wanted),
                 max_num_seqs=settings.max_num_seqs,
+                max_num_queued_tokens=settings.max_num_queued_tokens,
                 max_prompt_embeds_abs=rows.bound,
             ),
             engine="sglang",
@@ -179,12 +180,14 @@ def _check(config: EmbeddingConfig, modes: Sequence[PoolingMode], model_type: st
     own = capabilities.POOLS.get(model_type)
     if own is None:
         raise InvalidRequestError(
-            f"SGLang makes vectors here with models of type {', '.join(sorted(capabilities.POOLS))}; this one is "
+            "SGLang makes vectors here with models of type "
+            f"{', '.join(sorted(capabilities.POOLS))}; this one is "
             f"{model_type!r}"
         )
     if list(modes) != [own]:
         raise InvalidRequestError(
-            f"SGLang pools models of type {model_type!r} by {own!r}; this one wants {' and '.join(modes)}",
+            f"SGLang pools models of type {model_type!r} by {own!r}; this one wants "
+            f"{' and '.join(modes)}",
             param="pooling",
         )
     if config.dense or not config.normalize:

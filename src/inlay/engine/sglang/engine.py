@@ -95,7 +95,7 @@ class SglangEngine:
         """Return why, once SGLang has died."""
         return await self._process.failed()
 
-    def generate(self, request: Request, emit: Emit) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`.
 
         Raises:

@@ -16,7 +16,7 @@ _DIED = "SGLang's engine process died"
 
 
 class Process:
-    """SGLang's engine. When a process of it dies every request ends with an error, `failed` returns.
+    """SGLang's engine. When a process of it dies all requests end with errors, `failed` returns.
 
     Its client would take SIGTERM for itself, and end this process and all below it when a child
     fails. Here it does neither.
@@ -67,7 +67,8 @@ class Process:
             raise
         except Exception as error:
             raise EngineError(
-                f"SGLang did not start; its own output above says why: {type(error).__name__}: {error}"
+                f"SGLang did not start; its own output above says why: {type(error).__name__}: "
+                f"{error}"
             ) from error
         client = self._engine.tokenizer_manager
         # As its `auto_create_handle_loop`, without the signals.

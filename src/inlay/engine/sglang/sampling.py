@@ -8,8 +8,8 @@ from inlay.request import Request
 def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:
     """SGLang's parameters for choosing the tokens of `request`.
 
-    What ends an output is `SglangRequestTracker`'s to find: SGLang looks for no stop tokens where it
-    ignores the model's own end.
+    What ends an output is `SglangRequestTracker`'s to find: SGLang looks for no stop tokens where
+    it ignores the model's own end.
 
     Args:
         request: checked.

@@ -14,6 +14,9 @@ Prompts may be tokens, embedding vectors, or both. One step goes through these t
   belong to it.
 - `sampling/` turns logits into token ids, `grammar/` computes masks of allowed tokens,
   `prompt_logprobs.py` scores prompts.
+- `vision/` encodes the images of prompts, off the engine's thread; `prompt_media.py` keeps which
+  of them a sequence needs. The scheduler asks for an image when the prefix cache does not hold its
+  positions, and its sequence waits until the rows are there. In a batch, images are rows.
 - `InFlightStep` is a step whose results are not read yet. `CacheEvents` reports changes of the
   prefix cache, `SleepState` keeps what a sleeping engine needs to wake.
 
@@ -33,6 +36,5 @@ Invariants:
 - No sequence is preempted while one of its steps is unread: the scheduler reports that it is
   blocked, and the next step is collected first.
 - Sampling waits for the device only for top_p or min_p without top_k, or with a top_k above 256:
-the
-  number of candidates then depends on the data.
+  the number of candidates then depends on the data.
 """

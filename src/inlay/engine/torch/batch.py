@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,10 +18,14 @@ from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError
-from inlay.prompt import Rows, Segment, Tokens
+from inlay.media.positions import GRID_FIELD
+from inlay.prompt import Buffer, Rows, Segment, Tokens
 
 if TYPE_CHECKING:
-    from inlay.engine.torch.scheduler import ScheduledChunk
+    from inlay.engine.torch.plan import ScheduledChunk
+
+DEEPSTACK = "deepstack"
+"""Kind of the fields of a bundle that hold inner features: `deepstack.0` and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class BatchItem:
         adapter: slot of the adapter for these positions, or `lora.BASE`.
         pending: True if only the device knows the last position's token; the segments end before
             it.
+        rope: [3, count] int64, rotary positions; None where they are the positions themselves.
+        wholes: (first, past-last) absolute positions of runs whose positions see all of their run.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -45,6 +52,8 @@ class BatchItem:
     samples: bool
     adapter: int = BASE
     pending: bool = False
+    rope: npt.NDArray[np.int64] | None = None
+    wholes: Sequence[tuple[int, int]] = ()
 
 
 class Batch(NamedTuple):
@@ -64,6 +73,12 @@ class Batch(NamedTuple):
         counts: positions of each span.
         contexts: number of positions of each sequence up to the end of its span.
         adapters: slot of each span's adapter, or `lora.BASE`; empty if no span has one.
+        rope: [3, T] int64, rotary positions by time, height and width; None for models that number
+            positions by one axis.
+        features: [K, R, C], added to the hidden states of embedding vectors after the first K
+            layers; None if there are none.
+        wholes: (span, first, past-last absolute position) of runs whose positions see all of their
+            run; each lies in its span.
     """
 
     token_ids: Tensor
@@ -77,10 +92,21 @@ class Batch(NamedTuple):
     counts: tuple[int, ...]
     contexts: tuple[int, ...]
     adapters: tuple[int, ...] = ()
+    rope: Tensor | None = None
+    features: Tensor | None = None
+    wholes: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
-    def of(cls, spans: "Iterable[ScheduledChunk]", page_size: int) -> "Batch":
-        """Build the batch of a scheduled step; raises as `pack` does."""
+    def of(
+        cls, spans: "Iterable[ScheduledChunk]", page_size: int, *, bidirectional: bool = False
+    ) -> "Batch":
+        """Build the batch of a scheduled step; raises as `pack` does.
+
+        Args:
+            spans: of the step.
+            page_size: positions in a page.
+            bidirectional: attention inside atomic segments is.
+        """
         return cls.pack(
             (
                 BatchItem(
@@ -91,6 +117,10 @@ class Batch(NamedTuple):
                     span.samples,
                     span.sequence.adapter,
                     span.sequence.has_pending_token,
+                    span.sequence.rope(span.start, span.start + span.count),
+                    span.sequence.wholes(span.start, span.start + span.count)
+                    if bidirectional
+                    else (),
                 )
                 for span in spans
             ),
@@ -134,17 +164,16 @@ class Batch(NamedTuple):
                 where = first + position - stretch.start
                 if isinstance(segment, Tokens):
                     token_ids[where : where + len(segment)] = segment.ids
-                elif isinstance(segment, Rows) and not segment.bundle:
+                elif isinstance(segment, Rows):
                     rows.append((where, segment))
                 else:
-                    raise EngineError(
-                        "the torch engine embeds tokens and plain rows; got media or a bundle"
-                    )
+                    raise EngineError("the torch engine embeds tokens and rows; got media")
             first += stretch.count
         ends = np.cumsum([stretch.count for stretch in stretches], dtype=np.int64) - 1
         sampled = ends[np.fromiter((stretch.samples for stretch in stretches), dtype=np.bool_)]
         pending = ends[np.fromiter((stretch.pending for stretch in stretches), dtype=np.bool_)]
         row_index, row_values = _rows(rows)
+        ropes = [stretch.rope for stretch in stretches if stretch.rope is not None]
         adapters = tuple(stretch.adapter for stretch in stretches)
         return cls(
             torch.from_numpy(token_ids),
@@ -158,6 +187,11 @@ class Batch(NamedTuple):
             tuple(stretch.count for stretch in stretches),
             tuple(stretch.start + stretch.count for stretch in stretches),
             adapters if any(slot != BASE for slot in adapters) else (),
+            torch.from_numpy(np.concatenate(ropes, axis=1)) if ropes else None,
+            _features(rows),
+            tuple(
+                (span, *whole) for span, stretch in enumerate(stretches) for whole in stretch.wholes
+            ),
         )
 
     def to(self, device: torch.device) -> "Batch":
@@ -179,6 +213,9 @@ class Batch(NamedTuple):
             self.counts,
             self.contexts,
             self.adapters,
+            None if self.rope is None else upload(self.rope, device),
+            None if self.features is None else upload(self.features, device),
+            self.wholes,
         )
 
 
@@ -197,10 +234,38 @@ def _rows(rows: list[tuple[int, Rows]]) -> tuple[Tensor, Tensor]:
     index = torch.tensor(list(chain.from_iterable(range(at, at + len(part)) for at, part in rows)))
     dtype: torch.dtype = getattr(torch, dtypes.pop())
     values = torch.empty(len(index), rows[0][1].shape[1], dtype=dtype)
-    target = values.view(torch.uint8).numpy()
     first = 0
     for _, segment in rows:
-        source = np.frombuffer(segment.data.view, dtype=np.uint8)
-        target[first : first + len(segment)] = source.reshape(len(segment), -1)
+        _copy(segment.data, values[first : first + len(segment)])
         first += len(segment)
     return index, values
+
+
+def _features(rows: list[tuple[int, Rows]]) -> Tensor | None:
+    """Return the inner features of embedding vectors [K, R, C]; zero for those without any.
+
+    Field `deepstack.k` of a bundle is for layer k. None if no bundle has one.
+    """
+    fields = [
+        [field for field in segment.bundle if field.name != GRID_FIELD] for _, segment in rows
+    ]
+    levels = max(map(len, fields), default=0)
+    if not levels:
+        return None
+    count, first = sum(len(segment) for _, segment in rows), 0
+    dtype: torch.dtype = getattr(torch, rows[0][1].dtype)
+    features = torch.zeros(levels, count, rows[0][1].shape[1], dtype=dtype)
+    for (_, segment), own in zip(rows, fields, strict=True):
+        for field in own:
+            kind, _, level = field.name.partition(".")
+            if kind != DEEPSTACK or not level.isdecimal() or int(level) >= levels:
+                raise EngineError(f"the torch engine reads no field {field.name!r} of rows")
+            _copy(field.data, features[int(level), first : first + len(segment)])
+        first += len(segment)
+    return features
+
+
+def _copy(source: Buffer, target: Tensor) -> None:
+    """Copy the bytes of rows into `target` [rows, C], contiguous."""
+    found = np.frombuffer(source.view, dtype=np.uint8)
+    target.view(torch.uint8).numpy()[:] = found.reshape(len(target), -1)

@@ -44,8 +44,8 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     if on_cpu:
         dtype_name(settings.dtype, config, on_cpu=True)
     task = task_of(directory)[0] if settings.task == "auto" else settings.task
-    if task == "generate":
-        family_of(config)
+    # What a configuration with a tower leaves out of its `text_config` is known when it loads.
+    if task == "generate" and family_of(config).language is None:
         context_length(settings.max_model_len, config)
 
 
@@ -70,7 +70,8 @@ def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
     Raises:
         InvalidRequestError: the dtype is not supported there.
     """
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    named = config if "dtype" in config or "torch_dtype" in config else config.get("text_config")
+    stored = str((named or {}).get("dtype") or (named or {}).get("torch_dtype") or "float32")
     chosen = stored if name == "auto" else name
     if chosen not in _DTYPES:
         raise InvalidRequestError(f"the checkpoint is {stored}; allowed: {', '.join(_DTYPES)}")

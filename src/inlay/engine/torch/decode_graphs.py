@@ -86,6 +86,7 @@ class _Inputs(NamedTuple):
         memory: the whole tensor.
         token_ids: [B] int64.
         positions: [B] int64.
+        rope: [3, B] int64, of models that number positions by three axes; else [0, B].
         slots: [N, B] int64.
         contexts: [B] int32, number of positions of each sequence including this one.
         block_table: [N, B, W] int32.
@@ -94,23 +95,32 @@ class _Inputs(NamedTuple):
     memory: Tensor
     token_ids: Tensor
     positions: Tensor
+    rope: Tensor
     slots: Tensor
     contexts: Tensor
     block_table: Tensor
 
     @classmethod
     def of(
-        cls, device: torch.device, size: int, groups: int, width: int, *, pinned: bool = False
+        cls,
+        device: torch.device,
+        size: int,
+        groups: int,
+        width: int,
+        axes: int,
+        *,
+        pinned: bool = False,
     ) -> "_Inputs":
-        """Return zeros for `size` sequences."""
+        """Return zeros for `size` sequences and `axes` rotary positions of each."""
         pairs = -(-size // 2), -(-groups * size * width // 2)
-        sizes = [size, size, groups * size, *pairs]
+        sizes = [size, size, axes * size, groups * size, *pairs]
         memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
-        token_ids, positions, slots, contexts, table = memory.split_with_sizes(sizes)
+        token_ids, positions, rope, slots, contexts, table = memory.split_with_sizes(sizes)
         return cls(
             memory,
             token_ids,
             positions,
+            rope.view(axes, size),
             slots.view(groups, size),
             contexts.view(torch.int32)[:size],
             table.view(torch.int32)[: groups * size * width].view(groups, size, width),
@@ -233,19 +243,28 @@ class DecodeGraphs:
         return self._hidden[:count], self._logits[:count]
 
     def _new_inputs(self, size: int) -> _Inputs:
-        return _Inputs.of(self._model.device, size, len(self._model.page_groups), self._width)
+        return _Inputs.of(
+            self._model.device, size, len(self._model.page_groups), self._width, _axes(self._model)
+        )
 
     def _filled(self, size: int, batch: Batch | None) -> _Inputs:
         """Return the inputs of `size` sequences on the host: those of `batch`, then padding."""
         groups = len(self._model.page_groups)
         host = _Inputs.of(
-            torch.device("cpu"), size, groups, self._width, pinned=self._model.device.type == "cuda"
+            torch.device("cpu"),
+            size,
+            groups,
+            self._width,
+            _axes(self._model),
+            pinned=self._model.device.type == "cuda",
         )
         count = 0
         if batch is not None:
             count = len(batch.token_ids)
             host.token_ids[:count] = batch.token_ids
             host.positions[:count] = batch.positions
+            if batch.rope is not None:
+                host.rope[:, :count] = batch.rope
             host.slots[:, :count] = batch.slots
             host.contexts[:count] = torch.tensor(batch.contexts, dtype=torch.int32)
             host.block_table[:, :count, : batch.block_table.shape[2]] = batch.block_table
@@ -279,7 +298,11 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
     A step is rehearsed on meta tensors: code that depends on data fails there.
     """
     inputs = _Inputs.of(
-        model.device, 2, len(model.page_groups), pages_for(bounds.max_model_len, pages.page_size)
+        model.device,
+        2,
+        len(model.page_groups),
+        pages_for(bounds.max_model_len, pages.page_size),
+        _axes(model),
     )
     batch, paged = _batch(inputs, pages, bounds.max_model_len)
     try:
@@ -292,6 +315,11 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
         ):
             return "flash attention does not read pages here"
     return None
+
+
+def _axes(model: CausalModel) -> int:
+    """Return the number of rotary positions of a position; 0 where it is one, the position."""
+    return model.rope_axes if model.rope_axes > 1 else 0
 
 
 def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _FlashOnly]:
@@ -309,6 +337,7 @@ def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _Fla
         inputs.block_table,
         (1,) * size,
         (max_context,) * size,
+        rope=inputs.rope if len(inputs.rope) else None,
     )
     starts = torch.arange(size + 1, dtype=torch.int32, device=device)
     return batch, _FlashOnly(

@@ -6,11 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
@@ -19,14 +19,19 @@ from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.grammar.grammars import MAX_SECONDS, Grammars, Waiting, too_late
+from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.loading import admission_of, card_of, core_of
+from inlay.engine.torch.grammar.waits import GrammarWaits
+from inlay.engine.torch.loading import admission_of, card_of, core_of, encoder_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError, OverloadedError
-from inlay.request import Emit, FinishReason, Grammar, Output, Request, Usage
+from inlay.engine.torch.vision.encode_requests import EncodeRequests
+from inlay.engine.torch.vision.encoder import ImageEncoder
+from inlay.engine.torch.vision.requests import ImageRequests
+from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.prompt import Media, Rows
+from inlay.request import Emit, FinishReason, Output, Request, Task, Usage
 from inlay.routing import KvEvent
 
 log = logging.getLogger(__name__)
@@ -35,29 +40,26 @@ _T = TypeVar("_T")
 
 
 class _Receiver(NamedTuple):
-    """Receiver of a request's outputs, and its last output if the thread never saw it."""
+    """Receiver of a request's outputs, and its last output if the thread never saw it.
+
+    `expires` is the request's deadline on the clock of `Core.expire`.
+    """
 
     request: Request
     emit: Emit
+    expires: float | None
 
     def lost(self, error: InlayError) -> Output:
         """Return the last output, with `error`."""
-        return self._last("error", ErrorFrame.of(error))
+        return self._last("error", error)
 
     def aborted(self) -> Output:
         """Return the last output of an aborted request."""
         return self._last("abort", None)
 
-    def _last(self, reason: FinishReason, error: ErrorFrame | None) -> Output:
-        done = len(self.request.prior_output)
-        return Output(
-            self.request.id,
-            self.request.attempt,
-            done,
-            finish_reason=reason,
-            usage=Usage(len(self.request.prompt), done),
-            error=error,
-        )
+    def _last(self, reason: FinishReason, error: InlayError | None) -> Output:
+        usage = Usage(len(self.request.prompt), len(self.request.prior_output))
+        return replace(self.request.end(reason, error), usage=usage)
 
 
 class TorchEngine:
@@ -81,8 +83,9 @@ class TorchEngine:
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
         self._receivers: dict[str, _Receiver] = {}
-        self._grammars: Grammars | None = None
-        self._waits: dict[str, tuple[asyncio.TimerHandle, Waiting]] = {}
+        self._waits: GrammarWaits | None = None
+        self._images: ImageRequests | None = None
+        self._encodes: EncodeRequests | None = None
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
         self._sleep_state: SleepState | None = None
@@ -132,10 +135,10 @@ class TorchEngine:
     async def close(self) -> None:
         """End every request with "abort", stop the thread and release the model."""
         self._closing = True
-        for request_id in tuple(self._waits):
-            self.abort(request_id)
-        if self._grammars is not None:
-            self._grammars.close()
+        if self._waits is not None:
+            for request_id in self._waits.stop_all():
+                self._deliver([self._receivers[request_id].aborted()])
+            self._waits.close()
         await self._end()
         self._events.close()
 
@@ -145,6 +148,12 @@ class TorchEngine:
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if self._encodes is not None:
+            self._encodes.abort_all()
+        if self._images is not None:
+            self._stats = self._now()
+            await self._images.close()
+            self._images = None
 
     def check_sleep(self, level: int) -> None:
         """Accept every level."""
@@ -158,8 +167,8 @@ class TorchEngine:
             EngineError: the engine is not running, or it has requests.
         """
         if self._sleep_state is None:
-            if self._receivers:
-                raise EngineError(f"{len(self._receivers)} requests are under way")
+            if running := len(self._receivers) + len(self._encodes or ()):
+                raise EngineError(f"{running} requests are under way")
             for name in self._held:
                 await self._ask(partial(Core.remove_adapter, name=name))
             await self._end()
@@ -199,7 +208,7 @@ class TorchEngine:
             await self.load_adapter(adapter, directory)
         return True
 
-    def generate(self, request: Request, emit: Emit) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`.
 
         Raises:
@@ -215,72 +224,41 @@ class TorchEngine:
             raise OverloadedError("the engine is closing")
         if request.id in self._receivers:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        if request.task is Task.ENCODE and self._encodes is not None:
+            self._encodes.submit(request, emit)
+            return
         self._admission.check(request)
-        receiver = self._receivers[request.id] = _Receiver(request, emit)
         expires = None if request.deadline is None else time.monotonic() + request.deadline
-        if request.sampling.grammar is None:
+        receiver = self._receivers[request.id] = _Receiver(request, emit, expires)
+        if request.sampling.grammar is None or self._waits is None:
             self._send(partial(_admit, receiver, expires, None))
         else:
-            self._wait_for_grammar(receiver, request.sampling.grammar, expires)
+            self._waits.start(request, request.sampling.grammar)
 
-    def _wait_for_grammar(
-        self, receiver: _Receiver, grammar: Grammar, expires: float | None
-    ) -> None:
-        """Admit a request when its grammar is compiled. Until then the core does not know it."""
-        request = receiver.request
-        if self._grammars is None or self._loop is None:
-            raise EngineError("the engine is not started")
-        loop = self._loop
+    def _grammar_ready(self, request_id: str, found: GrammarState | InlayError) -> None:
+        receiver = self._receivers[request_id]
+        if isinstance(found, InlayError):
+            self._deliver([receiver.lost(found)])
+        else:
+            self._send(partial(_admit, receiver, receiver.expires, found))
 
-        def compiled(future: "Future[GrammarState]") -> None:
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(arrived, future)
+    def _encode(self, request_id: str, run: Media) -> None:
+        """Encode an image that the core asked for."""
+        receiver = self._receivers.get(request_id)
+        if receiver is not None and self._images is not None:
+            self._images.start(receiver.request, run)
 
-        def arrived(future: "Future[GrammarState]") -> None:
-            if self._receivers.get(request.id) is not receiver or not self._stop_waiting(
-                request.id
-            ):
-                return
-            cause = future.exception()
-            if cause is None:
-                self._send(partial(_admit, receiver, expires, future.result()))
-            elif isinstance(cause, InlayError):
-                self._deliver([receiver.lost(cause)])
-            else:
-                log.error("the grammar of request %s was not compiled", request.id, exc_info=cause)
-                failed = EngineError(f"the grammar was not compiled: {type(cause).__name__}")
-                self._deliver([receiver.lost(failed)])
-
-        def late() -> None:
-            self._stop_waiting(request.id)
-            self._deliver([receiver.lost(too_late(waiting, request.deadline))])
-
-        waiting = self._grammars.start(
-            grammar,
-            request.sampling.stop_token_ids,
-            request.prior_output,
-            client=request.client,
-            salt=request.salt,
-        )
-        seconds = MAX_SECONDS if request.deadline is None else min(MAX_SECONDS, request.deadline)
-        self._waits[request.id] = loop.call_later(seconds, late), waiting
-        waiting.state.add_done_callback(compiled)
-
-    def _stop_waiting(self, request_id: str) -> bool:
-        """Cancel the wait for a grammar. Returns True if the request was waiting for one."""
-        timer, waiting = self._waits.pop(request_id, (None, None))
-        if timer is None or waiting is None:
-            return False
-        timer.cancel()
-        waiting.state.cancel()
-        return True
+    def _encoded(self, request_id: str, digest: bytes, found: Rows | InlayError) -> None:
+        self._send(lambda core: core.encoded(request_id, digest, found))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step."""
-        if self._stop_waiting(request_id):
+        if self._waits is not None and self._waits.stop(request_id):
             self._deliver([self._receivers[request_id].aborted()])
         elif request_id in self._receivers:
             self._send(lambda core: core.abort(request_id))
+        elif self._encodes is not None:
+            self._encodes.abort(request_id)
 
     async def failed(self) -> EngineError:
         """Wait until a step fails as a whole; return the error."""
@@ -352,6 +330,11 @@ class TorchEngine:
         finally:
             self._asked.discard(done)
 
+    @property
+    def encoder(self) -> ImageEncoder | None:
+        """The encoder of images; None while asleep, or if the model takes none."""
+        return None if self._images is None else self._images.encoder
+
     async def probe(self) -> float:
         """Run one token through the model before all waiting requests; return the seconds it took.
 
@@ -362,7 +345,11 @@ class TorchEngine:
 
     def stats(self) -> Stats:
         """Return the counters after the last step."""
-        return add_stats(self._before, self._stats)
+        return add_stats(self._before, self._now())
+
+    def _now(self) -> Stats:
+        """Return the counters since the engine last woke."""
+        return self._stats if self.encoder is None else self.encoder.counted(self._stats)
 
     def _send(self, command: Callable[[Core], Iterable[Output]]) -> None:
         self._commands.append(command)
@@ -376,6 +363,8 @@ class TorchEngine:
                 if ended
                 else self._receivers[output.request_id]
             )
+            if ended and self._images is not None:
+                self._images.stop(output.request_id)
             try:
                 receiver.emit(output)
             except Exception:
@@ -418,8 +407,9 @@ class TorchEngine:
         self._stats = core.stats()
         self._post(outputs)
         self._events.flush()
-        if not len(core) and not self._commands:
-            self._wake.wait()
+        rest = core.rest(time.monotonic())
+        if rest != 0 and not self._commands:
+            self._wake.wait(rest)
 
     def _read(self, core: Core) -> list[Output]:
         outputs: list[Output] = []
@@ -436,8 +426,8 @@ class TorchEngine:
         """On the event loop, after the last outputs: end requests the thread never saw."""
         self._failure = error
         self._failing.set()
-        for request_id in tuple(self._waits):
-            self._stop_waiting(request_id)
+        if self._waits is not None:
+            self._waits.stop_all()
         self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
         for done in self._asked:
             _reject(done, error)
@@ -462,12 +452,23 @@ class TorchEngine:
             CausalModel.load(settings) if self._sleep_state is None else self._sleep_state.model()
         )
         blocks = None if self._card is None else self._card.num_blocks
-        core = core_of(settings, model, self._secret, self._events, num_blocks=blocks)
+        core = core_of(
+            settings,
+            model,
+            self._secret,
+            self._events,
+            num_blocks=blocks,
+            encode=lambda request_id, run: self._call(partial(self._encode, request_id, run)),
+        )
         self._model = model
+        encoder = encoder_of(settings, model)
+        self._images = None if encoder is None else ImageRequests(encoder, self._encoded)
         if self._card is None:
-            self._grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
-            self._card = card_of(settings, core, self._secret)
-        self._admission = admission_of(settings, core)
+            grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
+            self._waits = GrammarWaits(grammars, self._grammar_ready)
+            self._card = card_of(settings, core, self._secret, encoder)
+        self._admission = admission_of(settings, core, encoder)
+        self._encodes = None if encoder is None else EncodeRequests(encoder, self._admission)
         return core
 
 
@@ -477,6 +478,8 @@ def _admit(
     """Admit one request; an error ends only this one."""
     try:
         return core.admit(receiver.request, expires, grammar)
+    except InlayError as error:
+        return [receiver.lost(error)]
     except Exception as error:
         log.exception("request %s was not admitted", receiver.request.id)
         return [receiver.lost(EngineError(f"the request was not admitted: {type(error).__name__}"))]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.native import kernels
+from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.prompt_logprobs import Scored
 from inlay.engine.torch.sampling.sampler import SampledToken, SampledTokens
-from inlay.engine.torch.scheduler import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError

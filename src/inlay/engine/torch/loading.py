@@ -1,5 +1,9 @@
 """Construction of a torch engine from its settings: core, metadata, request checks."""
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
 from inlay import __version__
 from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
@@ -16,7 +20,13 @@ from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
+from inlay.engine.torch.vision.encoder import ImageEncoder
+from inlay.engine.torch.vision.loading import image_encoder
+from inlay.errors import InvalidRequestError
+from inlay.prompt import Media
 from inlay.request import Task
+
+_logger = logging.getLogger(__name__)
 
 
 def core_of(
@@ -26,6 +36,7 @@ def core_of(
     events: CacheEvents,
     *,
     num_blocks: int | None = None,
+    encode: Callable[[str, Media], None] | None = None,
 ) -> Core:
     """Allocate the pages of `model` and build its core.
 
@@ -35,6 +46,7 @@ def core_of(
         secret: key of the digests.
         events: records changes of the prefix cache.
         num_blocks: number of pages; computed from settings and memory unless given.
+        encode: as for `Core`.
 
     Raises:
         InvalidRequestError: the configured cache does not hold one sequence.
@@ -66,11 +78,27 @@ def core_of(
         events=events,
         overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         max_cpu_loras=settings.cpu_loras,
+        encode=encode,
     )
 
 
-def admission_of(settings: EngineSettings, core: Core) -> Admission:
-    """Return the checks of requests for `core`."""
+def encoder_of(settings: EngineSettings, model: CausalModel) -> ImageEncoder | None:
+    """Return the encoder of a model's images; None, with a log line, if it takes none."""
+    if model.tower is None:
+        return None
+    try:
+        return image_encoder(
+            settings, model.tower, Path(model.path), model.hidden_size, model.weights_id
+        )
+    except InvalidRequestError as error:
+        _logger.warning("the model serves text alone, without images: %s", error.message)
+        return None
+
+
+def admission_of(
+    settings: EngineSettings, core: Core, encoder: ImageEncoder | None = None
+) -> Admission:
+    """Return the checks of requests for `core`, whose images `encoder` encodes."""
     model = core.model
     return Admission(
         bounds=core.bounds,
@@ -81,11 +109,14 @@ def admission_of(settings: EngineSettings, core: Core) -> Admission:
         refuses_rows=model.refuses_rows,
         grammars=KINDS,
         adapters=core.adapters,
+        media=None if encoder is None else encoder.spec,
     )
 
 
-def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
-    """Return the metadata of an engine around `core`."""
+def card_of(
+    settings: EngineSettings, core: Core, secret: Secret, encoder: ImageEncoder | None = None
+) -> ModelCard:
+    """Return the metadata of an engine around `core`, whose images `encoder` encodes."""
     model, bounds = core.model, core.bounds
     names = settings.names
     max_abs = settings.max_prompt_embeds_abs
@@ -106,7 +137,7 @@ def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
         ),
         engine="torch",
         engine_version=__version__,
-        tasks=(Task.GENERATE,),
+        tasks=(Task.GENERATE,) if encoder is None else (Task.GENERATE, Task.ENCODE),
         embedding_table_id=model.embedding_table_id,
         embedding_abs_max=model.embedding_abs_max,
         prompt_embeds=model.refuses_rows,
@@ -118,7 +149,8 @@ def card_of(settings: EngineSettings, core: Core, secret: Secret) -> ModelCard:
         grammars=KINDS,
         shares_text_prefix=True,
         secret_fingerprint=secret.fingerprint,
+        media=None if encoder is None else encoder.spec,
     )
 
 
-__all__ = ["admission_of", "card_of", "core_of"]
+__all__ = ["admission_of", "card_of", "core_of", "encoder_of"]

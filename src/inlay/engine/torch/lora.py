@@ -191,6 +191,13 @@ class LoraBank:
         self._places |= {name: (adapted, part) for part, name in enumerate(names)}
         return adapted
 
+    def rename(self, old: str, new: str) -> None:
+        """Put `new` in place of the beginning `old` of modules' names."""
+        self._places = {
+            f"{new}{name.removeprefix(old)}" if name.startswith(old) else name: place
+            for name, place in self._places.items()
+        }
+
     def shapes(self) -> Mapping[str, tuple[int, int]]:
         """(outputs, inputs) of each adaptable module, by name."""
         return {name: adapted.shape(part) for name, (adapted, part) in self._places.items()}

@@ -3,6 +3,7 @@
 import copy
 import logging
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ class CausalModel:
         embedding_table_id: identity of the input embedding table, 32 hex digits.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
         refuses_rows: why embedding vectors cannot be prompts, or None.
+        tower: transformers module that computes image features; None without images.
+        rope_axes: as in `Family`.
+        bidirectional: as in `Family`.
     """
 
     def __init__(
@@ -79,14 +83,18 @@ class CausalModel:
         Raises:
             InvalidRequestError: its attention layers use an unsupported option.
         """
+        self.tower = split_tower(model, family)
         accelerate(model, family.fused, lora)
+        if lora is not None and family.language is not None:
+            # Adapters name modules as they are in the whole model.
+            lora.rename("model.", f"model.{family.language}.")
         self.lora = lora
-        config = model.config
+        config = model.config.get_text_config()
         generation = generation_config(directory)
         table = EmbeddingTable.open(directory)
         self._model = model
         self._head = _head_of(model)
-        self._embed = model.get_input_embeddings()
+        self._embed = model.base_model.get_input_embeddings()
         self._float32_scores = family.float32_scores
         self._workspace = Workspace()
         self._least_rows = least_rows(model)
@@ -109,6 +117,8 @@ class CausalModel:
         self.embedding_table_id = table.id
         self.embedding_abs_max = table.abs_max()
         self.refuses_rows = family.refuses_rows
+        self.rope_axes = family.rope_axes
+        self.bidirectional = family.bidirectional
 
     @classmethod
     def load(cls, settings: EngineSettings) -> "CausalModel":
@@ -123,7 +133,8 @@ class CausalModel:
         family = family_of(config)
         device = device_of(settings.device)
         refuse_gpu_settings(settings, on_cpu=device.type == "cpu")
-        max_model_len = context_length(settings.max_model_len, config)
+        if family.language is None:
+            context_length(settings.max_model_len, config)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
         try:
@@ -132,12 +143,16 @@ class CausalModel:
             )
         except (OSError, ValueError) as error:
             raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
-        check_positions(parsed, max_model_len)
+        text = parsed.get_text_config()
+        max_model_len = context_length(settings.max_model_len, text.to_dict())
+        check_positions(text, max_model_len)
         model = load(
             getattr(transformers, family.architecture),
             directory,
             dtype=dtype_of(settings.dtype, config, device),
-            attn_implementation=IMPLEMENTATION,
+            attn_implementation=(
+                IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
+            ),
         )
         model.to(device)
         lora = (
@@ -199,12 +214,14 @@ class CausalModel:
                     batch, pages, self._workspace, float32_scores=self._float32_scores
                 )
             padding = max(0, self._least_rows - len(batch.positions))
+            positions = batch.positions[None] if batch.rope is None else batch.rope[:, None]
             with self._adapted(batch, padding):
                 states: Tensor = self._model.base_model(
                     inputs_embeds=F.pad(self._inputs(batch), (0, 0, 0, padding))[None],
-                    position_ids=F.pad(batch.positions, (0, padding))[None],
+                    position_ids=F.pad(positions, (0, padding)),
                     use_cache=False,
                     paged=paged,
+                    **_inner_features(batch, padding),
                 ).last_hidden_state[0]
         return states[: len(batch.positions)]
 
@@ -273,11 +290,44 @@ class CausalModel:
         return embeds
 
 
+@dataclass
+class _HiddenStates(MoeModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
+    """Result of a body, with the fields that models with a tower read."""
+
+    image_hidden_states: None = None
+    video_hidden_states: None = None
+    rope_deltas: None = None
+
+
 class _EmbeddingStub(nn.Module):
     """Stand-in for a model's body that returns its input as last hidden states."""
 
-    def forward(self, *, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _HiddenStates:
+        return _HiddenStates(last_hidden_state=inputs_embeds)
+
+
+def split_tower(model: Any, family: Family) -> Any:
+    """Take the tower out of `model`, which is its language model alone afterwards.
+
+    Returns the body without its language model, which computes image features; None if the family
+    has no tower.
+    """
+    if family.language is None:
+        return None
+    body = getattr(model, model.base_model_prefix)
+    language = getattr(body, family.language)
+    delattr(body, family.language)
+    setattr(model, model.base_model_prefix, language)
+    return body
+
+
+def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:
+    """Return the arguments by which a body adds features after its first layers (DeepStack)."""
+    if batch.features is None:
+        return {}
+    rows = batch.positions.new_zeros(1, len(batch.positions) + padding, dtype=torch.bool)
+    rows[0, batch.row_index] = True
+    return {"visual_pos_masks": rows, "deepstack_visual_embeds": list(batch.features)}
 
 
 def _head_of(model: Any) -> Any:

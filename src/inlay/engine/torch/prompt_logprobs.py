@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sampling.draws import ranked
-from inlay.engine.torch.scheduler import ScheduledChunk
 from inlay.engine.torch.transfers import Download, upload
 from inlay.request import PromptLogprobs
 

@@ -26,7 +26,6 @@ written to are scrubbed if its sequence ends meanwhile.
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter
 
@@ -37,52 +36,15 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.fairness import Gain, StepShares, pass_over
+from inlay.engine.torch.plan import Draft, ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
-from inlay.prompt import split_point
+from inlay.prompt import Media, split_point
 
 MAX_STARVED_STEPS = 8
 """Steps in a row in which a sequence may be passed over before it goes first."""
 
 _by_order = attrgetter("order")
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Positions [start, start + count) of a sequence; `samples`: the last gives a token."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """The chunks that one step computes."""
-
-    chunks: tuple[ScheduledChunk, ...]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making.
-
-    Attributes:
-        left: positions left of the budget.
-        resting: adapters that are not in this step.
-        chunks: so far.
-        preempted: sequences that were preempted for it.
-    """
-
-    left: int
-    resting: frozenset[str]
-    chunks: dict[Sequence, ScheduledChunk] = field(default_factory=dict)
-    preempted: set[Sequence] = field(default_factory=set)
-
-    def lacks(self, sequence: Sequence) -> bool:
-        known = sequence in self.chunks or sequence in self.preempted
-        return not known and sequence.request.adapter not in self.resting
 
 
 class Scheduler:
@@ -97,6 +59,8 @@ class Scheduler:
         waiting: the others, in order.
         preemptions: number of times a sequence lost its pages.
         blocked: a sequence has to be preempted for the next plan, and has unread chunks.
+        to_encode: (sequence, a run of the item) of images that the last plan lacked the rows of;
+            their sequences wait for them.
     """
 
     def __init__(
@@ -125,6 +89,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.preemptions = 0
         self.blocked = False
+        self.to_encode: list[tuple[Sequence, Media]] = []
         self._unread: dict[Sequence, deque[ScheduledChunk]] = {}
         self._clients: Counter[str | None] = Counter()
         self._shares = StepShares(bounds, self._clients, self.running, self._pages_outstanding)
@@ -140,8 +105,12 @@ class Scheduler:
         insort(self.waiting, sequence, key=_by_order)
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step: empty only when no sequence has anything but unread chunks."""
+        """Plan the next step.
+
+        Empty only when no sequence has anything but unread chunks, or images to be encoded.
+        """
         self.blocked = False
+        self.to_encode = []
         self._shares.reset()
         self._start_waiting()
         for sequence in self.running:
@@ -232,12 +201,15 @@ class Scheduler:
         for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
             if full and (self.blocked or not self._shares.yielding_places(sequence)):
+                self._encode_ahead(sequence)
                 return
             if sequence.client in kept_for:
                 continue
             hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop
             if self._in_progress.computes_next(sequence, cached):
+                continue
+            if self._waits_for_rows(sequence, cached * self.bounds.page_size):
                 continue
             found = () if hits is None else tuple(chain.from_iterable(hits.pages))
             pages = Pages(
@@ -270,6 +242,20 @@ class Scheduler:
             if self._prefix_caching:
                 self._in_progress.add(sequence, self._num_committed(sequence))
             promised += self._pages_outstanding(sequence)
+
+    def _waits_for_rows(self, sequence: Sequence, cached: int) -> bool:
+        """True if rows of an image after the first `cached` positions are missing; ask for them."""
+        if sequence.media is None:
+            return False
+        missing = sequence.media.missing(cached)
+        self.to_encode += [(sequence, run) for run in missing if sequence.media.ask(run)]
+        return bool(missing)
+
+    def _encode_ahead(self, sequence: Sequence) -> None:
+        """Ask for the images of the next sequence while it waits for a place."""
+        if sequence.media is not None:
+            hits = self._lookup.hits(sequence)
+            self._waits_for_rows(sequence, 0 if hits is None else hits.stop * self.bounds.page_size)
 
     def _candidates(self) -> Iterable[Sequence]:
         """Waiting sequences to look at in this step, those within their share of places first."""
@@ -384,7 +370,7 @@ class Scheduler:
 
     # Planning
 
-    def _draft_plan(self) -> _Draft:
+    def _draft_plan(self) -> Draft:
         draft = self._draft_without(self._adapter_turns.choose(self.running))
         if draft.resting and not draft.chunks and not self._unread:
             # Those that rest hold the pages that the others lack.
@@ -393,8 +379,8 @@ class Scheduler:
                     draft = self._draft_without(self._adapter_turns.give(sequence.request.adapter))
         return draft
 
-    def _draft_without(self, resting: frozenset[str]) -> _Draft:
-        draft = _Draft(self.bounds.max_num_batched_tokens, resting)
+    def _draft_without(self, resting: frozenset[str]) -> Draft:
+        draft = Draft(self.bounds.max_num_batched_tokens, resting)
         self._schedule_starved(draft)
         for sequence in tuple(self.running):
             if sequence.num_pending_tokens == 1 and draft.lacks(sequence):
@@ -402,7 +388,7 @@ class Scheduler:
         self._schedule_prefills(draft)
         return draft
 
-    def _schedule_starved(self, draft: _Draft) -> None:
+    def _schedule_starved(self, draft: Draft) -> None:
         """Plan a part of each client's longest passed-over sequence, if that is too long."""
         overdue = [
             sequence for sequence in self.running if sequence.starved_steps >= MAX_STARVED_STEPS
@@ -416,7 +402,7 @@ class Scheduler:
                     draft, sequence, self.bounds.max_num_batched_tokens // (4 * len(self._clients))
                 )
 
-    def _schedule_prefills(self, draft: _Draft) -> None:
+    def _schedule_prefills(self, draft: Draft) -> None:
         """Plan those with many positions pending, clients in equal parts."""
         lines: dict[tuple[int, str | None], list[Sequence]] = {}
         for sequence in self.running:
@@ -430,7 +416,7 @@ class Scheduler:
             self._plan_line(draft, lines[key], -(-draft.left // clients[key[0]]))
             clients[key[0]] -= 1
 
-    def _plan_line(self, draft: _Draft, line: list[Sequence], budget: int) -> None:
+    def _plan_line(self, draft: Draft, line: list[Sequence], budget: int) -> None:
         """Plan one client's: half of `budget` for the first, the rest for the fewest pending."""
         # Lines before this one may have preempted some.
         line = [sequence for sequence in line if draft.lacks(sequence)]
@@ -466,7 +452,7 @@ class Scheduler:
             stop = next(end for first, end in sequence.atomic if first <= start < end)
         return stop - start if stop - start <= limit else 0
 
-    def _schedule(self, draft: _Draft, sequence: Sequence, want: int) -> None:
+    def _schedule(self, draft: Draft, sequence: Sequence, want: int) -> None:
         """Plan about `want` positions of `sequence`, with pages for them, or leave it out."""
         start, size = sequence.num_computed_tokens, self.bounds.page_size
         count = self._chunk(sequence, max(1, want), draft.left)
@@ -484,7 +470,7 @@ class Scheduler:
             sequence, start, count, count == sequence.num_pending_tokens
         )
 
-    def _make_room(self, draft: _Draft, sequence: Sequence, missing: int) -> None:
+    def _make_room(self, draft: Draft, sequence: Sequence, missing: int) -> None:
         """Preempt unplanned sequences after `sequence` until `missing` pages are available."""
         alone = len(self._clients) == 1
         for other in tuple(reversed(self.running if alone else self._shares.pages.order)):
@@ -496,4 +482,4 @@ class Scheduler:
                 draft.preempted.add(other)
 
 
-__all__ = ["MAX_STARVED_STEPS", "ScheduledChunk", "Scheduler", "SchedulerOutput"]
+__all__ = ["MAX_STARVED_STEPS", "Scheduler"]

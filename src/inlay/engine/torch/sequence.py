@@ -6,12 +6,16 @@ It has counters, no states.
 import time
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from inlay.digest import BLOCK_SIZE, Chain
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
+from inlay.engine.torch.prompt_media import PromptMedia, RopePositions
 from inlay.errors import ErrorFrame, InlayError
-from inlay.prompt import Prompt, Segment, Tokens
+from inlay.prompt import Media, Prompt, Segment, Tokens
 from inlay.request import (
     FinishReason,
     Output,
@@ -51,6 +55,7 @@ class Sequence:
         atomic: bounds of segments that must not be split.
         grammar: state of the output in the request's grammar, if any.
         adapter: slot of the adapter for its next span, or `lora.BASE`.
+        media: the prompt's images and their rows, or None if it has none.
     """
 
     __slots__ = (
@@ -59,12 +64,14 @@ class Sequence:
         "_chain",
         "_prompt_length",
         "_queued",
+        "_rope",
         "adapter",
         "atomic",
         "cached_tokens",
         "expires",
         "grammar",
         "has_pending_token",
+        "media",
         "num_cached_pages",
         "num_computed_tokens",
         "num_verified_pages",
@@ -75,6 +82,7 @@ class Sequence:
         "prompt",
         "prompt_token_ids",
         "request",
+        "sampling",
         "scored",
         "starved_steps",
         "turn_ends",
@@ -90,6 +98,7 @@ class Sequence:
         expires: float | None = None,
         page_groups: int = 1,
         grammar: GrammarState | None = None,
+        rope: RopePositions | None = None,
     ) -> None:
         """Start with nothing computed.
 
@@ -101,9 +110,11 @@ class Sequence:
             expires: deadline, or None.
             page_groups: number of page groups.
             grammar: state after the earlier output.
+            rope: rotary positions, for models that number positions by three axes.
         """
         self.request = request
         self.prompt: Prompt = request.prompt
+        self.sampling: Sampling = request.sampling
         self.output: list[int] = list(request.prior_output)
         self.prompt_token_ids = self.prompt.token_ids()
         self.pages = tuple(PageRun() for _ in range(page_groups))
@@ -123,6 +134,8 @@ class Sequence:
         self.grammar = grammar
         self.adapter = BASE
         self.atomic = self.prompt.atomic_bounds()
+        self.media = PromptMedia.of(self.prompt)
+        self._rope = rope
         self._prompt_length = len(self.prompt)
         asks = request.sampling.prompt_logprobs is not None and not request.prior_output
         self.scored = 1 if asks else self._prompt_length
@@ -134,11 +147,6 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"Sequence({self.request.id!r}, {self.num_computed_tokens}/{self.length})"
-
-    @property
-    def sampling(self) -> Sampling:
-        """The request's sampling parameters."""
-        return self.request.sampling
 
     @property
     def client(self) -> str | None:
@@ -163,7 +171,7 @@ class Sequence:
 
         0 only while it waits for launched steps.
         """
-        goes_on = self.has_pending_token and len(self.output) + 1 < self.request.sampling.max_tokens
+        goes_on = self.has_pending_token and len(self.output) + 1 < self.sampling.max_tokens
         return self.length + goes_on - self.num_computed_tokens
 
     @property
@@ -177,14 +185,26 @@ class Sequence:
     def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
         """Yield (first position, part) of each segment between positions `start` and `stop`.
 
-        Output ids are tokens; a pending one is left out.
+        Output ids are tokens; a pending one is left out. Media are rows.
         """
         base = self._prompt_length
         if start < base:
-            yield from self.prompt.spans(start, min(stop, base))
+            for first, segment in self.prompt.spans(start, min(stop, base)):
+                if isinstance(segment, Media) and self.media is not None:
+                    yield first, self.media.rows(segment)
+                else:
+                    yield first, segment
         low = max(start, base)
         if min(stop, self.length) > low:
             yield low, Tokens(tuple(self.output[low - base : stop - base]))
+
+    def rope(self, start: int, stop: int) -> npt.NDArray[np.int64] | None:
+        """Return the rotary positions [3, stop - start], or None where they are the positions."""
+        return None if self._rope is None else self._rope.between(start, stop)
+
+    def wholes(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the bounds of the atomic segments between two positions."""
+        return [bounds for bounds in self.atomic if start <= bounds[0] and bounds[1] <= stop]
 
     def page_digest(self, index: int, page_size: int) -> bytes | None:
         """Return the digest of everything up to the end of page `index`.
@@ -215,7 +235,7 @@ class Sequence:
 
     def finish_reason(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
         """Return the finish reason of the output so far, or None."""
-        sampling = self.request.sampling
+        sampling = self.sampling
         if self.output:
             last = self.output[-1]
             if last in sampling.stop_token_ids or (

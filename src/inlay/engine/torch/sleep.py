@@ -23,7 +23,7 @@ from inlay.errors import InvalidRequestError
 TAGS = ("weights", "kv_cache")
 """Parts that can be restored separately; names are vLLM's."""
 
-_GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
+_GAUGES = ("running", "waiting", "blocks_used", "blocks_total", "image_cache_bytes")
 
 
 class SleepState:

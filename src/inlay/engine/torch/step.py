@@ -4,6 +4,7 @@ Requests go in, `step` computes the scheduled chunks, outputs come out.
 """
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import replace
 
@@ -22,12 +23,14 @@ from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.plan import ScheduledChunk
+from inlay.engine.torch.prompt_media import RopePositions
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
-from inlay.engine.torch.scheduler import ScheduledChunk, Scheduler
+from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
-from inlay.prompt import Rows
+from inlay.prompt import Media, Rows
 from inlay.request import FinishReason, Output, PromptLogprobs, Request
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class Core:
         overlap: bool = False,
         events: CacheEvents | None = None,
         max_cpu_loras: int = 0,
+        encode: Callable[[str, Media], None] | None = None,
     ) -> None:
         """Allocate the pages.
 
@@ -70,6 +74,8 @@ class Core:
             overlap: launch a step before the results of the last are read.
             events: records changes of the prefix cache.
             max_cpu_loras: maximum number of loaded adapters.
+            encode: called with a request's id and a run of an image that it needs the rows of;
+                `encoded` is to be called with them, once.
         """
         self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
@@ -90,6 +96,7 @@ class Core:
         self.adapters = LoraAdapters(model.lora, max_cpu_loras)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()
+        self._encode = encode
         self._overlap = overlap
         self._in_flight: InFlightStep | None = None
         self._secret = secret
@@ -102,6 +109,7 @@ class Core:
         self._generated_tokens = 0
         self._steps = 0
         self._progress = 0
+        self._idle = False
 
     def __len__(self) -> int:
         """Number of running requests."""
@@ -144,6 +152,7 @@ class Core:
             expires=expires,
             page_groups=len(self.bounds.windows),
             grammar=grammar,
+            rope=RopePositions(request.prompt) if self.model.rope_axes == 3 else None,
         )
         self._arrivals += 1
         reason = sequence.finish_reason(self.model.eos_token_ids)
@@ -174,6 +183,34 @@ class Core:
         self._sequences.clear()
         return outputs
 
+    def encoded(self, request_id: str, digest: bytes, found: Rows | InlayError) -> list[Output]:
+        """Take the rows of an image that a request asked for, or end it with an error.
+
+        Does nothing if it has ended.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.media is None:
+            return []
+        self._idle = False
+        if isinstance(found, Rows):
+            try:
+                sequence.media.put(digest, found)
+                return []
+            except EngineError as error:
+                found = error
+        return [self._end(sequence, error=found)]
+
+    def rest(self, now: float) -> float | None:
+        """Return the seconds for which nothing can be computed, None for ever, unless asked.
+
+        Args:
+            now: current time on the clock of the requests' `expires`.
+        """
+        if len(self) and not self._idle:
+            return 0
+        ends = [each.expires for each in self._sequences.values() if each.expires is not None]
+        return max(0.0, min(ends) - now) if ends else None
+
     def expire(self, now: float) -> list[Output]:
         """End the requests whose deadline has passed.
 
@@ -202,10 +239,15 @@ class Core:
             Exception: any error of the model; only `fail_all` may be called afterwards.
         """
         before, self._in_flight = self._in_flight, None
+        self._idle = False
         if not self._sequences:
             return []
         flight = None if before is not None and self.scheduler.blocked else self._launch(before)
-        if flight is None and before is None:
+        self._idle = flight is None and before is None
+        if self._idle and not any(
+            sequence.media is not None and sequence.media.pending
+            for sequence in self.scheduler.waiting
+        ):
             raise EngineError(f"none of {len(self._sequences)} requests could be scheduled")
         outputs = [] if before is None else self._collect(before)
         if flight is not None:
@@ -255,6 +297,10 @@ class Core:
         if dirty:
             self.pages.scrub(dirty)
         spans = self.scheduler.schedule().chunks
+        for sequence, run in self.scheduler.to_encode:
+            if self._encode is None:
+                raise EngineError("the engine has no encoder of images")
+            self._encode(sequence.request.id, run)
         if not spans:
             return None
         slots = self.adapters.place(span.sequence.request.adapter for span in spans)
@@ -272,7 +318,7 @@ class Core:
         self, spans: Run[ScheduledChunk], before: InFlightStep | None
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states of all positions, and the logits of the sampled ones."""
-        batch = Batch.of(spans, self.bounds.page_size)
+        batch = Batch.of(spans, self.bounds.page_size, bidirectional=self.model.bidirectional)
         pending = [span.sequence for span in spans if span.sequence.has_pending_token]
         chosen = None if before is None or not pending else before.chosen(pending)
         if self.graphs is not None and self.graphs.fits(batch):
@@ -372,7 +418,7 @@ class Core:
     def _invalidate(self, span: ScheduledChunk) -> Output:
         self.scheduler.invalidate(span)
         error: InlayError = EngineError("the model's output is not finite")
-        if span.sequence.prompt.has_rows:
+        if any(isinstance(segment, Rows) for segment in span.sequence.prompt.segments):
             error = EmbeddingsError("the model's output for these embeddings is not finite")
         return self._end(span.sequence, error=error)
 

@@ -35,9 +35,9 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those vLLM makes room for."""
 
 _LINEAR = (
-    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "out_proj", "dense", "q_a_proj", "q_b_proj", "kv_b_proj",
-    "kv_a_proj_with_mqa", "fused_qkv_a_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "gate",
-    "experts",
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "out_proj", "dense",
+    "q_a_proj", "q_b_proj", "kv_b_proj", "kv_a_proj_with_mqa", "fused_qkv_a_proj", "gate_proj",
+    "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "gate", "experts",
 )  # fmt: skip
 """Names of the projections that adapters change: all but the embedding table and the head."""
 
@@ -60,7 +60,8 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     runs_on = str(current_platform.device_type)
     if settings.device not in ("auto", runs_on):
         raise InvalidRequestError(
-            f"--device {settings.device}: this vLLM is built for {runs_on}, and finds its devices itself",
+            f"--device {settings.device}: this vLLM is built for {runs_on}, and finds its devices "
+            "itself",
             param="device",
         )
     own = list(_with_inlay_names(settings, directory))

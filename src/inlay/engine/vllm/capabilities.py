@@ -13,44 +13,59 @@ TESTED = "0.32"
 
 ROWS_FROM = frozenset(
     {
-        "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm4", "gpt_oss", "llama", "mistral", "mixtral",
-        "olmo2", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+        "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm4", "gpt_oss", "llama",
+        "mistral", "mixtral", "olmo2", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     }
 )  # fmt: skip
 """Model types whose input is the embeddings of their tokens and nothing else."""
 
 NOT_ALONE = (
-    "rows are taken by models whose input is the embeddings of their tokens and nothing else; vLLM's implementation of "
+    "rows are taken by models whose input is the embeddings of their tokens and nothing else; "
+    "vLLM's implementation of "
     "{model_type!r} is not known to be one"
 )
 NOT_ENABLED = "vLLM was started without --enable-prompt-embeds"
 UNGUARDED = (
-    "the model is float16, in which bounded rows can overflow, and where vLLM's second model runner speculates it is not shown that it "
+    "the model is float16, in which bounded rows can overflow, and where vLLM's second model "
+    "runner speculates it is not shown that it "
     "tells whose output is not a number"
 )
 WINDOWED = (
-    "the model is float16, in which bounded rows can overflow, and attends within a window: what is not a number outside of it shows in no "
+    "the model is float16, in which bounded rows can overflow, and attends within a window: what "
+    "is not a number outside of it shows in no "
     "output, and would stay in the cache"
 )
 ADAPTED_TABLE = (
-    "--lora-target-modules names the embedding table, and vLLM then mistakes which position an adapter belongs to when a "
+    "--lora-target-modules names the embedding table, and vLLM then mistakes which position an "
+    "adapter belongs to when a "
     "prompt has rows, or ends"
 )
 
 _NO_IDS = "rows have no token ids; vLLM itself ends when it is asked"
-_AFTER = "vLLM was given a reasoning parser of its own, which says for all requests alike where a grammar begins"
+_AFTER = (
+    "vLLM was given a reasoning parser of its own, which says for all requests alike where a "
+    "grammar begins"
+)
 _HOT = "vLLM takes temperatures up to 2"
 _PRIOR_GRAMMAR = "vLLM would begin the grammar anew in the middle of the output"
 _PRIOR_PENALTIES = "vLLM would count the tokens of the other worker as the prompt's"
 _LOOKED_UP_PENALTY = (
-    "with vLLM's second model runner, and where it speculates, token 0 stands in the place of every row, and would be penalised "
+    "with vLLM's second model runner, and where it speculates, token 0 stands in the place of "
+    "every row, and would be penalised "
     "where nothing should be seen"
 )
-_MIXED_LOGPROBS = "vLLM's first model runner then gives others of the same step, who ask for logprobs, those of these ids and not their own"
-_UNKNOWN_THINKING = "the chat template shows no form of reasoning that is known; start vLLM with --reasoning-config after --"
+_MIXED_LOGPROBS = (
+    "vLLM's first model runner then gives others of the same step, who ask for logprobs, those "
+    "of these ids and not their own"
+)
+_UNKNOWN_THINKING = (
+    "the chat template shows no form of reasoning that is known; start vLLM with "
+    "--reasoning-config after --"
+)
 
 NO_LEVEL_2 = (
-    "level 2 forgets the weights, and vLLM serves on without them unless it is told to load them, and its adapters, again; level 1 "
+    "level 2 forgets the weights, and vLLM serves on without them unless it is told to load them, "
+    "and its adapters, again; level 1 "
     "keeps them in the host's memory"
 )
 """Why it sleeps at level 1 alone."""

@@ -82,8 +82,8 @@ def expanded(names: Sequence[str]) -> dict[str, Any] | None:
         return CONNECTORS[several[0]]
     if several[-1] != "nixl" or len(several) > 2:
         raise InvalidRequestError(
-            "several connectors are a cache and then what moves blocks between workers: kvbm nixl, or lmcache nixl; got "
-            + " ".join(several),
+            "several connectors are a cache and then what moves blocks between workers: kvbm "
+            "nixl, or lmcache nixl; got " + " ".join(several),
             param="connector",
         )
     return {

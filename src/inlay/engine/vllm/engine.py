@@ -106,7 +106,8 @@ class VllmEngine:
         except InlayError as error:
             await self.close()
             raise EngineError(
-                f"vLLM started and could not make a token; its own output above says why: {error.message}"
+                "vLLM started and could not make a token; its own output above says why: "
+                f"{error.message}"
             ) from error
         self._spawn(self._watch(loaded))
 
@@ -139,7 +140,7 @@ class VllmEngine:
             raise EngineError("the engine is not started")
         return await asyncio.shield(self._failure)
 
-    def generate(self, request: Request, emit: Emit) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`.
 
         Raises:
@@ -173,7 +174,7 @@ class VllmEngine:
             follower.end("abort")
 
     async def reset_prefix_cache(self) -> int:
-        """Clear the prefix cache; the number of all blocks, as vLLM does not report how many it freed.
+        """Clear the prefix cache; return the number of all blocks: vLLM reports none freed.
 
         Running requests go on: where they hold blocks vLLM computes them anew.
         """
@@ -186,8 +187,8 @@ class VllmEngine:
     async def _say_events(self, loaded: LoadedVllm) -> None:
         """Have vLLM publish the events of its cache, by a probe.
 
-        It publishes them with the next step, and there may be none for long. Nothing is published in
-        its sleep: a step would wait until it is wholly awake.
+        It publishes them with the next step, and there may be none for long. Nothing is published
+        in its sleep: a step would wait until it is wholly awake.
         """
         if not self._events.followed or await self._asleep(loaded):
             return

@@ -28,7 +28,8 @@ def check(inherited: Mapping[str, str]) -> None:
     """Raise `InvalidRequestError` where a user has turned the guard against NaN off."""
     if inherited.get(_NANS, "1").strip() == "0":
         raise InvalidRequestError(
-            f"{_NANS}=0 is set: NaN from one prompt could reach the answers of others; unset it, or set it to 1"
+            f"{_NANS}=0 is set: NaN from one prompt could reach the answers of others; unset it, "
+            "or set it to 1"
         )
 
 

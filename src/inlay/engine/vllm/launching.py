@@ -39,7 +39,8 @@ def launch(config: Any, counters: Counters) -> Any:
         raise
     except Exception as error:
         raise EngineError(
-            f"vLLM did not start; its own output above says why: {type(error).__name__}: {_said(error)}"
+            f"vLLM did not start; its own output above says why: {type(error).__name__}: "
+            f"{_said(error)}"
         ) from error
 
 

@@ -80,7 +80,7 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def watch_logits(self, corrupted: Callable[[str], None]) -> None:
-        """Call `corrupted` with vLLM's id of a request with NaN logits, before its output is read."""
+        """Call `corrupted` with vLLM's id of a request with NaN logits, before its output."""
         processor = self.llm.output_processor
         process = processor.process_outputs
 

@@ -60,8 +60,9 @@ def guard(runner: Any) -> None:
 
     Raises `AttributeError` for one that is not known.
 
-    The first model runner also overwrites what is not finite in the step that finds it, where its scheduling waits for that step:
-    before any block is free. Otherwise that is left to who reads the outputs.
+    The first model runner also overwrites what is not finite in the step that finds it, where its
+    scheduling waits for that step: before any block is free. Otherwise that is left to who reads
+    the outputs.
     """
     if hasattr(runner, "_bookkeeping_sync"):
         runner._bookkeeping_sync = _Bookkeeping(runner)

@@ -150,6 +150,7 @@ class VllmPooling:
             limits=Limits(
                 max_model_len=int(model.max_model_len),
                 max_num_seqs=int(known.scheduler_config.max_num_seqs),
+                max_num_queued_tokens=settings.max_num_queued_tokens,
                 max_prompt_embeds_abs=rows.bound,
             ),
             engine="vllm",

@@ -21,6 +21,7 @@ class CudaAttention:
         self, batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
     ) -> None:
         self._page_size = pages.page_size
+        self._causal = not batch.wholes
         self._varlen = VarlenAttention(batch, pages)
         self._gathered = GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)
 
@@ -28,13 +29,17 @@ class CudaAttention:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attend as `PagedAttention.attend` does."""
-        flash = does(key, value, scoring) and reads_pages(
-            key.device,
-            key.dtype,
-            key.shape[2],
-            self._page_size,
-            windowed=scoring.window is not None,
-            sunk=scoring.sinks is not None,
+        flash = (
+            self._causal
+            and does(key, value, scoring)
+            and reads_pages(
+                key.device,
+                key.dtype,
+                key.shape[2],
+                self._page_size,
+                windowed=scoring.window is not None,
+                sunk=scoring.sinks is not None,
+            )
         )
         chosen = self._varlen if flash else self._gathered
         return chosen.attend(layer, query, key, value, scoring)

@@ -299,10 +299,8 @@ class GatheredAttention:
             if window is not None and high > window
             else length - (high - low * size) + len(rows)
         )
-        distance = self._arange(high - len(rows), high)[:, None] - self._arange(
-            low * size + length - tail, low * size + length
-        )
-        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        places = self._arange(low * size + length - tail, low * size + length)
+        hidden = self._hidden(span, high - len(rows), high, places, window)
         return _Group(rows, pages, 1, hidden[None, None], self._arange(high - low * size, length))
 
     def _prompt(
@@ -318,15 +316,32 @@ class GatheredAttention:
         blocks = []
         for first in range(0, count, step):
             own = slice(first, min(count, first + step))
-            high = start + own.stop
+            stop = start + own.stop
+            high = max(
+                [stop, *(end for one, at, end in self._batch.wholes if one == span and at < stop)]
+            )
             low = _low(start + own.start + 1, window)
             # Without a window, a query can only be blind to positions after itself.
             tail = low if window is not None else start + own.start
-            distance = self._arange(start + own.start, high)[:, None] - self._arange(tail, high)
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            hidden = self._hidden(span, start + own.start, stop, self._arange(tail, high), window)
             blocks.append(_Block(own, slice(low - base, high - base), hidden))
         pages = self._batch.block_table[:, span, base // size : -(-context // size)].long()
         return _Prompt(rows, pages, blocks)
+
+    def _hidden(
+        self, span: int, start: int, stop: int, places: Tensor, window: int | None
+    ) -> Tensor:
+        """Return which `places` the queries at positions `start` to `stop` must not see, bool.
+
+        A query sees up to its own position, or up to the end of the run that it is in.
+        """
+        queries = self._arange(start, stop)[:, None]
+        last = queries
+        for one, first, end in self._batch.wholes:
+            if one == span:
+                last = torch.where((queries >= first) & (queries < end), end - 1, last)
+        hidden = places > last
+        return hidden if window is None else hidden | (queries - places >= window)
 
     def _decodes(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
         """Group (context, span, index in the batch) by length, longest first.

@@ -23,7 +23,13 @@ _logger = logging.getLogger(__name__)
 
 
 def load(
-    kind: Any, directory: Path, *, dtype: torch.dtype, attn_implementation: str, spared: str = ""
+    kind: Any,
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    attn_implementation: str | dict[str, str],
+    spared: str = "",
+    config: Any = None,
 ) -> Any:
     """Load a model on the CPU, in evaluation mode and without gradients.
 
@@ -31,8 +37,10 @@ def load(
         kind: transformers class; no `Auto` class if the weights are fp8.
         directory: directory with configuration and safetensors.
         dtype: dtype of its weights.
-        attn_implementation: name of the attention in transformers.
+        attn_implementation: name of the attention in transformers, or names by sub-configuration.
         spared: prefix of weight names that may be missing; none unless given.
+        config: transformers configuration in place of the directory's own, such as one with fewer
+            layers, whose weights are not read then.
 
     Raises:
         InvalidRequestError: it cannot be read, its quantisation is not supported, or weights are
@@ -41,7 +49,7 @@ def load(
     transformers_logging.disable_progress_bar()
     check_tensors(directory)
     try:
-        with _weights(directory) as weights, log_progress(directory):
+        with _weights(directory, config) as weights, log_progress(directory):
             model, info = kind.from_pretrained(
                 **weights,
                 dtype=dtype,
@@ -64,10 +72,11 @@ def load(
 
 
 @contextmanager
-def _weights(directory: Path) -> Iterator[dict[str, Any]]:
+def _weights(directory: Path, parsed: Any) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `from_pretrained` for the weights.
 
-    Either the directory, or a state dict that dequantises while it is read.
+    Either the directory, or a state dict that dequantises while it is read. `parsed` is the
+    configuration, or None for the directory's.
     """
     config = config_of(directory)
     layers, block = next_token_layers(config), block_of(config)
@@ -78,12 +87,24 @@ def _weights(directory: Path) -> Iterator[dict[str, Any]]:
         )
     if block is None:
         check_has_scales(directory)
-        yield {"pretrained_model_name_or_path": directory}
+        if parsed is None:
+            yield {"pretrained_model_name_or_path": directory}
+            return
+        # Every weight that is left out would be reported.
+        verbosity = transformers_logging.get_verbosity()
+        transformers_logging.set_verbosity_error()
+        try:
+            yield {"pretrained_model_name_or_path": directory, "config": parsed}
+        finally:
+            transformers_logging.set_verbosity(verbosity)
         return
     _logger.info(
         "the weights are fp8 in blocks of %d x %d: each is dequantised as it is read", *block
     )
-    parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if parsed is None:
+        parsed = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
     del parsed.quantization_config
     with dequantised(directory, block, layers) as state_dict:
         yield {"pretrained_model_name_or_path": None, "config": parsed, "state_dict": state_dict}

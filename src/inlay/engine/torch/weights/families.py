@@ -6,7 +6,7 @@ other models are refused before they are loaded. `docs/models.md` is its table f
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.engine.embed.families import FAMILIES as EMBEDDING_FAMILIES
@@ -36,6 +36,9 @@ class Family:
         fused: projections of one parent module with the same input, which one product can compute.
         float32_scores: attention scores reach hundreds, where bfloat16 is too coarse.
         refuses_rows: why embedding vectors cannot be prompts, or None.
+        language: attribute of the model's body that is its language model; None if it has no tower.
+        rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
+        bidirectional: the positions of an image see all of it.
     """
 
     model_type: str
@@ -43,6 +46,9 @@ class Family:
     fused: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
     float32_scores: bool = False
     refuses_rows: str | None = None
+    language: str | None = None
+    rope_axes: int = 1
+    bidirectional: bool = False
 
 
 _LATENT = (
@@ -73,22 +79,53 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
+_LANGUAGE = "language_model"
+
+VISION_FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family("gemma3", "Gemma3ForConditionalGeneration", language=_LANGUAGE, bidirectional=True),
+        Family("glm4v", "Glm4vForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
+        Family("glm4v_moe", "Glm4vMoeForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
+        Family("idefics3", "Idefics3ForConditionalGeneration", language="text_model"),
+        Family("internvl", "InternVLForConditionalGeneration", language=_LANGUAGE),
+        Family("llava", "LlavaForConditionalGeneration", language=_LANGUAGE),
+        Family("llava_next", "LlavaNextForConditionalGeneration", language=_LANGUAGE),
+        Family("llava_onevision", "LlavaOnevisionForConditionalGeneration", language=_LANGUAGE),
+        Family("mistral3", "Mistral3ForConditionalGeneration", language=_LANGUAGE),
+        Family(
+            "qwen2_vl",
+            "Qwen2VLForConditionalGeneration",
+            float32_scores=True,
+            language=_LANGUAGE,
+            rope_axes=3,
+        ),
+        Family(
+            "qwen2_5_vl",
+            "Qwen2_5_VLForConditionalGeneration",
+            float32_scores=True,
+            language=_LANGUAGE,
+            rope_axes=3,
+        ),
+        Family("qwen3_vl", "Qwen3VLForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
+        Family(
+            "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", language=_LANGUAGE, rope_axes=3
+        ),
+        Family("smolvlm", "SmolVLMForConditionalGeneration", language="text_model"),
+    )
+}
+"""Models with an image tower. Most have a language model of another family inside."""
+
 _PER_LAYER = "its layers need further embeddings of the token ids, which prompt embeddings lack"
-_DEEPSTACK = (
-    "its inner layers take visual features, and its positions have three dimensions (M-RoPE)"
-)
-_MROPE = "its positions have three dimensions (M-RoPE), which prompt embeddings lack"
+_AUDIO = "its positions interleave audio and video, which are not supported"
 _STATE = "its layers keep a recurrent state instead of keys and values"
-_TOWER = (
-    "its checkpoint includes an image tower; only checkpoints of the language model are supported"
-)
 _SPARSE = "its sparse attention is not supported"
 
 REFUSED: dict[str, str] = {
+    "aya_vision": "its language model (cohere2) is not supported",
     "deepseek_v32": _SPARSE,
     "deepseek_v4": _SPARSE,
     "falcon_mamba": _STATE,
-    "gemma3": _TOWER,
     "gemma3n": _PER_LAYER,
     "gemma3n_text": _PER_LAYER,
     "gemma4": _PER_LAYER,
@@ -99,17 +136,14 @@ REFUSED: dict[str, str] = {
     "llama4_text": "its chunked attention is not supported",
     "mamba": _STATE,
     "mamba2": _STATE,
-    "mistral3": _TOWER,
     "mllama": "its layers have cross-attention to an image",
     "nemotron_h": _STATE,
-    "qwen2_5_vl": _MROPE,
-    "qwen2_vl": _MROPE,
+    "paligemma": "its attention is bidirectional in the whole prompt",
+    "phi4_multimodal": "its language model takes ids and pixels, not rows",
     "qwen3_5": _STATE,
     "qwen3_5_moe": _STATE,
     "qwen3_next": _STATE,
-    "qwen3_omni_moe": _DEEPSTACK,
-    "qwen3_vl": _DEEPSTACK,
-    "qwen3_vl_moe": _DEEPSTACK,
+    "qwen3_omni_moe": _AUDIO,
 }
 """Models that would silently be wrong here, or cannot run, with the reason."""
 
@@ -122,9 +156,10 @@ def family_of(config: Mapping[str, Any]) -> Family:
             ones.
     """
     model_type = config.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    known = FAMILIES | VISION_FAMILIES
+    family = known.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        served = f"it serves {', '.join(sorted(FAMILIES))}"
+        served = f"it serves {', '.join(sorted(known))}"
         if isinstance(model_type, str) and model_type in REFUSED:
             raise InvalidRequestError(
                 f"the torch engine does not serve models of type {model_type!r}: "
@@ -144,7 +179,25 @@ def family_of(config: Mapping[str, Any]) -> Family:
             f"the checkpoint holds {', '.join(map(str, architectures))}; the torch engine "
             f"generates with {family.architecture}"
         )
-    return family
+    return _with_language_model(family, config)
+
+
+def _with_language_model(family: Family, config: Mapping[str, Any]) -> Family:
+    """Return `family` with the properties of the language model inside.
+
+    Raises `InvalidRequestError` if that is not supported.
+    """
+    text = config.get("text_config")
+    inside = text.get("model_type") if isinstance(text, Mapping) else None
+    if family.language is None or inside is None or inside.startswith(family.model_type):
+        return family
+    language = FAMILIES.get(inside)
+    if language is None:
+        raise InvalidRequestError(
+            f"the language model of this {family.model_type!r} is of type {inside!r}, which the "
+            f"torch engine does not serve; it serves {', '.join(sorted(FAMILIES))}"
+        )
+    return replace(family, fused=language.fused, float32_scores=language.float32_scores)
 
 
 def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -164,12 +217,12 @@ def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
 
     Args:
         asked: requested by a setting, or None.
-        config: a model's `config.json`.
+        config: a model's `config.json`, or that of its language model.
 
     Raises:
         InvalidRequestError: more than the model's own, or the model's own is not known.
     """
-    own = config.get("max_position_embeddings")
+    own = (config.get("text_config") or config).get("max_position_embeddings")
     if not isinstance(own, int):
         raise InvalidRequestError("config.json does not say max_position_embeddings")
     if asked is not None and asked > own:

@@ -17,11 +17,19 @@ from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
 
 _ATTENTION = frozenset(
-    {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "Qwen3MoeAttention"}
+    {
+        "LlamaAttention",
+        "MistralAttention",
+        "Qwen2Attention",
+        "Qwen3Attention",
+        "Qwen3MoeAttention",
+        "Qwen3VLMoeTextAttention",
+        "Qwen3VLTextAttention",
+    }
 )
 """transformers modules: projections, optional head norms, half rotation, attention, output."""
 
-_GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
+_GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "Qwen3VLTextMLP"})
 """transformers modules that compute down(silu(gate(x)) * up(x))."""
 
 

@@ -1,59 +1,16 @@
-"""Requests to load an adapter, from commands and from `--lora-modules`."""
+"""Adapters that `--lora-modules` names."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from inlay.adapter import LoraFiles, open_adapter
 from inlay.adapter.address import AllowedSources, parse
 from inlay.adapter.files import check_fits, shapes_of
+from inlay.commands import LoadAdapter
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, NotFoundError
-
-
-class LoadAdapterRequest(NamedTuple):
-    """An adapter to load.
-
-    Attributes:
-        name: what clients will call it.
-        address: as `AdapterLibrary.open` takes it.
-        sha256: of its weights' file, or None.
-        in_place: it may take the place of another of that name.
-        base: name of the model it is for, or None.
-    """
-
-    name: str
-    address: str
-    sha256: str | None = None
-    in_place: bool = False
-    base: str | None = None
-
-    def is_same(self, other: "LoadAdapterRequest") -> bool:
-        """True if both give the same adapter the same name."""
-        return self[:3] == other[:3]
-
-
-def load_request_of(arguments: Mapping[str, str | int | float | bool | None]) -> LoadAdapterRequest:
-    """The order that a command "load_adapter" carries.
-
-    Raises:
-        InvalidRequestError: it says no name or no path.
-    """
-    name, path = arguments.get("lora_name"), arguments.get("lora_path")
-    if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
-        raise InvalidRequestError(
-            "Both 'lora_name' and 'lora_path' must be provided.", param="lora_name"
-        )
-    sha256, base = arguments.get("sha256"), arguments.get("base_model_name")
-    return LoadAdapterRequest(
-        name,
-        path,
-        sha256 if isinstance(sha256, str) else None,
-        bool(arguments.get("load_inplace")),
-        base if isinstance(base, str) else None,
-    )
 
 
 class _Module(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,7 +20,7 @@ class _Module(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str | None = None
 
 
-def parse_modules(modules: Iterable[str]) -> list[LoadAdapterRequest]:
+def parse_modules(modules: Iterable[str]) -> list[LoadAdapter]:
     """The orders that `--lora-modules` gives: `name=path`, or an object as JSON.
 
     Raises:
@@ -84,7 +41,8 @@ def check_adapters(settings: EngineSettings) -> None:
     allowed = AllowedSources(settings.allowed_lora_sources)
     if len(orders) > settings.cpu_loras:
         raise InvalidRequestError(
-            f"{len(orders)} adapters are named in --lora-modules, and there is room for {settings.cpu_loras} (--max-cpu-loras)",
+            f"{len(orders)} adapters are named in --lora-modules, and there is room for "
+            f"{settings.cpu_loras} (--max-cpu-loras)",
             param="lora_modules",
         )
     for order in orders:
@@ -92,17 +50,15 @@ def check_adapters(settings: EngineSettings) -> None:
             _check_files(order, settings, allowed)
         except (InvalidRequestError, NotFoundError) as error:
             raise InvalidRequestError(
-                f"adapter {order.name!r} ({order.address}): {error.message}", param="lora_modules"
+                f"adapter {order.name!r} ({order.path}): {error.message}", param="lora_modules"
             ) from error
 
 
-def _check_files(
-    order: LoadAdapterRequest, settings: EngineSettings, allowed: AllowedSources
-) -> None:
-    where = parse(order.address)
+def _check_files(order: LoadAdapter, settings: EngineSettings, allowed: AllowedSources) -> None:
+    where = parse(order.path)
     directory = Path(where.path)
     if where.scheme != "file" or not (
-        directory.exists() or order.address.startswith(("/", ".", "~", "file:"))
+        directory.exists() or order.path.startswith(("/", ".", "~", "file:"))
     ):
         return
     allowed.check(where)
@@ -121,22 +77,23 @@ def _check_files(
         check_fits(files, shapes_of(model))
 
 
-def _parsed(module: str) -> LoadAdapterRequest:
+def _parsed(module: str) -> LoadAdapter:
     if module.lstrip().startswith("{"):
         try:
             said = msgspec.json.decode(module, type=_Module)
         except msgspec.DecodeError as error:
             raise InvalidRequestError(
-                f"a LoRA module as JSON has name and path, and may have base_model_name and sha256: {error}; got {module[:80]!r}",
+                "a LoRA module as JSON has name and path, and may have base_model_name and "
+                f"sha256: {error}; got {module[:80]!r}",
                 param="lora_modules",
             ) from error
-        return LoadAdapterRequest(said.name, said.path, said.sha256, base=said.base_model_name)
+        return LoadAdapter(said.name, said.path, said.sha256, base_model=said.base_model_name)
     name, equals, path = module.partition("=")
     if not name or not equals or not path:
         raise InvalidRequestError(
             f"a LoRA module is name=path, got {module[:80]!r}", param="lora_modules"
         )
-    return LoadAdapterRequest(name, path)
+    return LoadAdapter(name, path)
 
 
-__all__ = ["LoadAdapterRequest", "check_adapters", "load_request_of", "parse_modules"]
+__all__ = ["check_adapters", "parse_modules"]

@@ -1,0 +1,154 @@
+"""Requests of `Task.ENCODE`: images in, rows out."""
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+from inlay.engine.admission import PromptAdmission
+from inlay.engine.torch.prompt_media import PromptMedia
+from inlay.engine.torch.vision.encoder import ImageEncoder
+from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError
+from inlay.media.positions import grid_field, merged
+from inlay.prompt import Media, Prompt, Rows
+from inlay.request import PORTS, Emit, Output, Payload, Request, Task, Usage
+
+log = logging.getLogger(__name__)
+
+
+class _Running(NamedTuple):
+    """A running request."""
+
+    request: Request
+    emit: Emit
+    task: "asyncio.Task[None]"
+
+
+class EncodeRequests:
+    """The requests of one event loop to encode images. Each ends alone, also by an error.
+
+    Args:
+        encoder: encodes the images of all requests together.
+        admission: checks of prompts.
+
+    Attributes:
+        encoder: as above.
+        num_rows: rows given so far.
+    """
+
+    def __init__(self, encoder: ImageEncoder, admission: PromptAdmission) -> None:
+        self.encoder = encoder
+        self.num_rows = 0
+        self._admission = admission
+        self._running: dict[str, _Running] = {}
+
+    def __len__(self) -> int:
+        """Number of running requests."""
+        return len(self._running)
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        """Admit `request`.
+
+        Raises `InvalidRequestError` unless each of its prompts is one image of the model's.
+        """
+        if request.id in self._running:
+            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        if request.adapter is not None:
+            raise InvalidRequestError(
+                f"adapter {request.adapter!r} does not encode images: name its model",
+                param="model",
+            )
+        runs = [self._image_of(prompt) for prompt in request.prompts]
+        task = asyncio.create_task(self._answer(request, runs))
+        self._running[request.id] = _Running(request, emit, task)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; an image that others wait for is encoded all the same."""
+        running = self._running.get(request_id)
+        if running is not None:
+            running.task.cancel()
+            self._end(request_id, running.request.end("abort"))
+
+    def abort_all(self) -> None:
+        """End every request."""
+        for request_id in tuple(self._running):
+            self.abort(request_id)
+
+    def _image_of(self, prompt: Prompt) -> Media:
+        self._admission.check_prompt(prompt, "input")
+        media = PromptMedia.of(prompt)
+        runs = [] if media is None else media.missing(0)
+        if len(runs) != 1 or prompt.has_embeds:
+            raise InvalidRequestError(
+                f"each input to encode is one image; one has {len(runs)} images"
+                f"{' and embeddings' if prompt.has_embeds else ''}",
+                param="input",
+            )
+        return runs[0]
+
+    async def _answer(self, request: Request, runs: list[Media]) -> None:
+        try:
+            async with asyncio.timeout(request.deadline):
+                answer = self._output(request, runs, await self._rows(request, runs))
+        except TimeoutError:
+            late = DeadlineExceededError("the deadline passed before the image was encoded")
+            answer = request.end("error", late)
+        except InlayError as error:
+            answer = request.end("error", error)
+        except Exception as error:
+            log.exception("request %s was not encoded", request.id)
+            failed = EngineError(f"an image was not encoded: {type(error).__name__}")
+            answer = request.end("error", failed)
+        self._end(request.id, answer)
+
+    async def _rows(self, request: Request, runs: list[Media]) -> list[Rows]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(
+                        self.encoder.rows(
+                            run,
+                            salt=request.salt,
+                            client=request.client,
+                            priority=request.priority,
+                        )
+                    )
+                    for run in runs
+                ]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def _output(self, request: Request, runs: list[Media], found: list[Rows]) -> Output:
+        payloads = []
+        for index, (run, rows) in enumerate(zip(runs, found, strict=True)):
+            last = index == len(runs) - 1
+            fields = list(rows.bundle)
+            if run.grid is not None:
+                times, lines, columns = merged(run.grid, run.total)
+                fields.append(grid_field(lines, columns, times))
+            payloads.append(Payload(PORTS[Task.ENCODE], rows.dtype, rows.shape, rows.data, last))
+            payloads += [
+                Payload(field.name, field.dtype, field.shape, field.data, last) for field in fields
+            ]
+        num_rows = sum(map(len, found))
+        self.num_rows += num_rows
+        return Output(
+            request.id,
+            request.attempt,
+            0,
+            finish_reason="stop",
+            usage=Usage(num_rows, 0),
+            payloads=tuple(payloads),
+        )
+
+    def _end(self, request_id: str, answer: Output) -> None:
+        running = self._running.pop(request_id)
+        try:
+            running.emit(answer)
+        except Exception as error:
+            log.exception("the receiver of request %s failed", request_id)
+            failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
+            running.emit(running.request.end("error", failed))
+
+
+__all__ = ["EncodeRequests"]

@@ -1,0 +1,292 @@
+"""`ImageEncoder`: images of prompts to rows, with a cache, in batches, within a byte budget."""
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from blake3 import blake3
+from msgspec.structs import replace
+from torch import Tensor
+
+from inlay.card import Stats
+from inlay.embedding.cache import Bundle, ResultCache
+from inlay.engine.torch.vision.pictures import decode
+from inlay.engine.torch.vision.processing import ImageProcessor
+from inlay.engine.torch.vision.tower import Arrays, Tower, as_rows
+from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.fair_queue import FairQueue
+from inlay.media.image import read_image_header
+from inlay.media.spec import Detail, MediaSpec, layout
+from inlay.prompt import Media, Rows
+
+_logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+DECODING_THREADS = max(2, min(8, (os.cpu_count() or 2) // 4))
+"""Files decoded and resized at the same time."""
+
+MEMORY_BYTES = 1 << 30
+"""Bytes of pictures and tower inputs at the same time; a larger picture is read alone."""
+
+PLACES = 16
+"""Images that are read, or wait for the tower, at the same time. The others wait by client."""
+
+_PICTURE_BYTES = 16
+"""Bytes of a pixel of the file while it is decoded and turned into an array.
+
+Measured with pictures of 40 million pixels: 14 for RGB and grey, 16 with transparency.
+"""
+
+_INPUT_BYTES = 60
+"""Bytes of a pixel that the tower sees, while patches are made of it; 57 measured for Qwen2-VL."""
+
+_BATCH_PIXELS = 4 << 20
+"""Pixels of the images that a tower sees together, beyond the first image."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """An image whose tower inputs are ready."""
+
+    inputs: dict[str, Tensor]
+    count: int
+    pixels: int
+    done: "asyncio.Future[Arrays]" = field(default_factory=lambda: asyncio.Future())
+
+
+class ImageEncoder:
+    """Encodes images for the requests of one event loop.
+
+    Files are decoded and resized in threads, a few at a time, within a budget of bytes. One more
+    thread runs the tower, each time for all images that are ready. Clients take turns.
+
+    Attributes:
+        cache: rows by (digest of the image, salt).
+        encoded: images that went through the tower.
+        steps: runs of the tower, each for one image or more.
+        dtype: of the rows, by torch's name.
+        spec: how images are laid out.
+    """
+
+    def __init__(
+        self,
+        tower: Tower,
+        processor: ImageProcessor,
+        spec: MediaSpec,
+        *,
+        cache_bytes: int,
+        memory: int = MEMORY_BYTES,
+        places: int = PLACES,
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            tower: computes rows.
+            processor: makes the tower's inputs.
+            spec: how images are laid out.
+            cache_bytes: maximum size of the cached rows; 0 caches nothing.
+            memory: bytes of pictures and tower inputs at the same time.
+            places: images in hand at the same time.
+        """
+        self.cache = ResultCache(cache_bytes)
+        self.encoded = self.steps = 0
+        self.dtype = str(tower.dtype).removeprefix("torch.")
+        self._tower = tower
+        self._processor = processor
+        self.spec = spec
+        self._room = _Room(places, memory)
+        self._readers = ThreadPoolExecutor(DECODING_THREADS, "inlay-images")
+        self._encoder = ThreadPoolExecutor(1, "inlay-tower")
+        self._queue: deque[_Waiting] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    async def rows(
+        self, run: Media, *, salt: str | None = None, client: Hashable = None, priority: int = 0
+    ) -> Rows:
+        """Return the rows of the whole image that `run` is of.
+
+        Equal images are encoded once at a time, and not again while the cache has them; only
+        requests with the same salt share.
+
+        Args:
+            run: any run of the image that has its data.
+            salt: of the request.
+            client: whose it is.
+            priority: lower is sooner.
+
+        Raises:
+            InvalidRequestError: the file is no picture, is too large, or is not of the size that
+                the prompt was laid out for.
+            EngineError: the tower failed.
+        """
+        key = blake3(run.digest + (b"" if salt is None else b"\x00" + salt.encode())).digest(16)
+
+        async def compute(_: Sequence[int]) -> list[Bundle]:
+            return [await self.encode(run, client, priority)]
+
+        (arrays,) = await self.cache.fetch([key], compute)
+        return as_rows(arrays, atomic=self.spec.atomic)
+
+    def counted(self, stats: Stats) -> Stats:
+        """Return `stats` with the counters of images."""
+        return replace(
+            stats,
+            image_cache_bytes=self.cache.bytes,
+            image_cache_hits=self.cache.hits + self.cache.joined,
+            image_cache_misses=self.cache.misses,
+            image_cache_evictions=self.cache.evictions,
+        )
+
+    async def close(self) -> None:
+        """Stop the threads; images that wait are cancelled."""
+        if self._running is not None:
+            self._running.cancel()
+        for waiting in self._queue:
+            waiting.done.cancel()
+        self._queue.clear()
+        await asyncio.to_thread(self._shut_down)
+
+    def _shut_down(self) -> None:
+        self._readers.shutdown(cancel_futures=True)
+        self._encoder.shutdown(cancel_futures=True)
+
+    async def encode(self, run: Media, client: Hashable, priority: int) -> Arrays:
+        """Compute the rows of an image, past the cache. Arguments and errors as for `rows`."""
+        if run.data is None:
+            raise InvalidRequestError(f"an {run.kind} of the prompt has no data")
+        data = run.data.view
+        header = await self._in_thread(
+            self._readers, partial(read_image_header, data, max_pixels=self.spec.max_pixels)
+        )
+        detail: Detail | None = "low" if run.detail == "low" else None
+        laid = layout(self.spec, header.height, header.width, detail)
+        if laid.rows != run.total:
+            raise InvalidRequestError(
+                f"an image of {header.width} x {header.height} pixels has {laid.rows} rows; the "
+                f"prompt has room for {run.total}"
+            )
+        pixels = laid.size[0] * laid.size[1]
+        settings = self.spec.processor_settings(detail)
+        needed = _PICTURE_BYTES * header.height * header.width + _INPUT_BYTES * pixels
+
+        def read() -> dict[str, Tensor]:
+            return self._processor(decode(data, header), settings)
+
+        async with self._room.taken(needed, client, priority):
+            inputs = await self._in_thread(self._readers, read)
+            waiting = _Waiting(inputs, run.total, pixels)
+            self._queue.append(waiting)
+            if self._running is None or self._running.done():
+                self._running = asyncio.create_task(self._run())
+            try:
+                return await waiting.done
+            finally:
+                if waiting in self._queue:
+                    self._queue.remove(waiting)
+
+    async def _run(self) -> None:
+        """Encode what waits, together, until nothing does."""
+        while self._queue:
+            # Requests that were decoded at the same time share a batch.
+            await asyncio.sleep(0)
+            batch = self._batch()
+            if not batch:
+                continue
+            found: Sequence[Arrays | InlayError]
+            try:
+                found = await self._in_thread(
+                    self._encoder,
+                    self._tower.encode,
+                    [waiting.inputs for waiting in batch],
+                    [waiting.count for waiting in batch],
+                )
+            except Exception as error:
+                _logger.exception("%d images could not be encoded", len(batch))
+                failed = EngineError(f"an image could not be encoded: {type(error).__name__}")
+                found = [failed] * len(batch)
+            self.encoded += len(batch)
+            self.steps += 1
+            for waiting, result in zip(batch, found, strict=True):
+                if waiting.done.done():
+                    continue
+                if isinstance(result, InlayError):
+                    waiting.done.set_exception(result)
+                else:
+                    waiting.done.set_result(result)
+
+    def _batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        pixels = 0
+        while self._queue and (not batch or pixels + self._queue[0].pixels <= _BATCH_PIXELS):
+            waiting = self._queue.popleft()
+            pixels += waiting.pixels
+            batch.append(waiting)
+        return batch
+
+    @staticmethod
+    async def _in_thread(
+        pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: object
+    ) -> _T:
+        """Run `function` in a thread of `pool`; a cancelled caller waits until it has ended."""
+        running = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+
+class _Room:
+    """Places and bytes for images in hand, given to clients in turn.
+
+    An image of more than all bytes is given all of them.
+    """
+
+    def __init__(self, places: int, memory: int) -> None:
+        self.memory = memory
+        self.free = memory
+        self._places = places
+        self._waiting: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue()
+
+    @asynccontextmanager
+    async def taken(self, count: int, client: Hashable, priority: int) -> AsyncIterator[None]:
+        """Hold a place and `count` bytes within this context, once they are free."""
+        count = min(count, self.memory)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.push((count, turn), client, priority)
+        self._give(0, 0)
+        try:
+            await turn
+            yield
+        finally:
+            if not turn.cancelled():
+                self._give(1, count)
+            else:
+                with suppress(KeyError, ValueError):  # it was passed over already
+                    self._waiting.remove((count, turn), client, priority)
+                self._give(0, 0)
+
+    def _give(self, places: int, count: int) -> None:
+        """Take a place and `count` bytes back, and give to those whose turn it is."""
+        self._places += places
+        self.free += count
+        while len(self._waiting):
+            wanted, turn = self._waiting.first()
+            if not turn.done() and (not self._places or wanted > self.free):
+                return
+            self._waiting.take()
+            if not turn.done():
+                self._places -= 1
+                self.free -= wanted
+                turn.set_result(None)
+
+
+__all__ = ["ImageEncoder"]

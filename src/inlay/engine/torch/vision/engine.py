@@ -1,0 +1,154 @@
+"""`EncodeEngine`: the encoder of a model's images as an engine of its own (`--task encode`)."""
+
+import asyncio
+import time
+from io import BytesIO
+
+from PIL import Image
+
+from inlay import __version__
+from inlay.card import Limits, ModelCard, Stats
+from inlay.digest import Secret
+from inlay.engine.admission import PromptAdmission
+from inlay.engine.probe import FIRST
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.vision.encode_requests import EncodeRequests
+from inlay.engine.torch.vision.encoder import ImageEncoder
+from inlay.engine.torch.vision.loading import LoadedTower, image_encoder, load_tower
+from inlay.errors import EngineError, OverloadedError
+from inlay.media.items import image_item
+from inlay.prompt import Buffer, Media
+from inlay.request import Emit, Request, Task
+
+NO_ROWS = "it encodes images and has no language model"
+"""Value of `ModelCard.prompt_embeds`."""
+
+_PROBE_SIDE = 64
+"""Pixels of a side of the image that probes encode."""
+
+
+class EncodeEngine:
+    """Tower and projector of a vision-language model, without its language model.
+
+    Requests are of `Task.ENCODE`. Images of all requests share batches and one cache of rows.
+    """
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._card: ModelCard | None = None
+        self._requests: EncodeRequests | None = None
+        self._closing = False
+
+    @property
+    def card(self) -> ModelCard:
+        """Metadata of the served model. Raises `EngineError` before the start."""
+        if self._card is None:
+            raise EngineError("the engine is not started")
+        return self._card
+
+    async def start(self) -> None:
+        """Load the tower.
+
+        Raises:
+            InvalidRequestError: an unsupported model or setting.
+            EngineError: it was started before.
+        """
+        if self._card is not None:
+            raise EngineError("the engine was started before")
+        loaded, encoder = await asyncio.to_thread(self._load)
+        card = self._card = self._card_of(loaded, encoder)
+        admission = PromptAdmission(
+            vocab_size=card.vocab_size,
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            refuses_rows=card.prompt_embeds,
+            media=card.media,
+        )
+        self._requests = EncodeRequests(encoder, admission)
+
+    def _load(self) -> tuple[LoadedTower, ImageEncoder]:
+        loaded = load_tower(self._settings)
+        encoder = image_encoder(
+            self._settings, loaded.body, loaded.directory, loaded.hidden_size, loaded.weights_id
+        )
+        return loaded, encoder
+
+    def _card_of(self, loaded: LoadedTower, encoder: ImageEncoder) -> ModelCard:
+        settings = self._settings
+        names = settings.names
+        return ModelCard(
+            name=names[0],
+            aliases=tuple(names[1:]),
+            path=str(loaded.directory),
+            weights_id=loaded.weights_id,
+            dtype=encoder.dtype,
+            vocab_size=loaded.vocab_size,
+            hidden_size=loaded.hidden_size,
+            limits=Limits(max_model_len=loaded.max_model_len, max_num_seqs=settings.max_num_seqs),
+            engine="torch",
+            engine_version=__version__,
+            tasks=(Task.ENCODE,),
+            prompt_embeds=NO_ROWS,
+            secret_fingerprint=self._secret.fingerprint,
+            media=encoder.spec,
+        )
+
+    async def close(self) -> None:
+        """Abort all requests and stop the threads."""
+        self._closing = True
+        if self._requests is not None:
+            self._requests.abort_all()
+            await self._requests.encoder.close()
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        """Admit a request; its answer has the payloads that `inlay.request.PORTS` describes.
+
+        Raises:
+            InvalidRequestError: a prompt is not one image of the model's.
+            EngineError: the engine is not started.
+            OverloadedError: the engine is closing.
+        """
+        if self._closing:
+            raise OverloadedError("the engine is closing")
+        self._started.submit(request, emit)
+
+    def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+        self._started.abort(request_id)
+
+    async def probe(self) -> float:
+        """Encode a small grey image before all that wait; return the seconds it took.
+
+        Raises:
+            InlayError: the engine is not started, or failed.
+        """
+        started, encoder = time.monotonic(), self._started.encoder
+        file = BytesIO()
+        Image.new("RGB", (_PROBE_SIDE, _PROBE_SIDE), "grey").save(file, "PNG")
+        item = image_item(encoder.spec, Buffer(file.getvalue()), self._secret)
+        run = next(segment for segment in item.segments if isinstance(segment, Media))
+        # Past the cache, which would answer from the second time on.
+        await encoder.encode(run, None, FIRST)
+        return time.monotonic() - started
+
+    def stats(self) -> Stats:
+        """Return the current counters; positions are rows."""
+        requests = self._started
+        return requests.encoder.counted(
+            Stats(
+                running=len(requests),
+                prompt_tokens=requests.num_rows,
+                steps=requests.encoder.steps,
+                progress=requests.num_rows,
+            )
+        )
+
+    @property
+    def _started(self) -> EncodeRequests:
+        if self._requests is None:
+            raise EngineError("the engine is not started")
+        return self._requests
+
+
+__all__ = ["EncodeEngine"]

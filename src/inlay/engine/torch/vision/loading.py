@@ -1,0 +1,144 @@
+"""Loading of towers, and of the encoder around one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import PIL
+import torch
+import transformers
+from msgspec.structs import replace
+from transformers import AutoConfig
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import threads
+from inlay.engine.torch.checks import refuse_gpu_settings
+from inlay.engine.torch.model import split_tower
+from inlay.engine.torch.vision.encoder import ImageEncoder
+from inlay.engine.torch.vision.processing import BACKEND, ImageProcessor
+from inlay.engine.torch.vision.tower import Tower
+from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
+from inlay.engine.torch.weights.families import (
+    VISION_FAMILIES,
+    Family,
+    context_length,
+    family_of,
+)
+from inlay.engine.weights import directory_of, weights_id
+from inlay.errors import InvalidRequestError
+from inlay.media.families import spec_of
+from inlay.tensors.table import config_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTower:
+    """The tower and the projector of a checkpoint, without its language model.
+
+    Attributes:
+        body: transformers module that computes image features.
+        directory: of the model's files.
+        vocab_size: of the language model; its token ids stand in prompts beside images.
+        hidden_size: elements of a row.
+        max_model_len: maximum number of positions of a sequence.
+        weights_id: identity of configuration and weights, 32 hex digits.
+    """
+
+    body: Any
+    directory: Path
+    vocab_size: int
+    hidden_size: int
+    max_model_len: int
+    weights_id: str
+
+
+def load_tower(settings: EngineSettings) -> LoadedTower:
+    """Load the tower that `settings` names, and set the number of CPU threads.
+
+    The layers of the language model are not read. Its embedding table and its head are, into memory
+    of the CPU, and dropped.
+
+    Raises:
+        InvalidRequestError: an unsupported model, dtype or context length.
+    """
+    directory = directory_of(settings.model, settings.revision)
+    config = config_of(directory)
+    family = _family(config)
+    device = device_of(settings.device)
+    refuse_gpu_settings(settings, on_cpu=device.type == "cpu")
+    if settings.enable_lora:
+        raise InvalidRequestError(
+            "--enable-lora is for the language model, which --task encode does not load",
+            param="enable_lora",
+        )
+    if device.type == "cpu":
+        torch.set_num_threads(threads.count(settings.num_threads))
+    try:
+        parsed = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
+    text = parsed.get_text_config()
+    max_model_len = context_length(settings.max_model_len, text.to_dict())
+    text.num_hidden_layers = 0
+    if getattr(text, "layer_types", None) is not None:
+        text.layer_types = []
+    model = load(
+        getattr(transformers, family.architecture),
+        directory,
+        dtype=dtype_of(settings.dtype, config, device),
+        attn_implementation={"text_config": "eager"},
+        config=parsed,
+    )
+    body = split_tower(model, family)
+    return LoadedTower(
+        body.to(device),
+        directory,
+        text.vocab_size,
+        text.hidden_size,
+        max_model_len,
+        weights_id(directory),
+    )
+
+
+def _family(config: dict[str, Any]) -> Family:
+    family = family_of(config)
+    if family.language is None:
+        raise InvalidRequestError(
+            f"models of type {family.model_type!r} have no encoder of images: --task encode serves "
+            f"{', '.join(sorted(VISION_FAMILIES))}"
+        )
+    return family
+
+
+def image_encoder(
+    settings: EngineSettings, body: Any, directory: Path, hidden_size: int, weights_id: str
+) -> ImageEncoder:
+    """Return the encoder of a model's images.
+
+    Args:
+        settings: of the engine.
+        body: as in `LoadedTower`; so are the others.
+        directory: of the model's files.
+        hidden_size: elements of a row.
+        weights_id: identity of configuration and weights.
+
+    Raises:
+        InvalidRequestError: images of the model cannot be laid out or processed.
+    """
+    tower = Tower(body, hidden_size)
+    backend = (BACKEND, PIL.__version__, transformers.__version__, str(tower.dtype))
+    spec = spec_of(
+        directory,
+        weights_id=weights_id,
+        backend=" ".join(backend),
+        max_items=settings.max_media_items,
+    )
+    if spec is None or spec.image is None:
+        raise InvalidRequestError("its layout of images is not known")
+    processor = ImageProcessor(directory, body.config)
+    spec = replace(spec, embeds=settings.enable_mm_embeds)
+    return ImageEncoder(tower, processor, spec, cache_bytes=settings.encoder_cache_bytes)
+
+
+__all__ = ["LoadedTower", "image_encoder", "load_tower"]

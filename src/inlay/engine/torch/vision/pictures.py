@@ -1,0 +1,85 @@
+"""Pictures from files that strangers sent."""
+
+import struct
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from inlay.errors import InvalidRequestError
+from inlay.media.image import ImageHeader
+
+_BROKEN = (
+    EOFError,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+    OSError,
+    OverflowError,
+    SyntaxError,
+    UnidentifiedImageError,
+    ValueError,
+    struct.error,
+)
+"""Errors of Pillow for files that are not what they say."""
+
+_WHITE = (255, 255, 255, 255)
+_LEVELS = 257
+"""Factor from 8 to 16 bits."""
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Turns by Exif's orientation."""
+
+
+def decode(data: memoryview, header: ImageHeader) -> Image.Image:
+    """Decode the first frame as 8-bit RGB, turned by its orientation, on white where transparent.
+
+    Args:
+        data: the file.
+        header: of it.
+
+    Raises:
+        InvalidRequestError: the file is damaged, or not what its header says.
+    """
+    try:
+        with Image.open(BytesIO(data), formats=(header.format,)) as image:
+            turned = header.orientation > 4
+            size = (header.height, header.width) if turned else (header.width, header.height)
+            if image.size != size:
+                raise InvalidRequestError(
+                    f"an image has a header of {size[0]} x {size[1]} pixels and is {image.size[0]} "
+                    f"x {image.size[1]}"
+                )
+            found = _in_rgb(image)
+    except _BROKEN as error:
+        raise _broken(error) from error
+    turn = _TURNS.get(header.orientation)
+    return found if turn is None else found.transpose(turn)
+
+
+def _in_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits; Pillow would clip them
+        levels = np.asarray(image)
+        if levels.dtype.itemsize > 2:
+            levels = levels.clip(0, 65535).astype(np.uint16)
+        return Image.fromarray((levels // _LEVELS).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _broken(error: Exception) -> InvalidRequestError:
+    if isinstance(error, UnidentifiedImageError):
+        return InvalidRequestError("an image cannot be decoded: its format is not what it says")
+    return InvalidRequestError(f"an image cannot be decoded: {error}")
+
+
+__all__ = ["decode"]

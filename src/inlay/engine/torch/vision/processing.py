@@ -1,0 +1,104 @@
+"""Inputs of a tower from a picture, by transformers' image processors with their `pil` backend.
+
+The backends of a processor differ by up to 0.03 in a pixel, so one of them alone is used, and it is
+part of the encoder's identity.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoImageProcessor, PreTrainedConfig
+
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.media.model_files import ModelFiles
+
+BACKEND = "pil"
+"""Backend of the image processors."""
+
+_INPUTS = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask")
+"""Outputs of a processor that towers take."""
+
+_IN_SAMPLES = frozenset({"idefics3", "smolvlm"})
+"""Families whose processors take a list of images for each sample."""
+
+
+class ImageProcessor:
+    """The image processor of a model."""
+
+    def __init__(self, directory: Path, config: PreTrainedConfig) -> None:
+        """Load it.
+
+        Args:
+            directory: of the model.
+            config: of the model.
+
+        Raises:
+            InvalidRequestError: there is none, or it cannot be loaded.
+        """
+        try:
+            self._process = AutoImageProcessor.from_pretrained(
+                directory, backend=BACKEND, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise InvalidRequestError(
+                f"{directory} has no image processor that can be loaded: {error}"
+            ) from error
+        self._nested = config.model_type in _IN_SAMPLES
+        self._settings = _family_settings(directory, config)
+
+    def __call__(self, image: Image.Image, settings: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the inputs of the tower for one RGB image, with one image's first dimension.
+
+        Args:
+            image: the image.
+            settings: arguments of the processor beside the model's own.
+        """
+        images = [[image]] if self._nested else [image]
+        found = self._process(images, return_tensors="pt", **{**self._settings, **settings})
+        return {name: torch.as_tensor(found[name]) for name in _INPUTS if name in found}
+
+
+def _family_settings(directory: Path, config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the settings that transformers' joint processors give to an image processor."""
+    if config.model_type == "internvl":
+        return {"crop_to_patches": True}
+    if config.vision_config.model_type == "pixtral":
+        joint = ModelFiles(directory).processor
+        patch = joint.integer("patch_size", config.vision_config.patch_size)
+        merge = joint.integer("spatial_merge_size", getattr(config, "spatial_merge_size", 1))
+        return {"patch_size": patch * merge}
+    return {}
+
+
+def collate(inputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Join the inputs of several images, padded with zeros at the end of each dimension.
+
+    Towers tell padding by sizes, grids or masks, or drop tiles of zeros.
+
+    Raises:
+        EngineError: images with different inputs.
+    """
+    names = inputs[0].keys()
+    if any(one.keys() != names for one in inputs):
+        raise EngineError("images of one model have different inputs")
+    return {name: _joined([one[name] for one in inputs]) for name in names}
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    padded = []
+    for part in parts:
+        room = [
+            edge
+            for size, wanted in zip(reversed(part.shape[1:]), reversed(shape), strict=True)
+            for edge in (0, wanted - size)
+        ]
+        padded.append(F.pad(part, room) if any(room) else part)
+    return torch.cat(padded)
+
+
+__all__ = ["BACKEND", "ImageProcessor", "collate"]

@@ -1,0 +1,61 @@
+"""Requests that wait for the rows of their images."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from inlay.engine.torch.vision.encoder import ImageEncoder
+from inlay.errors import EngineError, InlayError
+from inlay.prompt import Media, Rows
+from inlay.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class ImageRequests:
+    """The images that the requests of one event loop asked for.
+
+    Args:
+        encoder: encodes them.
+        ended: called once for each image, with the request's id, the image's digest and its rows,
+            or the error that the request ends with; not after the request was stopped.
+    """
+
+    def __init__(
+        self, encoder: ImageEncoder, ended: Callable[[str, bytes, Rows | InlayError], None]
+    ) -> None:
+        self.encoder = encoder
+        self._ended = ended
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+
+    def start(self, request: Request, run: Media) -> None:
+        """Encode the image of `run` for a request."""
+        task = asyncio.create_task(self._encode(request, run))
+        self._tasks.setdefault(request.id, set()).add(task)
+
+    def stop(self, request_id: str) -> None:
+        """Stop encoding for a request that has ended; images that others wait for go on."""
+        for task in self._tasks.pop(request_id, ()):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop everything, and the encoder."""
+        for request_id in tuple(self._tasks):
+            self.stop(request_id)
+        await self.encoder.close()
+
+    async def _encode(self, request: Request, run: Media) -> None:
+        found: Rows | InlayError
+        try:
+            found = await self.encoder.rows(
+                run, salt=request.salt, client=request.client, priority=request.priority
+            )
+        except InlayError as error:
+            found = error
+        except Exception as error:
+            log.exception("an image of request %s was not encoded", request.id)
+            found = EngineError(f"an image was not encoded: {type(error).__name__}")
+        self._ended(request.id, run.digest, found)
+
+
+__all__ = ["ImageRequests"]

@@ -1,0 +1,129 @@
+"""Image features of the language model: tower and projector, for several images at once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.batch import DEEPSTACK
+from inlay.engine.torch.vision.processing import collate
+from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.prompt import Buffer, Field, Rows
+
+ROWS = "rows"
+"""Name of the rows in the arrays of an image; inner features are `deepstack.0` and so on."""
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+"""Named arrays [rows, hidden size] of one image."""
+
+
+class Tower:
+    """A vision-language model's body without its language model.
+
+    Used by one thread. On a GPU it has a stream of its own, so that steps of the language model are
+    not queued behind it; not run on a GPU yet.
+
+    Attributes:
+        dtype: of the rows.
+        hidden_size: elements of a row.
+    """
+
+    def __init__(self, body: Any, hidden_size: int) -> None:
+        self._body = body
+        first = next(body.parameters())
+        self._device: torch.device = first.device
+        on_gpu = first.device.type == "cuda"
+        self._stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+        self.dtype: torch.dtype = first.dtype
+        self.hidden_size = hidden_size
+
+    def encode(
+        self, inputs: Sequence[dict[str, Tensor]], counts: Sequence[int]
+    ) -> list[Arrays | InlayError]:
+        """Compute the rows of some images together.
+
+        Args:
+            inputs: of the tower, one of `ImageProcessor` for each image.
+            counts: rows that each image must have.
+
+        Returns:
+            For each image its arrays, or an error of its own: if the images fail together, each is
+            tried alone.
+        """
+        try:
+            return [*self._together(inputs, counts)]
+        except (InlayError, RuntimeError, ValueError, TypeError, IndexError) as error:
+            if len(inputs) == 1:
+                if isinstance(error, InlayError):
+                    return [error]
+                return [EngineError(f"an image could not be encoded: {error}")]
+        return [
+            found
+            for one, count in zip(inputs, counts, strict=True)
+            for found in self.encode([one], [count])
+        ]
+
+    def _together(self, inputs: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[Arrays]:
+        joined = collate(list(inputs))
+        joined["pixel_values"] = joined["pixel_values"].to(self.dtype)
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            output = self._body.get_image_features(
+                **{name: part.to(self._device) for name, part in joined.items()}, return_dict=True
+            )
+            levels = {ROWS: _flat(output.pooler_output)}
+            for index, level in enumerate(getattr(output, "deepstack_features", None) or ()):
+                levels[f"{DEEPSTACK}.{index}"] = _flat(level)
+            for name, rows in levels.items():
+                if rows.shape != (sum(counts), self.hidden_size):
+                    raise EngineError(
+                        f"the encoder made {name} of shape {tuple(rows.shape)} where the prompt "
+                        f"has room for ({sum(counts)}, {self.hidden_size})"
+                    )
+            finite = torch.stack([rows.isfinite().all() for rows in levels.values()]).all()
+            if not finite:
+                raise InvalidRequestError("the rows of an image are not finite")
+            split = {
+                name: torch.split_with_sizes(rows.to(self.dtype).cpu(), list(counts))
+                for name, rows in levels.items()
+            }
+        return [
+            {name: _array(parts[index]) for name, parts in split.items()}
+            for index in range(len(counts))
+        ]
+
+
+def _flat(found: Any) -> Tensor:
+    """Return rows [N, C] of what families return: a tensor, or one for each image."""
+    if not isinstance(found, Tensor):
+        found = torch.cat([part.flatten(0, -2) for part in found])
+    flat: Tensor = found.flatten(0, -2)
+    return flat
+
+
+def _array(rows: Tensor) -> npt.NDArray[Any]:
+    """Return rows as an array of the same dtype."""
+    if rows.dtype == torch.bfloat16:
+        return rows.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return rows.contiguous().numpy()
+
+
+def as_rows(arrays: Arrays, *, atomic: bool = False) -> Rows:
+    """Return an image's arrays as rows with a bundle, sharing memory."""
+    rows = arrays[ROWS]
+    fields = tuple(
+        Field(name, _buffer(array), str(array.dtype), array.shape)
+        for name, array in arrays.items()
+        if name != ROWS
+    )
+    return Rows(_buffer(rows), str(rows.dtype), (rows.shape[0], rows.shape[1]), fields, atomic)
+
+
+def _buffer(array: npt.NDArray[Any]) -> Buffer:
+    return Buffer(array.view(np.uint8).data)
+
+
+__all__ = ["ROWS", "Arrays", "Tower", "as_rows"]

@@ -1,0 +1,123 @@
+"""Files to pictures: what the tables of hostile and odd files say."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from inlay.engine.torch.vision.pictures import decode
+from inlay.errors import InvalidRequestError
+from inlay.media.image import read_image_header
+
+RGB = np.random.default_rng(1).integers(0, 256, (10, 14, 3), dtype=np.uint8)
+
+
+def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def decoded(data: bytes) -> np.ndarray[Any, Any]:
+    image = decode(memoryview(data), read_image_header(data))
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})]
+)
+def test_lossless_files_come_out_as_they_were(kind: str, options: dict[str, Any]) -> None:
+    assert np.array_equal(decoded(saved(Image.fromarray(RGB), kind, **options)), RGB)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_it_is_seen_and_has_the_size_of_its_header(
+    kind: str, orientation: int
+) -> None:
+    smooth = np.zeros((32, 48, 3), np.uint8)
+    smooth[:16, :24], smooth[:16, 24:], smooth[16:, :24] = 255, 170, 85
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(Image.fromarray(smooth), kind, exif=exif)
+    turns: dict[int, Callable[[Any], Any]] = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: np.rot90(a, 3),
+        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda a: np.rot90(a),
+    }
+    expected = turns[orientation](smooth)
+    header = read_image_header(data)
+    found = decoded(data)
+    assert found.shape == expected.shape == (header.height, header.width, 3)
+    assert np.abs(found[8::16, 8::16].astype(int) - expected[8::16, 8::16]).max() < 20
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
+    levels = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
+    found = decoded(saved(Image.fromarray(levels)))
+    assert (found.min(), found.max()) == (0, 255)
+    assert np.array_equal(found[..., 0], (levels // 257).astype(np.uint8))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(mode: str) -> None:
+    image = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    image.paste((0, 0, 0, 255), (0, 0, 4, 8))
+    found = decoded(saved(image.convert(mode)))
+    assert found[:, :4].max() == 0
+    assert found[:, 4:].min() == 255
+
+
+def test_the_first_frame_of_an_animation_is_taken() -> None:
+    frames = [Image.new("RGB", (9, 7), colour) for colour in ("blue", "red", "green")]
+    for kind, options in (("GIF", {}), ("WEBP", {"lossless": True})):
+        data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+        assert np.array_equal(decoded(data)[0, 0], (0, 0, 255))
+
+
+def test_four_colours_of_print_become_three() -> None:
+    found = decoded(saved(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
+    assert found[0, 0, 0] > 200
+    assert found[0, 0, 1] < 60
+
+
+def cut(data: bytes) -> bytes:
+    """A PNG with a sound header whose pixels are zeros."""
+    start = data.index(b"IDAT")
+    return data[: start + 4] + bytes(len(data) - start - 16) + data[-12:]
+
+
+def bomb() -> bytes:
+    """A PNG with 80 MB of compressed text before its pixels."""
+    text = b"Comment\x00\x00" + zlib.compress(bytes(80 << 20))
+    chunk = struct.pack(">I", len(text)) + b"zTXt" + text
+    chunk += struct.pack(">I", zlib.crc32(b"zTXt" + text))
+    data = saved(Image.fromarray(RGB))
+    return data[:33] + chunk + data[33:]
+
+
+@pytest.mark.parametrize("data", [cut(saved(Image.fromarray(RGB))), bomb()], ids=["cut", "text"])
+def test_a_damaged_file_is_the_clients_error(data: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="an image cannot be decoded: "):
+        decode(memoryview(data), read_image_header(data))
+
+
+def test_a_file_that_is_not_what_its_header_said_is_refused() -> None:
+    data = saved(Image.fromarray(RGB))
+    other = saved(Image.fromarray(RGB[:4]))
+    with pytest.raises(InvalidRequestError, match="header of 14 x 4 pixels and is 14 x 10"):
+        decode(memoryview(data), read_image_header(other))
+    jpeg = read_image_header(saved(Image.fromarray(RGB), "JPEG"))
+    with pytest.raises(InvalidRequestError, match="its format is not what it says"):
+        decode(memoryview(data), jpeg)

@@ -1,0 +1,378 @@
+"""Models with images through the whole core: logits and tokens of `transformers.generate`.
+
+In chunks that cut images, from the prefix cache, beside neighbours, preempted and resumed.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor as Values
+from transformers import AutoConfig
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import batch
+from inlay.engine.torch.attention import gathered
+from inlay.engine.torch.cache.kv_layout import EngineLimits
+from inlay.engine.torch.decode_graphs import Capture
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.step import Core
+from inlay.engine.torch.vision.pictures import decode
+from inlay.engine.torch.vision.processing import ImageProcessor
+from inlay.engine.torch.vision.tower import ROWS, Tower, as_rows
+from inlay.engine.torch.weights.families import VISION_FAMILIES
+from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.media.embeds import embeds_segments
+from inlay.media.image import read_image_header
+from inlay.media.spec import layout
+from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
+from inlay.request import Output, Request, Sampling
+from inlay.tensors import Tensor
+from tests.engine.torch.vision_reference import Parts, Picture, generated, prompt_of, spec
+from tests.vision_models import FAMILIES, vision
+
+NEW = 12
+"""Tokens each prompt is continued by."""
+
+ONE, TWO = Picture(1, 40, 56), Picture(2, 70, 33)
+
+PROMPTS: dict[str, Parts] = {
+    "both": [list(range(100, 117)), ONE, [11, 12, 13, 14, 15], TWO, [20, 21, 22]],
+    "one": [[5, 6, 9, 10], ONE, list(range(60, 80))],
+    "other": [[5, 6, 9, 10], ONE, [90, 91, 92]],
+    "twice": [[6, 7, 8], TWO, [90, 91, 92], TWO, [93]],
+    "text": [[40, 41, 42, 43, 44, 45, 46, 47, 48]],
+}
+
+
+@cache
+def load(family: str) -> CausalModel:
+    return CausalModel.load(EngineSettings(model=str(vision(family)), device="cpu", num_threads=1))
+
+
+@cache
+def encoded(family: str, data: bytes, total: int) -> Rows | InlayError:
+    """The rows of a file, by tower and processor of the engine."""
+    model = load(family)
+    config = AutoConfig.from_pretrained(vision(family))
+    image = decode(memoryview(data), read_image_header(data))
+    inputs = ImageProcessor(vision(family), config)(image, {})
+    (arrays,) = Tower(model.tower, model.hidden_size).encode([inputs], [total])
+    return arrays if isinstance(arrays, InlayError) else as_rows(arrays)
+
+
+class Engine:
+    """A core whose images are encoded between two steps."""
+
+    def __init__(self, family: str, capture: Capture | None = None, **changes: int) -> None:
+        limits: dict[str, Any] = {
+            "max_model_len": 200,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 23,
+            "page_size": 16,
+            "num_pages": 80,
+        }
+        self.family = family
+        self.asked: list[tuple[str, Media]] = []
+        self.num_encoded = 0
+        self.core = Core(
+            load(family),
+            EngineLimits(**(limits | changes)),
+            Secret(bytes(32)),
+            capture=capture,
+            encode=lambda request, run: self.asked.append((request, run)),
+        )
+
+    def step(self) -> list[Output]:
+        outputs = self.core.step()
+        for request, run in self.asked:
+            assert run.data is not None
+            rows = encoded(self.family, bytes(run.data.view), run.total)
+            outputs += self.core.encoded(request, run.digest, rows)
+            self.num_encoded += 1
+        self.asked.clear()
+        return outputs
+
+    def run(
+        self, *names: str, prior: int = 0, preempt_at: tuple[int, ...] = ()
+    ) -> dict[str, tuple[list[int], Values, Values]]:
+        """Continue prompts together: ids, and ids and logprobs of the likeliest 20 tokens.
+
+        Before the steps of `preempt_at`, every running sequence loses its pages.
+        """
+        outputs: list[Output] = []
+        for name in names:
+            sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True, logprobs=20)
+            known = tuple(generated(self.family, PROMPTS[name], NEW).ids[:prior])
+            outputs += self.core.admit(
+                Request(
+                    id=name,
+                    prompts=(prompt_of(self.family, PROMPTS[name]),),
+                    params=sampling,
+                    prior_output=known,
+                )
+            )
+        steps = 0
+        while len(self.core):
+            if steps in preempt_at:
+                self.core.reset_prefix_cache()
+                for sequence in tuple(self.core.scheduler.running):
+                    self.core.scheduler._preempt(sequence)
+            outputs += self.step()
+            steps += 1
+        return {name: _joined([out for out in outputs if out.request_id == name]) for name in names}
+
+
+def _joined(outputs: list[Output]) -> tuple[list[int], Values, Values]:
+    assert all(output.error is None for output in outputs), outputs[-1].error
+    top = [logprobs.top for output in outputs for logprobs in output.logprobs]
+    return (
+        [id_ for output in outputs for id_ in output.token_ids],
+        torch.tensor([[id_ for id_, _ in each] for each in top]),
+        torch.tensor([[value for _, value in each] for each in top]),
+    )
+
+
+def check(family: str, found: dict[str, tuple[list[int], Values, Values]], prior: int = 0) -> None:
+    for name, (ids, top, logprobs) in found.items():
+        truth = generated(family, PROMPTS[name], NEW)
+        expected = truth.logits[prior:].log_softmax(-1).gather(1, top)
+        difference = float((logprobs - expected).abs().max())
+        assert difference < 2e-4, (name, difference)
+        assert ids == truth.ids[prior:], name
+
+
+@pytest.mark.usefixtures("overlap")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_in_chunks_and_from_the_cache_give_the_logits_of_transformers(family: str) -> None:
+    engine = Engine(family)
+    for name in ("both", "one", "text", "both"):
+        check(family, engine.run(name))
+    assert engine.core.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_neighbours_and_preemption_change_nothing(family: str) -> None:
+    engine = Engine(family)
+    check(family, engine.run("other", "one", "text", "twice", preempt_at=(4, 9)))
+    assert engine.core.stats().preemptions > 0
+    # Preempted or not, an image is encoded once for a request.
+    assert engine.num_encoded <= 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resumed_request_goes_on_as_it_would_have(family: str) -> None:
+    check(family, Engine(family).run("one", "text", prior=5), prior=5)
+
+
+@pytest.mark.usefixtures("overlap")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cached_prefix_with_its_image_is_not_encoded(family: str) -> None:
+    engine = Engine(family)
+    check(family, engine.run("one"))
+    assert engine.num_encoded == 1
+    check(family, engine.run("one"))
+    assert engine.num_encoded == 1
+    # Here the cached prefix may end inside the image.
+    check(family, engine.run("other"))
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_an_image_that_cannot_be_encoded_ends_its_request_alone(family: str) -> None:
+    engine = Engine(family)
+    sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True, logprobs=20)
+    prompts = {name: prompt_of(family, PROMPTS[name]) for name in ("one", "text")}
+    outputs: list[Output] = []
+    for name, prompt in prompts.items():
+        outputs += engine.core.admit(Request(id=name, prompts=(prompt,), params=sampling))
+    outputs += engine.core.step()
+    ((request, run),) = engine.asked
+    engine.asked.clear()
+    assert request == "one"
+    outputs += engine.core.encoded(request, run.digest, EngineError("no such tower"))
+    while len(engine.core):
+        outputs += engine.core.step()
+    (ended,) = (output for output in outputs if output.request_id == "one")
+    assert ended.error is not None
+    assert ended.error.message == "no such tower"
+    check(family, {"text": _joined([out for out in outputs if out.request_id == "text"])})
+
+
+def test_rows_of_another_number_end_the_request() -> None:
+    engine = Engine("llava")
+    prompt = prompt_of("llava", PROMPTS["one"])
+    engine.core.admit(Request(id="one", prompts=(prompt,), params=Sampling(max_tokens=1)))
+    engine.core.step()
+    ((request, run),) = engine.asked
+    rows = encoded("llava", ONE.data, run.total)
+    assert isinstance(rows, Rows)
+    (output,) = engine.core.encoded(request, run.digest, rows.slice(0, 3))
+    assert output.error is not None
+    assert "made 3 rows of an image laid out as 16" in output.error.message
+    assert not len(engine.core)
+
+
+def test_an_engine_that_waits_for_images_rests() -> None:
+    engine = Engine("llava")
+    prompt = prompt_of("llava", PROMPTS["one"])
+    engine.core.admit(Request(id="a", prompts=(prompt,), params=Sampling(max_tokens=1)), 7.0)
+    assert engine.core.rest(1.0) == 0
+    assert engine.core.step() == []
+    assert engine.core.rest(1.0) == 6
+    engine.core.abort("a")
+    assert engine.core.rest(1.0) is None
+
+
+def test_the_next_sequences_images_are_asked_for_while_it_waits_for_a_place() -> None:
+    engine = Engine("llava", max_num_seqs=1)
+    params = Sampling(max_tokens=NEW, ignore_eos=True)
+    for name in ("text", "one"):
+        prompt = prompt_of("llava", PROMPTS[name])
+        engine.core.admit(Request(id=name, prompts=(prompt,), params=params))
+    engine.core.step()
+    assert [request for request, _ in engine.asked] == []
+    engine.core.step()
+    assert [request for request, _ in engine.asked] == ["one"]
+    assert len(engine.core.scheduler.waiting) == 1
+
+
+def test_an_image_with_rows_that_are_not_finite_does_not_harm_its_neighbours() -> None:
+    model = load("internvl")
+    config = AutoConfig.from_pretrained(vision("internvl"))
+    processor = ImageProcessor(vision("internvl"), config)
+    inputs = []
+    for picture in (ONE, TWO, ONE):
+        data = picture.data
+        inputs.append(processor(decode(memoryview(data), read_image_header(data)), {}))
+    inputs[1]["pixel_values"] = inputs[1]["pixel_values"] * float("nan")
+    found = Tower(model.tower, model.hidden_size).encode(inputs, [20, 12, 20])
+    first, bad, last = found
+    assert isinstance(bad, InvalidRequestError)
+    assert bad.message == "the rows of an image are not finite"
+    expected = encoded("internvl", ONE.data, 20)
+    assert isinstance(expected, Rows)
+    for good in (first, last):
+        assert not isinstance(good, InlayError)
+        assert as_rows(good) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_that_are_encoded_together_have_the_rows_they_have_alone(family: str) -> None:
+    model = load(family)
+    processor = ImageProcessor(vision(family), AutoConfig.from_pretrained(vision(family)))
+    files = [picture.data for picture in (ONE, TWO, Picture(9, 20, 90))]
+    inputs = [processor(decode(memoryview(file), read_image_header(file)), {}) for file in files]
+    counts = [layout(spec(family), *size).rows for size in ((40, 56), (70, 33), (20, 90))]
+    together = Tower(model.tower, model.hidden_size).encode(inputs, counts)
+    for file, count, found in zip(files, counts, together, strict=True):
+        assert not isinstance(found, InlayError)
+        alone = encoded(family, file, count)
+        assert isinstance(alone, Rows)
+        expected = torch.frombuffer(bytearray(alone.data.view), dtype=torch.float32)
+        assert (torch.from_numpy(found[ROWS]).flatten() - expected).abs().max() < 1e-4
+
+
+def test_every_family_with_images_is_tested_and_listed() -> None:
+    tested = {AutoConfig.from_pretrained(vision(family)).model_type for family in FAMILIES}
+    assert tested == set(VISION_FAMILIES)
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    for model_type in VISION_FAMILIES:
+        assert f"`{model_type}`" in page, model_type
+
+
+def difference(family: str, name: str, found: dict[str, Any]) -> float:
+    """Largest difference from transformers' logprobs, of the first token."""
+    _, top, logprobs = found[name]
+    expected = generated(family, PROMPTS[name], NEW).logits[:1].log_softmax(-1)
+    return float((logprobs[:1] - expected.gather(1, top[:1])).abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tiny_models_tell_a_wrong_picture(family: str) -> None:
+    prompt = list(PROMPTS["one"])
+    expected = generated(family, prompt, NEW).logits[0]
+    prompt[1] = Picture(77, ONE.height, ONE.width)
+    assert 5 < expected.abs().max() < 40
+    assert (generated(family, prompt, NEW).logits[0] - expected).abs().max() > 0.3
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name.startswith(("qwen", "glm"))])
+def test_positions_of_one_axis_would_be_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load(family), "rope_axes", 1)
+    assert difference(family, "one", Engine(family).run("one")) > 0.1
+
+
+def test_causal_attention_inside_images_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load("gemma3"), "bidirectional", False)
+    assert difference("gemma3", "one", Engine("gemma3").run("one")) > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+def test_missing_inner_features_would_be_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_features", lambda rows: None)
+    assert difference(family, "one", Engine(family).run("one")) > 0.1
+
+
+@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl", "glm4v"])
+def test_rows_that_a_client_made_with_the_same_encoder_give_the_same(family: str) -> None:
+    parts: list[Segment] = []
+    for part in PROMPTS["both"]:
+        if not isinstance(part, Picture):
+            parts.append(Tokens(part))
+            continue
+        laid = layout(spec(family), part.height, part.width)
+        rows = encoded(family, part.data, laid.rows)
+        assert isinstance(rows, Rows)
+        arrays = [
+            np.frombuffer(data.view, np.float32).reshape(len(rows), -1)
+            for data in (rows.data, *(field.data for field in rows.bundle))
+        ]
+        wide = np.concatenate(arrays, axis=1)
+        tensor = Tensor(Buffer(wide.tobytes()), "float32", wide.shape, "npy")
+        parts += embeds_segments(
+            spec(family),
+            tensor,
+            grid=laid.grid,
+            hidden_size=load(family).hidden_size,
+            dtype="float32",
+        )
+    engine = Engine(family)
+    sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True, logprobs=20)
+    request = Request(id="both", prompts=(Prompt.of(*parts),), params=sampling)
+    outputs = engine.core.admit(request)
+    while len(engine.core):
+        outputs += engine.step()
+    assert engine.num_encoded == 0
+    check(family, {"both": _joined(outputs)})
+
+
+@pytest.mark.parametrize("block", [1, 5, 64])
+def test_images_that_blocks_of_queries_cut_are_seen_whole(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_SCORE_BYTES", 0), ("_MIN_BLOCK", block), ("_MAX_BLOCK", block)):
+        monkeypatch.setattr(gathered, name, value)
+    engine = Engine("gemma3", max_num_batched_tokens=64)
+    check("gemma3", engine.run("both", "one"))
+
+
+def test_others_finish_while_a_sequence_waits_for_its_image() -> None:
+    engine = Engine("llava")
+    sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True, logprobs=20)
+    outputs: list[Output] = []
+    for name in ("one", "text"):
+        prompt = prompt_of("llava", PROMPTS[name])
+        outputs += engine.core.admit(Request(id=name, prompts=(prompt,), params=sampling))
+    while len(engine.core) == 2:
+        outputs += engine.core.step()
+    assert {output.request_id for output in outputs} == {"text"}
+    # The image is asked for once, however many steps have passed.
+    assert len(engine.asked) == 1
+    while len(engine.core):
+        outputs += engine.step()
+    for name in ("one", "text"):
+        check("llava", {name: _joined([out for out in outputs if out.request_id == name])})

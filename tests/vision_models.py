@@ -1,0 +1,319 @@
+"""Tiny vision-language models with random weights, one of each family the torch engine serves.
+
+    vision("llava")        a cached directory: weights, configuration, image processor, tokenizer
+
+Towers see tiles of 32 pixels in patches of 8, or patches of 4. Weights are drawn wide, so that
+logits have a scale at which a wrong position or row shows.
+"""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken
+from transformers import GenerationConfig, PreTrainedConfig
+
+from tests.model_configs import EOS_ID, VOCAB_SIZE
+from tests.models import models_root, tokenizer
+
+IMAGE, VISION_START, VISION_END, VIDEO = 380, 381, 382, 383
+"""Ids of the tokens that stand for an image's rows, and around and beside them."""
+
+SIDE, PATCH = 32, 8
+"""Of a tile that a tower sees, in pixels."""
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": SIDE,
+    "patch_size": PATCH,
+}
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+_PINPOINTS = [[32, 64], [64, 32], [64, 64]]
+_NORM = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
+
+_Parts = tuple[PreTrainedConfig, Any]
+
+
+def _made(name: str, **values: Any) -> Any:
+    return getattr(transformers, name)(**values)
+
+
+def _model_config(name: str, text: PreTrainedConfig, vision: PreTrainedConfig, **more: Any) -> Any:
+    tied = {"tie_word_embeddings": False, "image_token_id": IMAGE}
+    return _made(f"{name}Config", text_config=text, vision_config=vision, **{**tied, **more})
+
+
+def _llava() -> _Parts:
+    config = _model_config(
+        "Llava", _made("LlamaConfig", **_TEXT), _made("CLIPVisionConfig", **_TOWER)
+    )
+    size = {"height": SIDE, "width": SIDE}
+    return config, _made(
+        "CLIPImageProcessorPil", size={"shortest_edge": SIDE}, crop_size=size, **_NORM
+    )
+
+
+def _llava_next() -> _Parts:
+    config = _model_config(
+        "LlavaNext",
+        _made("MistralConfig", sliding_window=None, **_TEXT),
+        _made("CLIPVisionConfig", **_TOWER),
+        image_grid_pinpoints=_PINPOINTS,
+    )
+    size = {"height": SIDE, "width": SIDE}
+    return config, _made(
+        "LlavaNextImageProcessorPil",
+        size={"shortest_edge": SIDE},
+        crop_size=size,
+        image_grid_pinpoints=_PINPOINTS,
+        **_NORM,
+    )
+
+
+def _llava_onevision() -> _Parts:
+    config = _model_config(
+        "LlavaOnevision",
+        _made("Qwen2Config", **_TEXT),
+        _made("SiglipVisionConfig", vision_use_head=False, **_TOWER),
+        image_grid_pinpoints=_PINPOINTS,
+        vision_aspect_ratio="anyres_max_2",
+        vision_feature_select_strategy="full",
+    )
+    return config, _made(
+        "LlavaOnevisionImageProcessorPil",
+        size={"height": SIDE, "width": SIDE},
+        image_grid_pinpoints=_PINPOINTS,
+        **_NORM,
+    )
+
+
+def _internvl() -> _Parts:
+    size = {"height": SIDE, "width": SIDE}
+    tower = {**_TOWER, "image_size": [SIDE, SIDE], "patch_size": [PATCH, PATCH]}
+    config = _model_config(
+        "InternVL",
+        _made("Qwen2Config", **_TEXT),
+        _made("InternVLVisionConfig", **tower),
+        image_seq_length=4,
+    )
+    return config, _made(
+        "GotOcr2ImageProcessorPil", size=size, crop_to_patches=True, max_patches=4, **_NORM
+    )
+
+
+def _mistral3() -> _Parts:
+    text = _made("MistralConfig", sliding_window=None, head_dim=16, **_TEXT)
+    tower = {**_TOWER, "image_size": 64, "head_dim": 8}
+    config = _model_config(
+        "Mistral3", text, _made("PixtralVisionConfig", **tower), spatial_merge_size=2
+    )
+    return config, _made(
+        "PixtralImageProcessorPil", size={"longest_edge": 64}, patch_size=PATCH, **_NORM
+    )
+
+
+def _pixtral() -> _Parts:
+    text = _made("MistralConfig", sliding_window=None, head_dim=16, **_TEXT)
+    config = _model_config(
+        "Llava",
+        text,
+        _made("PixtralVisionConfig", **{**_TOWER, "image_size": 64, "head_dim": 8}),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return config, _made(
+        "PixtralImageProcessorPil", size={"longest_edge": 48}, patch_size=PATCH, **_NORM
+    )
+
+
+def _idefics(name: str) -> _Parts:
+    config = _model_config(
+        name,
+        _made("LlamaConfig", **_TEXT),
+        _made(f"{name}VisionConfig", **_TOWER),
+        scale_factor=2,
+    )
+    return config, _made(
+        f"{name}ImageProcessorPil",
+        size={"longest_edge": 2 * SIDE},
+        max_image_size={"longest_edge": SIDE},
+        **_NORM,
+    )
+
+
+def _gemma3() -> _Parts:
+    text = {
+        **_TEXT,
+        "head_dim": 24,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }
+    config = _model_config(
+        "Gemma3",
+        _made("Gemma3TextConfig", **text),
+        _made("SiglipVisionConfig", vision_use_head=False, **_TOWER),
+        mm_tokens_per_image=16,
+        boi_token_index=VISION_START,
+        eoi_token_index=VISION_END,
+    )
+    return config, _made("Gemma3ImageProcessorPil", size={"height": SIDE, "width": SIDE}, **_NORM)
+
+
+def _qwen(name: str, processor: str = "Qwen2VL", **tower: Any) -> _Parts:
+    text = {**_TEXT, "rope_parameters": _MROPE, "head_dim": 16, **_EXPERTS.get(name, {})}
+    if name in ("Qwen2VL", "Qwen2_5_VL"):
+        del text["head_dim"]
+    config = _model_config(
+        name,
+        _made(f"{name}TextConfig", **text),
+        _made(f"{name}VisionConfig", patch_size=4, spatial_merge_size=2, **tower),
+        video_token_id=VIDEO,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+    )
+    return config, _made(
+        f"{processor}ImageProcessorPil",
+        size={"shortest_edge": 16 * 16, "longest_edge": 48 * 48},
+        patch_size=4,
+        merge_size=2,
+        **_NORM,
+    )
+
+
+_QWEN3: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "depth": 3,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
+}
+_GLM: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "depth": 2,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+    "image_size": 32,
+}
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "Qwen3VLMoe": {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2},
+    "Glm4vMoe": {
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+    },
+}
+
+_FAMILIES: dict[str, Callable[[], _Parts]] = {
+    "llava": _llava,
+    "llava_next": _llava_next,
+    "llava_onevision": _llava_onevision,
+    "internvl": _internvl,
+    "mistral3": _mistral3,
+    "pixtral": _pixtral,
+    "idefics3": lambda: _idefics("Idefics3"),
+    "smolvlm": lambda: _idefics("SmolVLM"),
+    "gemma3": _gemma3,
+    "qwen2_vl": lambda: _qwen("Qwen2VL", embed_dim=32, depth=2, num_heads=4, hidden_size=64),
+    "qwen2_5_vl": lambda: _qwen(
+        "Qwen2_5_VL",
+        hidden_size=32,
+        intermediate_size=48,
+        depth=2,
+        num_heads=4,
+        out_hidden_size=64,
+        window_size=16,
+        fullatt_block_indexes=[1],
+    ),
+    "qwen3_vl": lambda: _qwen("Qwen3VL", **_QWEN3),
+    "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", **_QWEN3),
+    "glm4v": lambda: _qwen("Glm4v", "Glm4v", **_GLM),
+    "glm4v_moe": lambda: _qwen("Glm4vMoe", "Glm4v", **_GLM),
+}
+
+FAMILIES = tuple(_FAMILIES)
+
+_TOKENS: dict[str, tuple[str, ...]] = {
+    "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
+    "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    "idefics3": ("<image>", "<fake_token_around_image>", "<global-img>"),
+    "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>"),
+    "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "glm4v": ("<|image|>",),
+    "glm4v_moe": ("<|image|>",),
+    "pixtral": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    "qwen": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
+}
+"""Special tokens from id `IMAGE` on; of other families `<image>` alone."""
+
+
+@cache
+def vision(family: str) -> Path:
+    """The directory of a tiny model of `family`, made once and shared; treat it as read-only."""
+    config, processor = _FAMILIES[family]()
+    directory = models_root() / f"{family}-vision"
+    state = torch.random.get_rng_state()
+    torch.manual_seed(20261123)
+    try:
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                _draw(name, parameter)
+    finally:
+        torch.random.set_rng_state(state)
+    model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=0)
+    model.save_pretrained(directory)
+    processor.save_pretrained(directory)
+    if family in ("idefics3", "smolvlm"):
+        joint = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
+        (directory / "processor_config.json").write_text(json.dumps(joint))
+    _save_tokenizer(directory, _TOKENS.get("qwen" if family.startswith("qwen") else family))
+    return directory
+
+
+def _save_tokenizer(directory: Path, names: tuple[str, ...] | None) -> None:
+    """Write the common tokenizer with special tokens from id `IMAGE` on."""
+    tokenizer().save_pretrained(directory)
+    made = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
+    texts = [f"<unused{index}>" for index in range(len(made), IMAGE)]
+    texts += names or ("<image>",)
+    made.add_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
+    made.save_pretrained(directory)
+
+
+def _draw(name: str, parameter: torch.Tensor) -> None:
+    """Draw the values of one parameter."""
+    noise = torch.randn_like(parameter)
+    if parameter.ndim == 1:
+        parameter.copy_(1 + 0.2 * noise if name.endswith("weight") else 0.3 * noise)
+    elif name.endswith("embed_tokens.weight"):
+        parameter.copy_(0.5 * noise)
+    elif parameter.ndim == 2 and "embed" not in name:
+        scale = 4.0 if name.startswith("lm_head") else 1.5
+        parameter.copy_(noise * (scale / parameter.shape[-1] ** 0.5))
+    else:
+        parameter.copy_(noise * 0.3)
