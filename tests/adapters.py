@@ -1,9 +1,9 @@
 """PEFT adapters with random weights for the tiny models, and what PEFT itself makes of them."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,19 @@ def make_lora(
     rank: int = 4,
     targets: Sequence[str] = ALL,
     size: float = 0.7,
+    base: Callable[[], Any] | None = None,
     **options: Any,
 ) -> Path:
-    """Write a LoRA for `model` whose matrices are random and large enough to change the output."""
+    """Write a LoRA for `model` whose matrices are random and large enough to change the output.
+
+    `base` loads the model where it is no causal language model; `targets` may be a regex.
+    """
+    modules = targets if isinstance(targets, str) else list(targets)
     config = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM", **options
+        r=rank, lora_alpha=2 * rank, target_modules=modules, task_type="CAUSAL_LM", **options
     )
     with _calmly():
-        adapted = peft.get_peft_model(_base(model), config)
+        adapted = peft.get_peft_model(_base(model) if base is None else base(), config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -90,8 +95,13 @@ def make_prompt_tuning(directory: Path, model: Path, *, seed: int = 1, count: in
 @cache
 def merged(model: Path, adapter: Path) -> Any:
     """PEFT's own merge of a LoRA into the model."""
+    return merged_from(partial(_base, model), adapter)
+
+
+def merged_from(base: Callable[[], Any], adapter: Path) -> Any:
+    """PEFT's own merge of a LoRA into what `base` loads."""
     with _calmly():
-        return peft.PeftModel.from_pretrained(_base(model), adapter).merge_and_unload().eval()
+        return peft.PeftModel.from_pretrained(base(), adapter).merge_and_unload().eval()
 
 
 @cache

@@ -13,8 +13,11 @@ Pair = tuple[Path, Path]
 HERE = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
 
 
-def certificate(folder: Path, name: str, password: bytes | None = None) -> Pair:
-    """(certificate, key) files of `name`, which is this machine, signed by itself."""
+def certificate(
+    folder: Path, name: str, password: bytes | None = None, hosts: list[str] | None = None
+) -> Pair:
+    """(certificate, key) files of `name`, which is this machine or `hosts`, signed by itself."""
+    names = HERE if hosts is None else [x509.DNSName(host) for host in hosts]
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -26,7 +29,7 @@ def certificate(folder: Path, name: str, password: bytes | None = None) -> Pair:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(HERE), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )

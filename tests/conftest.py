@@ -1,6 +1,10 @@
 """Settings all tests share."""
 
+import logging
+from collections.abc import Iterator
+
 import httpx
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -16,3 +20,12 @@ settings.load_profile("inlay")
 # is tested.
 for part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, 180.0)
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_its_own() -> Iterator[None]:
+    """Remove handlers that a test's commands made: their stream is closed with the test."""
+    yield
+    for handler in tuple(logging.root.handlers):
+        if type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)

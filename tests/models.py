@@ -90,7 +90,7 @@ def make(
         torch.random.set_rng_state(state)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=0)
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=shard_size)
-    _tokenizer().save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
     return directory
 
 
@@ -150,19 +150,20 @@ def models_root() -> Path:
 
 
 @cache
-def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+def tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of every tiny model."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE - 40,
         special_tokens=[AddedToken(text, special=True) for text in (END, TURN, TURN_END)],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    made.train_from_iterator(_CORPUS, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=made,
         eos_token=TURN_END,
         pad_token=END,
         chat_template=CHAT_TEMPLATE,

@@ -26,11 +26,26 @@ def rows(draw: st.DrawFn, *, hidden: int | None = None, plain: bool = False) -> 
     return Rows(data, dtype, (num, width), bundle, not plain and draw(st.booleans()))
 
 
-media = st.builds(
-    lambda digest, positions: Media("image", digest, positions, Buffer(digest)),
-    st.binary(min_size=16, max_size=16),
-    st.integers(1, 12),
-)
+@st.composite
+def _media(draw: st.DrawFn) -> Media:
+    """A run of an item's rows; the first one alone has the bytes."""
+    positions, start = draw(st.integers(1, 12)), draw(st.sampled_from([0, 0, 3]))
+    digest = draw(st.binary(min_size=16, max_size=16))
+    return Media(
+        draw(st.sampled_from(["image", "audio", "video"])),
+        digest,
+        positions,
+        None if start else Buffer(digest),
+        grid=draw(st.sampled_from([None, (1, 4, 6)])),
+        atomic=draw(st.booleans()),
+        start=start,
+        total=start + positions + draw(st.integers(0, 3)),
+        detail=draw(st.sampled_from([None, "low"])),
+        interval=draw(st.sampled_from([1.0, 0.5])),
+    )
+
+
+media = _media()
 
 segments: st.SearchStrategy[Segment] = st.one_of(tokens, rows(), media)
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import EngineError, ErrorFrame
-from inlay.outputs import coalesce, drop_known, slice_prompt_logprobs, split, trim_to_offset
-from inlay.request import FinishReason, Output, PromptLogprobs, TokenLogprobs, Usage
+from inlay.outputs import coalesce, drop_known, slice_prompt_logprobs, trim_to_offset
+from inlay.prompt import Buffer
+from inlay.request import FinishReason, Output, Payload, PromptLogprobs, TokenLogprobs, Usage
 
 
 def scores(start: int, count: int, top: int) -> PromptLogprobs:
@@ -18,54 +19,6 @@ def scores(start: int, count: int, top: int) -> PromptLogprobs:
         array("f", range(count * width)).tobytes(),
         array("i", range(count)).tobytes(),
     )
-
-
-def pieces(output: Output) -> list[Output]:
-    cut = split(output)
-    return [output] if cut is None else [*pieces(cut[0]), *pieces(cut[1])]
-
-
-@given(
-    offset=st.integers(0, 9),
-    count=st.integers(0, 9),
-    prompt=st.integers(0, 9),
-    top=st.integers(0, 3),
-    logprobs=st.booleans(),
-)
-def test_the_parts_of_a_output_say_the_same_in_the_same_order(
-    offset: int, count: int, prompt: int, top: int, logprobs: bool
-) -> None:
-    whole = Output(
-        "w",
-        2,
-        offset,
-        tuple(range(count)),
-        tuple(TokenLogprobs(-float(n)) for n in range(count)) if logprobs else (),
-        "stop",
-        7,
-        Usage(5, offset + count),
-        prompt_logprobs=scores(3, prompt, top) if prompt else None,
-    )
-    parts = pieces(whole)
-    assert all(len(part.token_ids) <= 1 for part in parts)
-    assert tuple(id_ for part in parts for id_ in part.token_ids) == whole.token_ids
-    assert tuple(one for part in parts for one in part.logprobs) == whole.logprobs
-    assert [part.offset for part in parts if part.token_ids] == list(range(offset, offset + count))
-    told = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
-    assert [one.start for one in told] == list(range(3, 3 + prompt))
-    if whole.prompt_logprobs is not None:
-        for name in ("ids", "logprobs", "ranks"):
-            assert b"".join(getattr(one, name) for one in told) == getattr(
-                whole.prompt_logprobs, name
-            )
-    assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
-    assert (parts[-1].finish_reason, parts[-1].stop_token_id, parts[-1].usage) == (
-        "stop",
-        7,
-        whole.usage,
-    )
-    first_id = next((i for i, part in enumerate(parts) if part.token_ids), len(parts))
-    assert all(part.prompt_logprobs is None for part in parts[first_id + 1 :])
 
 
 @given(offset=st.integers(0, 9), count=st.integers(1, 9), skipped=st.integers(0, 9))
@@ -148,5 +101,6 @@ def test_what_does_not_follow_is_not_joined() -> None:
         Output("w", 1, 2, (3,), finish_reason="abort"),
         Output("w", 1, 2, finish_reason="error", error=ErrorFrame.of(EngineError("no"))),
         Output("w", 1, 2, prompt_logprobs=scores(0, 1, 0)),
+        Output("w", 1, 2, payloads=(Payload("logits", "float32", (0, 2), Buffer(b"")),)),
     ):
         assert coalesce([first, second]) == [first, second]

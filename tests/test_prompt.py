@@ -87,7 +87,7 @@ def test_token_ids_leave_rows_out() -> None:
 
 
 def test_a_cut_never_falls_inside_an_atomic_segment() -> None:
-    image = Media("image", bytes(16), 5)
+    image = Media("image", bytes(16), 5, atomic=True)
     prompt = Prompt.of(Tokens([1, 2]), image, Tokens([3, 4]), image)
     bounds = prompt.atomic_bounds()
     assert bounds == [(2, 7), (9, 14)]

@@ -17,7 +17,7 @@ def make_request(prompt: Prompt, **options: Any) -> Request:
     fields = {
         name: options.pop(name) for name in tuple(options) if name in Request.__struct_fields__
     }
-    return Request(id="w", prompt=prompt, sampling=Sampling(max_tokens=1, **options), **fields)
+    return Request(id="w", prompts=(prompt,), params=Sampling(max_tokens=1, **options), **fields)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
-BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy"}
-MESSAGES = {"request", "card", "outputs", "refusals", "resuming", "routing"}
+BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
+MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
@@ -19,32 +19,41 @@ MAY_IMPORT = {
     "liveness": set[str](),
     "lazy": set[str](),
     "fair_queue": set[str](),
+    "single_flight": set[str](),
     "digest": {"prompt", "errors", "pace"},
     "request": BASE,
-    "card": BASE | {"request"},
+    "card": BASE | {"request", "media"},
+    "commands": BASE | {"card"},
     "outputs": BASE | {"request"},
     "refusals": BASE | {"request", "card"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
     "tensors": SHARED,
-    "api": SHARED,
-    "render": SHARED | {"api", "tensors"},
+    "media": BASE | {"tensors"},
+    "render": SHARED | {"tensors"},
     "transport": SHARED,
     "router": SHARED | {"transport"},
     "telemetry": {"errors"},
     "store": SHARED | {"tensors"},
-    "frontend": SHARED
-    | {"embedding", "api", "tensors", "render", "router", "transport", "store", "telemetry"},
+    "http": SHARED
+    | {"embedding", "media", "tensors", "render", "router", "transport", "store", "telemetry"},
+    "api": SHARED
+    | {"http", "embedding", "media", "tensors", "render"}
+    | {"router", "transport", "store", "telemetry"},
     "adapter": SHARED | {"tensors"},
     "embedding": SHARED,
     "worker": SHARED | {"telemetry", "transport", "engine", "adapter", "tensors"},
-    "engine": SHARED | {"embedding", "tensors", "render", "adapter"},
-    "client": SHARED | {"tensors", "render"},
+    "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter"},
+    "client": SHARED | {"media", "tensors", "render"},
     "demo": set[str](),
 }
+SCHEMAS = {"inlay.errors", "inlay.card", "inlay.api.openai.schema"}
+"""What request and response types may import, so that they are usable without the server."""
+
 HEAVY = {"llguidance", "torch", "transformers", "safetensors", "vllm", "sglang", "diffusers"}
 HEAVY_MAY_BE_IN = {"engine"}
 MAX_LINES = 500
+MAX_COLUMNS = 100
 
 
 def room_of(path: Path) -> str:
@@ -76,6 +85,14 @@ def test_a_room_imports_only_the_rooms_it_may_know(path: Path) -> None:
     assert inner - {room, "__version__"} <= MAY_IMPORT[room]
 
 
+def test_schemas_import_no_server() -> None:
+    paths = [path for path in FILES if path.parent.name == "schema" or path.stem == "schema"]
+    assert len(paths) > 10
+    for path in paths:
+        inner = {name for name in imports_of(path) if name.startswith("inlay.")}
+        assert all(name.rpartition(".")[0].startswith(tuple(SCHEMAS)) for name in inner), path
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_heavy_libraries_stay_in_the_engines(path: Path) -> None:
     heavy = {name.split(".")[0] for name in imports_of(path)} & HEAVY
@@ -84,7 +101,9 @@ def test_heavy_libraries_stay_in_the_engines(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_file_outgrows_a_reader(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_LINES
+    assert [line for line in lines if len(line) > MAX_COLUMNS] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -115,8 +134,10 @@ def test_every_room_is_known() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "inlay.frontend",
+        "inlay.api.app",
+        "inlay.http.serve",
         "inlay.embedding.config",
+        "inlay.media.families",
         "inlay.client",
         "inlay.cli",
         "inlay.worker",

@@ -1,3 +1,3 @@
 """Serve language models whose prompts may be embeddings, behind one OpenAI-compatible API."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

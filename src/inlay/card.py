@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from inlay.media.spec import MediaSpec
 from inlay.request import GrammarKind, Task
 
 PROTOCOL = 2
@@ -70,13 +71,15 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one request."""
+    """Bounds of one request, and of those that a worker has at a time."""
 
     max_model_len: int
     max_num_seqs: int
     max_logprobs: int = 20
     max_prompt_embeds_abs: float | None = None
     """Largest absolute value a row's element may have, or None where the engine bounds nothing."""
+    max_num_queued_tokens: int | None = None
+    """Positions that may be queued; more are refused. None where the engine bounds nothing."""
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,7 +133,7 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     labels: tuple[str, ...] = ()
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stats"):
     """An engine's counters; totals only grow."""
 
     running: int = 0
@@ -156,6 +159,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept_evictions: int = 0
     busy_seconds: float = 0.0
     """Seconds in which the model had a batch; of engines that make vectors."""
+    image_cache_bytes: int = 0
+    """Of the rows of encoded images that the engine keeps now; it changes both ways."""
+    image_cache_hits: int = 0
+    """Uses of images that were encoded already; then those encoded, and what went to make room."""
+    image_cache_misses: int = 0
+    image_cache_evictions: int = 0
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,11 +227,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
         address: where frontends of other machines connect to it.
+        dials: it connects to the frontends that ask it to, as none can connect to it.
         asleep: the level of its sleep, 0 while it is awake; only an awake worker is sent requests.
         probe: the last one of its engine; None before the first, while it sleeps, and where it is
             not probed.
         secret_fingerprint: of the namespace's root secret.
         embedding: of a model that makes vectors or scores.
+        media: of a model that takes images, audio or video.
     """
 
     name: str
@@ -252,9 +263,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0
     address: Address | None = None
+    dials: bool = False
     probe: Probe | None = None
     secret_fingerprint: str = ""
     embedding: EmbeddingCard | None = None
+    media: MediaSpec | None = None
     protocol: int = PROTOCOL
 
 

@@ -1,10 +1,13 @@
 """Digests: the identity of positions and of prefixes.
 
 A token's identity is its id; a row's is a keyed 16-byte BLAKE3 of its bytes, in the model's
-activation dtype, and of every bundle field at that position. A chain of block digests names every
-prefix at multiples of `BLOCK_SIZE` positions: it keys the engine's prefix cache and is what routers
-compare. All keys come from one root secret, so a digest tells a stranger nothing and cannot be made
-by one.
+activation dtype, and of every bundle field at that position. A position of an image or the like is
+(digest of the item, index of the row in the whole item), where the item's digest covers the file's
+bytes and all that decides its rows; so a prefix with an image is known before anyone has encoded
+it. Tokens, rows, rows of atomic segments and media are told apart by a byte before each. A chain of
+block digests names every prefix at multiples of `BLOCK_SIZE` positions: it keys the engine's prefix
+cache and is what routers compare. All keys come from one root secret, so a digest tells a stranger
+nothing and cannot be made by one.
 
 BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, "BLAKE3: one function, fast everywhere" (2020).
 """
@@ -28,7 +31,7 @@ BLOCK_DIGEST_SIZE = 16
 _AT_A_TIME = 64
 """Rows digested before others may have their turn."""
 
-_TOKEN, _ROW, _ATOMIC = b"\x00", b"\x01", b"\x02"
+_TOKEN, _ROW, _ATOMIC, _MEDIA = b"\x00", b"\x01", b"\x02", b"\x03"
 _WHOLE = b"whole prompt"
 _token = struct.Struct("<cI")
 _atomic = struct.Struct("<c16sI")
@@ -42,19 +45,21 @@ class Secret:
     Attributes:
         root: 32 bytes.
         rows: key of row digests.
+        media: key of digests of images and the like.
         blocks: key of block digests.
         store: key of stored prompts' ids.
         events: key of digests that leave in KV events.
         transport: key of the proofs at the beginning of a connection.
     """
 
-    __slots__ = ("blocks", "events", "root", "rows", "store", "transport")
+    __slots__ = ("blocks", "events", "media", "root", "rows", "store", "transport")
 
     def __init__(self, root: bytes) -> None:
         if len(root) != 32:
             raise ValueError(f"a root secret is 32 bytes, got {len(root)}")
         self.root = root
         self.rows = self._derive("rows")
+        self.media = self._derive("media")
         self.blocks = self._derive("blocks")
         self.store = self._derive("store")
         self.events = self._derive("events")
@@ -144,6 +149,27 @@ def with_digests(prompt: Prompt, secret: Secret) -> Prompt:
     )
 
 
+def media_digest(
+    data: "bytes | memoryview", secret: Secret, *, kind: str, encoder_id: str, settings: str = ""
+) -> bytes:
+    """The digest of an image or the like, 16 bytes: equal exactly where its rows are.
+
+    Args:
+        data: the decoded file's bytes, after base64 and before any decoding of the picture.
+        secret: the namespace's secret.
+        kind: "image", "audio" or "video".
+        encoder_id: `MediaSpec.encoder_id`.
+        settings: what else decides the rows: the detail of an image, the frames of a video.
+    """
+    hasher = blake3(key=secret.media)
+    for part in (kind, encoder_id, settings):
+        name = part.encode()
+        hasher.update(struct.pack("<Q", len(name)))
+        hasher.update(name)
+    hasher.update(data)
+    return hasher.digest(ROW_DIGEST_SIZE)
+
+
 def root_digest(
     secret: Secret,
     *,
@@ -185,7 +211,7 @@ def _items(segment: Segment, secret: Secret) -> tuple[bytes, int]:
     if isinstance(segment, Rows):
         return _spread(_ROW, row_digests(segment, secret), ROW_DIGEST_SIZE), 1 + ROW_DIGEST_SIZE
     indices = range(segment.start, segment.start + segment.num_positions)
-    return b"".join(_atomic.pack(_ATOMIC, segment.digest, index) for index in indices), _atomic.size
+    return b"".join(_atomic.pack(_MEDIA, segment.digest, index) for index in indices), _atomic.size
 
 
 class Chain:
@@ -288,6 +314,7 @@ __all__ = [
     "Chain",
     "Secret",
     "chain",
+    "media_digest",
     "prompt_digest",
     "root_digest",
     "row_digests",

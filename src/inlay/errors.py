@@ -19,9 +19,16 @@ status, so the frontend maps errors to responses in one place and a worker can s
 plane unchanged.
 """
 
-from typing import ClassVar
+import re
+from collections.abc import Callable
+from typing import ClassVar, Self, TypeAlias
 
 import msgspec
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Place in a request: fields by name, items of lists by index."""
+
+_steps = re.compile(r"\[(\d+)\]|([^.\[]+)")
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +47,15 @@ class InlayError(Exception):
         status: HTTP status the frontend answers with.
         type: OpenAI error type.
         code: default OpenAI error code, or None.
+        param: place in the request, as `messages[0].content`; a message about it begins with it.
         retry_after: seconds a client should wait before it asks again, or None.
+        reason: label of the error in metrics, or None.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
+    default_param: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -54,16 +64,48 @@ class InlayError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = param if param is not None else self.default_param
         self.code = code if code is not None else self.default_code
         self.retry_after = retry_after
+        self.reason = reason
+
+    @property
+    def path(self) -> Path:
+        """`param` in its steps: `tools[0].function` is `("tools", 0, "function")`."""
+        steps = _steps.findall(self.param or "")
+        return tuple(int(index) if index else name for index, name in steps)
+
+    def at(self, param: str) -> Self:
+        """Return the error for another place; a message that begins with the old one names it."""
+        message = self.message
+        if self.param and message.startswith(self.param):
+            message = param + message.removeprefix(self.param)
+        return type(self)(
+            message,
+            param=param,
+            code=self.code,
+            retry_after=self.retry_after,
+            reason=self.reason,
+        )
+
+    def mapped(self, fields: Callable[[Path], Path]) -> "InlayError":
+        """Return the error with its path mapped to another API's fields; itself if it is equal."""
+        path = self.path
+        there = fields(path)
+        return self if there == path else self.at(_shown(there))
 
     def body(self) -> ErrorBody:
         """The error as OpenAI clients expect it."""
         return ErrorBody(message=self.message, type=self.type, param=self.param, code=self.code)
+
+
+def _shown(path: Path) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return "".join(steps).removeprefix(".")
 
 
 class InvalidRequestError(InlayError):
@@ -76,15 +118,7 @@ class InvalidRequestError(InlayError):
 class EmbeddingsError(InvalidRequestError):
     """Bytes that are not an acceptable embeddings tensor; `param` defaults to `prompt_embeds`."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = "prompt_embeds",
-        code: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message, param=param, code=code, retry_after=retry_after)
+    default_param = "prompt_embeds"
 
 
 class ContextLengthError(InvalidRequestError):
@@ -189,13 +223,27 @@ class ErrorFrame(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None
+    reason: str | None = None
 
     @classmethod
     def of(cls, error: InlayError) -> "ErrorFrame":
         """The wire form of `error`."""
-        return cls(type(error).__name__, error.message, error.param, error.code, error.retry_after)
+        return cls(
+            type(error).__name__,
+            error.message,
+            error.param,
+            error.code,
+            error.retry_after,
+            error.reason,
+        )
 
     def to_error(self) -> InlayError:
         """The error again; a kind this side does not know becomes an `EngineError`."""
         cls = _WIRE_NAMES.get(self.kind, EngineError)
-        return cls(self.message, param=self.param, code=self.code, retry_after=self.retry_after)
+        return cls(
+            self.message,
+            param=self.param,
+            code=self.code,
+            retry_after=self.retry_after,
+            reason=self.reason,
+        )

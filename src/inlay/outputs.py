@@ -1,12 +1,51 @@
 """Cutting and joining what an engine says, without changing it."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from itertools import islice
 
 import msgspec
 
-from inlay.request import Output, PromptLogprobs
+from inlay.errors import EngineError
+from inlay.prompt import Buffer
+from inlay.request import PORTS, Output, Payload, PromptLogprobs, Request, Usage
+
+
+def pooled(request: Request, vectors: Buffer, size: int) -> Output:
+    """The only output of a request that does not generate.
+
+    Args:
+        request: to embed or to score.
+        vectors: float32 [prompts, size], C order, little endian.
+        size: elements of a vector, or labels of a score.
+    """
+    shape = len(request.prompts), size
+    return Output(
+        request.id,
+        request.attempt,
+        0,
+        finish_reason="stop",
+        usage=Usage(request.num_positions, 0),
+        payloads=(Payload(PORTS[request.task], "float32", shape, vectors),),
+    )
+
+
+async def payload_of(outputs: AsyncIterable[Sequence[Output]], port: str) -> Payload:
+    """The payload that a request's outputs bring on `port`, once they have ended.
+
+    Raises:
+        EngineError: they brought none.
+        InlayError: as `outputs` does.
+    """
+    found = [payload for payload in await payloads_of(outputs) if payload.port == port]
+    if not found:
+        raise EngineError(f"the worker ended the request without {port}")
+    return found[-1]
+
+
+async def payloads_of(outputs: AsyncIterable[Sequence[Output]]) -> list[Payload]:
+    """The payloads that a request's outputs bring, once they have ended. Raises as they do."""
+    return [payload async for batch in outputs for output in batch for payload in output.payloads]
 
 
 def slice_prompt_logprobs(scores: PromptLogprobs, start: int, stop: int) -> PromptLogprobs:
@@ -42,37 +81,6 @@ def trim_to_offset(output: Output, offset: int) -> Output:
     )
 
 
-def split(output: Output) -> tuple[Output, Output] | None:
-    """`output` as two that say the same together; None where it holds no more than one position."""
-    scores = output.prompt_logprobs
-    if scores is not None and len(scores) > 1:
-        middle = len(scores) // 2
-        first = Output(
-            output.request_id,
-            output.attempt,
-            output.offset,
-            prompt_logprobs=slice_prompt_logprobs(scores, 0, middle),
-        )
-        return first, msgspec.structs.replace(
-            output, prompt_logprobs=slice_prompt_logprobs(scores, middle, len(scores))
-        )
-    if len(output.token_ids) < 2:
-        return None
-    middle = len(output.token_ids) // 2
-    first = Output(
-        output.request_id,
-        output.attempt,
-        output.offset,
-        output.token_ids[:middle],
-        output.logprobs[:middle],
-        prompt_logprobs=scores,
-    )
-    rest = msgspec.structs.replace(
-        trim_to_offset(output, output.offset + middle), prompt_logprobs=None
-    )
-    return first, rest
-
-
 def coalesce(outputs: Sequence[Output]) -> list[Output]:
     """Coalesce the outputs of one request: consecutive ones that hold little but ids become one."""
     runs: list[list[Output]] = []
@@ -96,7 +104,12 @@ def _follows(first: Output, second: Output) -> bool:
 
 
 def _is_plain(output: Output) -> bool:
-    return not output.logprobs and output.prompt_logprobs is None and output.error is None
+    return not (
+        output.logprobs
+        or output.payloads
+        or output.prompt_logprobs is not None
+        or output.error is not None
+    )
 
 
 def _merge(run: list[Output]) -> Output:

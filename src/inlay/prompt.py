@@ -167,15 +167,24 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", array_like=True):
 
 
 class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
-    """An image or the like: sized in the frontend, resolved in the worker.
+    """A run of rows of an image or the like: sized in the frontend, encoded by a worker.
+
+    One item may be several runs with tokens between them; they share digest and grid, and the
+    first of them alone has the data.
 
     Attributes:
-        kind: "image", "audio", "video".
-        data: the encoded bytes, or None where `ref` names them.
-        digest: content digest, 16 bytes.
-        num_positions: how many positions it fills.
-        grid: (time, height, width) in patches, for models that number positions by it.
-        atomic: as for `Rows`.
+        kind: "image", "audio" or "video".
+        digest: of the item, 16 bytes, as `inlay.digest.media_digest` makes it.
+        num_positions: rows of this run.
+        data: the encoded bytes of the item; None where `ref` names them, and in later runs.
+        ref: name of the bytes.
+        grid: (time, height, width) in patches of the whole item, for models that number positions
+            by it.
+        atomic: as for `Rows`; a property of the model's family.
+        start: first row of the whole item that this run covers.
+        total: rows of the whole item; 0 where this run is all of it.
+        detail: "low" where the item was laid out with low detail.
+        interval: positions from one grid in time to the next; of videos.
     """
 
     kind: str
@@ -184,9 +193,20 @@ class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
     data: Buffer | None = None
     ref: str | None = None
     grid: tuple[int, int, int] | None = None
-    atomic: bool = True
+    atomic: bool = False
     start: int = 0
-    """First position of the whole that this slice covers."""
+    total: int = 0
+    detail: str | None = None
+    interval: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.total:
+            msgspec.structs.force_setattr(self, "total", self.start + self.num_positions)
+        if not 0 <= self.start <= self.start + self.num_positions <= self.total:
+            raise InvalidRequestError(
+                f"rows {self.start} to {self.start + self.num_positions} of an item of "
+                f"{self.total} rows"
+            )
 
     def __len__(self) -> int:
         return self.num_positions
@@ -242,6 +262,11 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
     def has_rows(self) -> bool:
         """True if any position is not a token."""
         return any(not isinstance(segment, Tokens) for segment in self.segments)
+
+    @property
+    def has_embeds(self) -> bool:
+        """True if any position is a row that came as one, not as media."""
+        return any(isinstance(segment, Rows) for segment in self.segments)
 
     @property
     def nbytes(self) -> int:

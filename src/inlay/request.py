@@ -4,13 +4,13 @@ Unknown fields are ignored, so a field may be added with a default but never cha
 types are msgspec structs; embeddings inside them travel as raw buffers (`inlay.transport.frames`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from inlay.errors import ErrorFrame
+from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Buffer, Prompt, Tokens
 
 
@@ -20,6 +20,7 @@ class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
     SCORE = "score"
+    ENCODE = "encode"
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
@@ -86,7 +87,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", omit_defaults=True):
     """Sampling parameters. Defaults are OpenAI's; the frontend has checked every range.
 
     Attributes:
@@ -139,13 +140,29 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     thinking: ThinkingBudget | None = None
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_defaults=True):
+    """Parameters of a request for embeddings or scores.
+
+    Attributes:
+        second_from: of each prompt that is a pair, the position from which on it is the second text
+            (token type 1); empty where they are no pairs.
+    """
+
+    second_from: tuple[int, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence to be generated.
+    """A sequence to generate, texts or pairs of texts to embed or score, or images to encode.
+
+    Raises `ValueError` if the task does not fit the parameters or the number of prompts.
 
     Attributes:
         id: unique among the requests in flight of a frontend.
         attempt: counts up when the request is sent again; answers of older attempts are dropped.
-        prompt: rows are in the model's activation dtype and carry their digests.
+        task: the kind of result that is asked for.
+        prompts: exactly one where text is generated; else at least one, with the special tokens
+            around its text. Rows are in the model's activation dtype and carry their digests.
+        params: `Sampling` where text is generated, else `Pooling`.
         prior_output: ids an earlier attempt has already shown; they stay output for penalties,
             limits and usage.
         adapter: name of the adapter, or None.
@@ -158,8 +175,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     id: str
-    prompt: Prompt
-    sampling: Sampling
+    prompts: tuple[Prompt, ...]
+    params: Sampling | Pooling
+    task: Task = Task.GENERATE
     attempt: int = 0
     prior_output: tuple[int, ...] = ()
     adapter: str | None = None
@@ -168,6 +186,61 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     trace: str | None = None
     client: str | None = None
+
+    def __post_init__(self) -> None:
+        generates, prompts = self.task is Task.GENERATE, len(self.prompts)
+        if generates != isinstance(self.params, Sampling) or (
+            prompts != 1 if generates else not prompts
+        ):
+            raise ValueError(
+                f"a request to {self.task} has {prompts} prompts and "
+                f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, at "
+                "least one prompt and Pooling for all other tasks"
+            )
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt of a request that generates."""
+        return self.prompts[0]
+
+    @property
+    def sampling(self) -> Sampling:
+        """The parameters of a request that generates. Raises `TypeError` for any other."""
+        if not isinstance(self.params, Sampling):
+            raise TypeError(f"a request to {self.task} has no sampling parameters")
+        return self.params
+
+    @property
+    def pooling(self) -> Pooling:
+        """The parameters of a request that does not generate. Raises `TypeError` for any other."""
+        if not isinstance(self.params, Pooling):
+            raise TypeError(f"a request to {self.task} has no pooling parameters")
+        return self.params
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of all prompts."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def has_rows(self) -> bool:
+        """True if any prompt has rows."""
+        return any(prompt.has_rows for prompt in self.prompts)
+
+    @property
+    def has_embeds(self) -> bool:
+        """True if any prompt has rows that came as such, not as media."""
+        return any(prompt.has_embeds for prompt in self.prompts)
+
+    def end(self, reason: FinishReason, error: InlayError | None = None) -> "Output":
+        """Return the last output of a request that gives nothing beyond `prior_output`."""
+        return Output(
+            self.id,
+            self.attempt,
+            len(self.prior_output),
+            finish_reason=reason,
+            error=None if error is None else ErrorFrame.of(error),
+        )
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -217,6 +290,38 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queued_seconds: float = 0.0
 
 
+PORTS: Mapping[Task, str] = {
+    Task.EMBED: "embeddings",
+    Task.SCORE: "logits",
+    Task.ENCODE: "embeddings",
+}
+"""Port of the payload of each task.
+
+"embeddings" are float32 [prompts, size], "logits" float32 [prompts, labels]. To encode, there is a
+payload for each prompt, in their order: the rows of its image [rows, hidden size] in the model's
+dtype. Further ports bring, in the same order, the fields of the rows' bundle: "grid", int32 [rows,
+3], and "deepstack.0" and so on, of the shape and dtype of the rows.
+"""
+
+
+class Payload(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a request gives, or a part of one.
+
+    Attributes:
+        port: name of this result among those of the task, as in `PORTS`.
+        dtype: of `data`, one of `inlay.prompt.DTYPE_SIZES`.
+        shape: of `data`.
+        data: the elements, C order, little endian.
+        last: nothing more follows on this port.
+    """
+
+    port: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Buffer
+    last: bool = True
+
+
 class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """A piece of a request's output.
 
@@ -234,6 +339,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         error: why the request failed.
         prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or
             before the first id.
+        payloads: results that are no tokens.
     """
 
     request_id: str
@@ -246,82 +352,11 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     usage: Usage | None = None
     error: ErrorFrame | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    payloads: tuple[Payload, ...] = ()
 
 
 Emit: TypeAlias = Callable[[Output], None]
 """Takes an output on the event loop the engine was started on; must not block."""
-
-
-class Command(msgspec.Struct, frozen=True, array_like=True):
-    """An admin call to a worker; `inlay.worker.host` has their names."""
-
-    name: str
-    arguments: dict[str, str | int | float | bool | None] = {}
-
-
-class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's answer to a command."""
-
-    value: dict[str, str | int | float | bool | None] = {}
-    error: ErrorFrame | None = None
-
-
-class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Texts, or pairs of texts, to be embedded or scored together.
-
-    One answer holds the vectors of all.
-
-    Attributes:
-        id: unique among the requests in flight of a frontend.
-        attempt: counts up when the request is sent again; answers of older attempts are dropped.
-        prompts: the texts with the special tokens around them; rows are in the model's activation
-            dtype.
-        second_from: of each prompt that is a pair, the position from which on it is the second text
-            (token type 1); empty where they are no pairs.
-        adapter: name of the adapter, or None.
-        salt: the tenant, where tenants share nothing.
-        deadline: seconds the request may still take when it is sent, or None.
-        priority: lower is sooner, as in vLLM.
-    """
-
-    id: str
-    prompts: tuple[Prompt, ...]
-    attempt: int = 0
-    second_from: tuple[int, ...] = ()
-    adapter: str | None = None
-    salt: str | None = None
-    deadline: float | None = None
-    priority: int = 0
-
-    @property
-    def positions(self) -> int:
-        """Positions of all prompts."""
-        return sum(map(len, self.prompts))
-
-
-class EmbedOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The answer to an `EmbedRequest`, in one piece.
-
-    Attributes:
-        request_id: of the request.
-        attempt: of the request.
-        data: float32 [prompts of the request, size], C order, little endian, all finite; empty with
-            an error.
-        size: elements of a vector; of a scoring model, its labels, as logits.
-        prompt_tokens: positions computed.
-        error: why there are none.
-    """
-
-    request_id: str
-    attempt: int
-    data: Buffer
-    size: int = 0
-    prompt_tokens: int = 0
-    error: ErrorFrame | None = None
-
-
-EmitEmbedOutput: TypeAlias = Callable[[EmbedOutput], None]
-"""Takes an answer on the event loop the engine was started on; must not block."""
 
 
 def _last(ids: Sequence[int], run: tuple[int, ...]) -> int:

@@ -1,11 +1,13 @@
 """Requests that an engine may continue from a `prior_output`, by its card."""
 
 from inlay.card import Exactness, ModelCard
-from inlay.request import Request
+from inlay.request import Request, Task
 
 
 def features(request: Request) -> list[str]:
     """Names of `ModelCard.resuming` that the output of `request` depends on."""
+    if request.task is not Task.GENERATE:
+        return ["payloads"]
     sampling = request.sampling
     used = ["greedy" if sampling.temperature == 0 else "sampling"]
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)

@@ -1,10 +1,12 @@
 """Workers that are there and do nothing, for what only looks at who is there."""
 
 from dataclasses import dataclass
+from typing import Never
 
 from inlay.card import Limits, ModelCard
+from inlay.commands import Command
 from inlay.errors import OverloadedError
-from inlay.request import Command, EmbedOutput, EmbedRequest, Reply, Request
+from inlay.request import Request
 from inlay.transport.api import Stream
 
 CARD = ModelCard(
@@ -24,8 +26,5 @@ class Standing:
     def send(self, request: Request) -> Stream:
         raise OverloadedError("it does nothing")
 
-    async def embed(self, request: EmbedRequest) -> EmbedOutput:
+    async def call(self, command: Command[object], within: float = 30.0) -> Never:
         raise OverloadedError("it does nothing")
-
-    async def call(self, command: Command, within: float = 30.0) -> Reply:
-        return Reply()

@@ -17,7 +17,7 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import EmbedRequest, Output, Request, Sampling
+from inlay.request import Output, Pooling, Request, Sampling, Task
 from inlay.router import Router
 from inlay.worker.host import EngineHost
 from tests.router.sending import send
@@ -52,7 +52,7 @@ async def mixed(settings: EngineSettings) -> AsyncIterator[DirectPlane]:
 
 
 def make_request(prompt: Prompt) -> Request:
-    return Request(id=str(next(_numbers)), prompt=prompt, sampling=Sampling(max_tokens=2))
+    return Request(id=str(next(_numbers)), prompts=(prompt,), params=Sampling(max_tokens=2))
 
 
 async def finish(router: Router, prompt: Prompt) -> str | None:
@@ -88,14 +88,15 @@ async def test_a_worker_refuses_rows_that_are_sent_to_it_all_the_same(
     assert host.card.prompt_embeds == EMBEDS_OFF
     assert engine.card.prompt_embeds is None
     outputs: list[Output] = []
-    host.generate(make_request(ROWS), outputs.append)
+    host.submit(make_request(ROWS), outputs.append)
     assert [output.finish_reason for output in outputs] == ["error"]
     assert outputs[0].error is not None
     error = outputs[0].error.to_error()
     assert isinstance(error, EmbeddingsError)
     assert "You must set --enable-prompt-embeds" in error.message
-    answers: list[object] = []
-    host.embed(EmbedRequest(id="e", prompts=(TEXT, ROWS)), answers.append)
-    (vectors,) = answers
-    assert isinstance(vectors.error.to_error(), EmbeddingsError)  # type: ignore[attr-defined]
+    host.submit(
+        Request(id="e", task=Task.EMBED, prompts=(TEXT, ROWS), params=Pooling()), outputs.append
+    )
+    assert outputs[1].error is not None
+    assert isinstance(outputs[1].error.to_error(), EmbeddingsError)
     await engine.close()

@@ -222,5 +222,5 @@ def test_where_all_are_full_a_client_is_let_in_up_to_its_share(
     assert bool(chosen) == bool(free or within)
     for number, name, count in reversed(given_works):
         made.pool.change(made.member(number), requests=-count, client=name)
-    assert not made.pool._works_of
+    assert not made.pool._requests_of
     assert not made.pool._clients.any()

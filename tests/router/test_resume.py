@@ -141,13 +141,14 @@ async def test_an_answer_whose_workers_die_is_the_answer_of_an_undisturbed_one(
     plane = await DirectPlane.around(*(TorchEngine(torch_settings, SECRET) for _ in range(3)))
     router = Router(plane, random=First())
     whole = await read(
-        await send(router, Request(id="whole", prompt=prompt(kind), sampling=sampling))
+        await send(router, Request(id="whole", prompts=(prompt(kind),), params=sampling))
     )
     assert len(whole.ids) > 8
     draw = random.Random(f"{name} {kind}")
     killer = Killer(plane, draw.sample(range(1, len(whole.ids) - 1), 2))
     disturbed = await read(
-        await send(router, Request(id="disturbed", prompt=prompt(kind), sampling=sampling)), killer
+        await send(router, Request(id="disturbed", prompts=(prompt(kind),), params=sampling)),
+        killer,
     )
     assert killer.killed == 2
     assert disturbed.attempts == {0, 1, 2}
@@ -182,7 +183,7 @@ class Scripted(EchoEngine):
         await super().start()
         self._card = msgspec.structs.replace(self.card, **self._changes)
 
-    def generate(self, request: Request, emit: Emit) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         self.seen.append(request)
 
         def told(output: Output) -> None:
@@ -192,7 +193,7 @@ class Scripted(EchoEngine):
                 if changed is not output:
                     self._running.pop(request.id, None)
 
-        super().generate(request, told)
+        super().submit(request, told)
 
 
 def gives_up_after(
@@ -228,7 +229,7 @@ async def around() -> AsyncIterator[Around]:
 
 def make_echo_request(max_tokens: int = 12, **fields: object) -> Request:
     sampling = Sampling(max_tokens=max_tokens, **fields.pop("sampling", {}))  # type: ignore[arg-type]
-    return Request(id="w", prompt=Prompt.of(Tokens([1, 2, 3, 4, 5])), sampling=sampling, **fields)  # type: ignore[arg-type]
+    return Request(id="w", prompts=(Prompt.of(Tokens([1, 2, 3, 4, 5])),), params=sampling, **fields)  # type: ignore[arg-type]
 
 
 async def test_what_was_shown_goes_with_the_next_attempt_and_comes_once(

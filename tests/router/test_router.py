@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from inlay.commands import ReadStats
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Command, Request, Sampling
+from inlay.request import Request, Sampling
 from inlay.router import Router
 from inlay.transport.api import Stream
 from tests.router.sending import IDLE, send
@@ -36,7 +37,9 @@ async def plane(settings: EngineSettings) -> AsyncIterator[DirectPlane]:
 
 
 def make_request(id_: str, max_tokens: int = 5) -> Request:
-    return Request(id=id_, prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=max_tokens))
+    return Request(
+        id=id_, prompts=(Prompt.of(Tokens([1])),), params=Sampling(max_tokens=max_tokens)
+    )
 
 
 async def finish(stream: Stream) -> int:
@@ -58,10 +61,7 @@ async def test_requests_go_to_the_worker_with_the_least_under_way(plane: DirectP
     streams = [await send(router, make_request(str(n), 1000)) for n in range(9)]
     counts = Counter[int]()
     for index, worker in enumerate(plane.workers()):
-        reply = await worker.call(Command("stats"))
-        running = reply.value["running"]
-        assert isinstance(running, int)
-        counts[index] = running
+        counts[index] = (await worker.call(ReadStats())).running
     assert set(counts.values()) == {3}
     for stream in streams:
         await finish(stream)

@@ -39,7 +39,7 @@ class Held(EchoEngine):
     def card(self) -> ModelCard:
         return msgspec.structs.replace(super().card, **self._changes)
 
-    def generate(self, request: Request, emit: Emit) -> None:
+    def submit(self, request: Request, emit: Emit) -> None:
         self.seen.append(request)
         self._held[request.id] = (request, emit)
 
@@ -50,7 +50,7 @@ class Held(EchoEngine):
 
     def let_go(self) -> None:
         request, emit = self._held.pop(next(iter(self._held)))
-        super().generate(request, emit)
+        super().submit(request, emit)
 
 
 @dataclass
@@ -107,7 +107,7 @@ def rows(family: int, length: int) -> Prompt:
 
 def make_request(id_: str, prompt: Prompt | None = None, **more: object) -> Request:
     made = Request(
-        id=id_, prompt=prompt or text(1, 32), sampling=Sampling(max_tokens=2, ignore_eos=True)
+        id=id_, prompts=(prompt or text(1, 32),), params=Sampling(max_tokens=2, ignore_eos=True)
     )
     return msgspec.structs.replace(made, **more)
 

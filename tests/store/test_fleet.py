@@ -37,7 +37,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 def waiting(frontend: Frontend) -> int:
     """Callers that wait for a fetch."""
-    return sum(flight.waiting for flight in frontend.store._fetching._under_way.values())
+    return sum(flight.waiting for flight in frontend.store._fetching._flights.values())
 
 
 async def records_of(frontend: Frontend) -> list[tuple[str, int, Record]]:

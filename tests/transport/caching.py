@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from inlay.card import ModelCard
+from inlay.commands import Command
 from inlay.engine.api import Engine
 from inlay.prompt import Buffer
-from inlay.request import Command, Reply
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.worker.host import EngineHost
+
+R = TypeVar("R")
 
 
 class CachingHost(EngineHost):
@@ -27,7 +30,7 @@ class CachingHost(EngineHost):
     def card(self) -> ModelCard:
         return replace(super().card, kv_events=True)
 
-    async def call(self, command: Command) -> Reply:
+    async def call(self, command: Command[R]) -> R:
         if self.silent:
             await self.awake.wait()
         return await super().call(command)

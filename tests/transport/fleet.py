@@ -56,6 +56,7 @@ class FleetWorker:
         secret: Secret = SECRET,
         kept_bytes: int = 1 << 28,
         host: "Callable[[Engine], EngineHost] | None" = None,
+        dials: bool = False,
         **options: Any,
     ) -> "FleetWorker":
         """Start `engine` and announce it; `options` are those of `NatsWorker`."""
@@ -63,9 +64,9 @@ class FleetWorker:
         embeds_cache = EmbedsCache(kept_bytes)
         handler = EngineHost(engine, embeds_cache=embeds_cache) if host is None else host(engine)
         endpoint = Endpoint(handler, secret, identity(), embeds_cache)
-        handler.listens(await endpoint.open("127.0.0.1", "127.0.0.1", 0))
+        handler.connects(None if dials else await endpoint.open("127.0.0.1", "127.0.0.1", 0))
         member = await Member.join(settings, "worker")
-        worker = NatsWorker(member, handler, **options)
+        worker = NatsWorker(member, handler, dial=endpoint.dial if dials else None, **options)
         await worker.start()
         await worker.wait_announced()
         return cls(engine, handler, member, worker, endpoint)
@@ -113,10 +114,16 @@ class Fleet:
         self._stack.push_async_callback(worker.close)
         return worker
 
-    async def frontend(self, secret: Secret = SECRET, *, protocol: int = PROTOCOL) -> NatsPlane:
+    async def frontend(
+        self, secret: Secret = SECRET, *, protocol: int = PROTOCOL, listens: bool = False
+    ) -> NatsPlane:
         """One more frontend, which knows nobody yet."""
         member = await Member.join(self.settings, "frontend")
-        plane = NatsPlane(member, secret, protocol=protocol)
+        plane = NatsPlane(
+            member, secret, identity=identity() if listens else None, protocol=protocol
+        )
+        if listens:
+            await plane.listen_for_workers("127.0.0.1", "127.0.0.1", 0)
         await plane.start()
         self._stack.push_async_callback(plane.close)
         return plane

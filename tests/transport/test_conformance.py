@@ -10,6 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inlay.commands import (
+    CacheReset,
+    Command,
+    Drain,
+    ProbeEngine,
+    ReadStats,
+    ResetPrefixCache,
+    Sleep,
+)
 from inlay.digest import with_digests
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
@@ -19,10 +28,11 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from inlay.outputs import payload_of
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
-from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Request, Sampling
+from inlay.request import Output, Payload, Pooling, Request, Sampling, Task, Usage
 from inlay.transport import Connection, ReceiveMemory, dial
-from inlay.transport.api import Plane, Stream
+from inlay.transport.api import Plane, Stream, Worker
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.local import LocalPlane
@@ -32,6 +42,10 @@ from inlay.worker.host import EngineHost
 from tests.transport.direct import DirectPlane
 from tests.transport.fleet import SECRET, Fleet, found, identity
 from tests.transport.nats_server import NatsServer
+
+
+class Dance(Command[CacheReset], frozen=True, tag="dance"):
+    """A command that no worker knows."""
 
 
 class Place:
@@ -82,10 +96,12 @@ async def local(settings: EngineSettings) -> AsyncIterator[Place]:
 
 
 @asynccontextmanager
-async def over_nats(settings: EngineSettings, server: NatsServer) -> AsyncIterator[Place]:
+async def over_nats(
+    settings: EngineSettings, server: NatsServer, *, dials: bool = False
+) -> AsyncIterator[Place]:
     fleet = Fleet(server)
-    worker = await fleet.worker(EchoEngine(settings, SECRET))
-    plane = await fleet.frontend(SECRET)
+    worker = await fleet.worker(EchoEngine(settings, SECRET), dials=dials)
+    plane = await fleet.frontend(SECRET, listens=dials)
     await found(plane)
     yield Place(plane, worker.kill)
     await fleet.close()
@@ -115,7 +131,7 @@ async def over_tcp(settings: EngineSettings) -> AsyncIterator[Place]:
     await asyncio.sleep(0.05)
 
 
-@pytest.fixture(params=["direct", "local", "nats", "tcp"])
+@pytest.fixture(params=["direct", "local", "nats", "nats-dialling", "tcp"])
 async def place(
     request: pytest.FixtureRequest, echo_settings: EngineSettings, nats_server: NatsServer
 ) -> AsyncIterator[Place]:
@@ -123,6 +139,7 @@ async def place(
         "direct": direct,
         "local": local,
         "nats": partial(over_nats, server=nats_server),
+        "nats-dialling": partial(over_nats, server=nats_server, dials=True),
         "tcp": over_tcp,
     }
     async with ways[request.param](echo_settings) as opened:
@@ -140,7 +157,7 @@ async def shared_memory(
 
 def make_request(id_: str, *segments: Segment, max_tokens: int = 20, **fields: object) -> Request:
     prompt = with_digests(Prompt.of(*segments), SECRET)
-    return Request(id=id_, prompt=prompt, sampling=Sampling(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]
+    return Request(id=id_, prompts=(prompt,), params=Sampling(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]
 
 
 def random_rows(num: int, hidden: int = 64) -> Rows:
@@ -189,7 +206,9 @@ async def test_rows_of_any_size_arrive_as_they_were_sent(place: Place, num_rows:
     # The engine answers with ids drawn from the rows' digests; without digests on the request it
     # computes them from the bytes.
     bare = Request(
-        id="bare", prompt=Prompt.of(Tokens([1]), plain), sampling=Sampling(max_tokens=num_rows + 1)
+        id="bare",
+        prompts=(Prompt.of(Tokens([1]), plain),),
+        params=Sampling(max_tokens=num_rows + 1),
     )
     marked = make_request("marked", Tokens([1]), plain, max_tokens=num_rows + 1)
     first, second = await asyncio.gather(collect(worker.send(bare)), collect(worker.send(marked)))
@@ -203,7 +222,9 @@ async def test_rows_of_a_stored_prompt_arrive_as_they_were_sent_each_time(place:
     again = Rows(Buffer(plain.data.view, "owner.pe-id/float32.0"), plain.dtype, plain.shape)
     requests = [
         Request(
-            id=str(number), prompt=Prompt.of(Tokens([1]), rows), sampling=Sampling(max_tokens=1001)
+            id=str(number),
+            prompts=(Prompt.of(Tokens([1]), rows),),
+            params=Sampling(max_tokens=1001),
         )
         for number, rows in enumerate([plain, again, again, again.slice(0, 1000), plain])
     ]
@@ -232,7 +253,7 @@ async def test_requests_that_share_rows_share_them_on_the_way(shared_memory: Pla
     arena = shared_memory.link._carrier.arena
     shared = with_digests(Prompt.of(random_rows(1000)), SECRET)
     requests = [
-        Request(id=str(n), prompt=shared, sampling=Sampling(max_tokens=50)) for n in range(8)
+        Request(id=str(n), prompts=(shared,), params=Sampling(max_tokens=50)) for n in range(8)
     ]
     streams = [worker.send(one) for one in requests]
     assert arena.held_bytes < 2 * shared.nbytes
@@ -276,20 +297,27 @@ async def test_a_deadline_that_passed_raises(place: Place) -> None:
 async def test_commands_are_answered(place: Place) -> None:
     worker = place.plane.workers()[0]
     await collect(worker.send(make_request("a", Tokens([1]), max_tokens=3)))
-    replies = await asyncio.gather(
-        *(worker.call(Command(name)) for name in ("stats", "probe", "reset_prefix_cache"))
+    stats, probed, reset = await asyncio.gather(
+        worker.call(ReadStats()), worker.call(ProbeEngine()), worker.call(ResetPrefixCache())
     )
-    assert [reply.error for reply in replies] == [None, None, None]
-    assert replies[0].value["generated_tokens"] == 3
-    unknown = await worker.call(Command("dance"))
-    assert unknown.error is not None
-    assert "dance" in unknown.error.message
+    assert stats.generated_tokens == 3
+    assert probed.seconds >= 0
+    assert reset == CacheReset(0)
+    with pytest.raises(InvalidRequestError, match="--enable-sleep-mode"):
+        await worker.call(Sleep())
+
+
+async def test_a_command_of_a_later_version_is_refused_alone(place: Place) -> None:
+    worker = place.plane.workers()[0]
+    with pytest.raises(InvalidRequestError, match=r"cannot follow this command: .*'dance'"):
+        await worker.call(Dance())
+    assert (await worker.call(Drain())).requests == 0
 
 
 async def test_a_draining_worker_finishes_what_it_has_and_refuses_more(place: Place) -> None:
     worker = place.plane.workers()[0]
     before = worker.send(make_request("before", Tokens([1]), max_tokens=500))
-    await worker.call(Command("drain"))
+    await worker.call(Drain())
     with pytest.raises(OverloadedError, match="draining"):
         await collect(worker.send(make_request("after", Tokens([1]))))
     assert len(ids(await collect(before))) == 500
@@ -309,7 +337,7 @@ async def test_when_the_worker_dies_its_streams_and_calls_say_so_at_once(place: 
     with pytest.raises(OverloadedError, match="gone"):
         worker.send(make_request("b", Tokens([1])))
     with pytest.raises(OverloadedError, match="gone"):
-        await worker.call(Command("stats"))
+        await worker.call(ReadStats())
 
 
 async def test_many_streams_at_once_are_kept_apart(place: Place) -> None:
@@ -347,35 +375,34 @@ async def test_a_request_that_cannot_be_sent_leaves_nothing_behind(place: Place)
     assert ids(await collect(worker.send(make_request("a", Tokens([4]), max_tokens=1)))) == [4]
 
 
-def make_embed_request(id_: str, *prompts: Prompt) -> EmbedRequest:
-    return EmbedRequest(id=id_, prompts=tuple(with_digests(prompt, SECRET) for prompt in prompts))
+def make_embed_request(id_: str, *prompts: Prompt) -> Request:
+    marked = tuple(with_digests(prompt, SECRET) for prompt in prompts)
+    return Request(id=id_, task=Task.EMBED, prompts=marked, params=Pooling())
 
 
-def vectors_of(answer: EmbedOutput) -> np.ndarray:
-    return np.frombuffer(answer.data.view, np.float32).reshape(-1, answer.size)
+async def embed(worker: Worker, id_: str, *prompts: Prompt) -> Payload:
+    return await payload_of(worker.send(make_embed_request(id_, *prompts)), "embeddings")
+
+
+def vectors_of(answer: Payload) -> np.ndarray:
+    return np.frombuffer(answer.data.view, np.float32).reshape(answer.shape)
 
 
 async def test_vectors_come_as_one_buffer_in_the_order_of_their_prompts(place: Place) -> None:
     worker = place.plane.workers()[0]
-    prompts = [Prompt.of(Tokens([n, n + 1])) for n in range(700)]
-    answer = await worker.embed(make_embed_request("all", *prompts))
-    vectors = vectors_of(answer)
-    assert (answer.request_id, answer.prompt_tokens) == ("all", 1400)
-    assert vectors.shape == (700, 64)
-    alone = [
-        vectors_of(await worker.embed(make_embed_request(str(n), prompts[n])))[0]
-        for n in (0, 350, 699)
-    ]
-    assert (vectors[[0, 350, 699]] == np.stack(alone)).all()
+    prompts = [Prompt.of(Tokens([n, n + 1])) for n in range(10_000)]
+    (output,) = await collect(worker.send(make_embed_request("all", *prompts)))
+    assert (output.finish_reason, output.usage) == ("stop", Usage(20_000, 0))
+    vectors = vectors_of(output.payloads[0])
+    assert vectors.shape == (10_000, 64)
+    alone = [vectors_of(await embed(worker, str(n), prompts[n]))[0] for n in (0, 350, 9999)]
+    assert (vectors[[0, 350, 9999]] == np.stack(alone)).all()
 
 
 async def test_rows_to_be_embedded_leave_no_room_taken(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
     rows = random_rows(1000)
-    first, second = [
-        await worker.embed(make_embed_request(name, Prompt.of(rows, Tokens([5]))))
-        for name in ("a", "b")
-    ]
+    first, second = [await embed(worker, name, Prompt.of(rows, Tokens([5]))) for name in ("a", "b")]
     assert first.data == second.data
     assert shared_memory.link._carrier.arena.held_bytes == 0
 
@@ -383,27 +410,19 @@ async def test_rows_to_be_embedded_leave_no_room_taken(shared_memory: Place) -> 
 async def test_what_cannot_be_embedded_is_refused_with_the_engines_own_words(place: Place) -> None:
     worker = place.plane.workers()[0]
     with pytest.raises(ContextLengthError, match="maximum context length is 200000"):
-        await worker.embed(make_embed_request("long", Prompt.of(Tokens([1] * 200_001))))
+        await embed(worker, "long", Prompt.of(Tokens([1] * 200_001)))
 
 
 async def test_vectors_that_nobody_waits_for_any_more_free_their_room(shared_memory: Place) -> None:
     worker = shared_memory.plane.workers()[0]
-    waiting = asyncio.create_task(
-        worker.embed(make_embed_request("left", Prompt.of(random_rows(1000))))
-    )
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    await worker.call(Command("probe"))
+    worker.send(make_embed_request("left", Prompt.of(random_rows(1000)))).cancel()
+    await worker.call(ProbeEngine())
     assert shared_memory.link._carrier.arena.held_bytes == 0
 
 
 async def test_whoever_waits_for_vectors_hears_that_the_worker_is_gone(place: Place) -> None:
     worker = place.plane.workers()[0]
-    waiting = asyncio.create_task(
-        worker.embed(make_embed_request("lost", *[Prompt.of(Tokens([1] * 3000))] * 3000))
-    )
+    waiting = asyncio.create_task(embed(worker, "lost", *[Prompt.of(Tokens([1] * 3000))] * 3000))
     await asyncio.sleep(0)
     await place.kill()
     with pytest.raises(OverloadedError, match="gone"):

@@ -21,9 +21,9 @@ def test_a_request_arrives_as_it_was_sent(
 ) -> None:
     request = Request(
         id="w",
-        prompt=with_digests(prompt, Secret(bytes(32))),
+        prompts=(with_digests(prompt, Secret(bytes(32))),),
         prior_output=tuple(prior),
-        sampling=Sampling(
+        params=Sampling(
             max_tokens=5,
             temperature=temperature,
             logit_bias={3: -100.0},
@@ -63,8 +63,8 @@ def test_a_buffer_that_is_not_there_is_a_decode_error() -> None:
 def test_a_field_this_version_does_not_know_is_ignored() -> None:
     request = {
         "id": "w",
-        "prompt": [[["tokens", [1]]]],
-        "sampling": {"max_tokens": 1, "new": 1},
+        "prompts": [[[["tokens", [1]]]]],
+        "params": {"type": "sampling", "max_tokens": 1, "new": 1},
         "from_the_future": {},
     }
     assert work_decoder.decode(msgspec.msgpack.encode(request)).id == "w"

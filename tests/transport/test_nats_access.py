@@ -33,7 +33,7 @@ async def served(settings: NatsSettings, server: NatsServer, engine: EngineSetti
     (worker,) = await found(plane)
     rows = Rows(Buffer(os.urandom(64 * 4 * 9000)), "float32", (9000, 64))
     answer = await collect(
-        worker.send(Request(id="a", prompt=Prompt.of(rows), sampling=Sampling(max_tokens=9)))
+        worker.send(Request(id="a", prompts=(Prompt.of(rows),), params=Sampling(max_tokens=9)))
     )
     assert len(ids(answer)) == 9
     await fleet.close()

@@ -127,14 +127,14 @@ async def test_the_server_that_a_frontend_and_a_worker_are_at_dies(
     tasks = start(router, 10)
     rows = Rows(Buffer(os.urandom(64 * 4 * 40_000)), "float32", (40_000, 64))
     big = Request(
-        id="big", prompt=with_digests(Prompt.of(rows), SECRET), sampling=Sampling(max_tokens=40)
+        id="big", prompts=(with_digests(Prompt.of(rows), SECRET),), params=Sampling(max_tokens=40)
     )
     whole = await answer(router, big)
     at = plane._member.control._client.connected_url
     assert at is not None
     (lost,) = [server for server in servers if server.port == at.port]
     again = asyncio.create_task(
-        answer(router, Request(id="b", prompt=big.prompt, sampling=big.sampling))
+        answer(router, Request(id="b", prompts=(big.prompt,), params=big.sampling))
     )
     await asyncio.sleep(0.1)
     lost.kill()

@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from inlay.card import EMBEDS_OFF, PROTOCOL
+from inlay.commands import ReadStats
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Command, Request, Sampling
+from inlay.request import Request, Sampling
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.link import Link
@@ -192,7 +193,7 @@ def test_what_a_later_version_adds_to_a_message_is_ignored() -> None:
 
     beat = msgspec.msgpack.decode(msgspec.msgpack.encode(LaterBeat(2, 1, 5, "ready")), type=Beat)
     assert (beat.protocol, beat.incarnation, beat.revision) == (2, 1, 5)
-    plain = Request(id="a", prompt=Prompt.of(Tokens([1])), sampling=Sampling(max_tokens=1))
+    plain = Request(id="a", prompts=(Prompt.of(Tokens([1])),), params=Sampling(max_tokens=1))
     wire = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(plain)))
     wire[1]["of a later version"] = 1
     read: ToWorker = msgspec.msgpack.decode(msgspec.msgpack.encode(wire), type=ToWorker)
@@ -277,10 +278,7 @@ async def test_calls_are_answered_by_the_worker_that_was_asked(
         await fleet.worker(EchoEngine(echo_settings, SECRET))
     first, second = await found(await fleet.frontend(SECRET), 2)
     await collect(first.send(make_request("a", Tokens([1]), max_tokens=5)))
-    counted = [
-        (await worker.call(Command("stats"))).value["generated_tokens"]
-        for worker in (first, second)
-    ]
+    counted = [(await worker.call(ReadStats())).generated_tokens for worker in (first, second)]
     assert counted == [5, 0]
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from inlay.commands import ReadStats
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Command, Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from inlay.router import Router
 from inlay.transport.api import Stream
 from inlay.transport.link import RequestStream
@@ -85,8 +86,8 @@ def prompt(number: int) -> list[int]:
 def make_request(number: int, tokens: int = TOKENS) -> Request:
     return Request(
         id=str(number),
-        prompt=Prompt.of(Tokens(prompt(number))),
-        sampling=Sampling(max_tokens=tokens),
+        prompts=(Prompt.of(Tokens(prompt(number))),),
+        params=Sampling(max_tokens=tokens),
     )
 
 
@@ -126,7 +127,7 @@ async def until_quiet(plane: NatsPlane, worker: PacedWorker) -> None:
             for link in plane.workers():
                 if link.id.startswith(worker.id):
                     with suppress(OverloadedError):
-                        if (await link.call(Command("stats"))).value["running"] == 0:
+                        if (await link.call(ReadStats())).running == 0:
                             return
             await asyncio.sleep(0.1)
 
@@ -248,7 +249,7 @@ async def test_requests_of_a_frontend_that_is_gone_end_at_their_workers(place: P
     await found(other)
     tasks = start(Router(lost), tokens=100_000)
     await asyncio.sleep(0.5)
-    running = (await other.workers()[0].call(Command("stats"))).value["running"]
+    running = (await other.workers()[0].call(ReadStats())).running
     assert running == STREAMS
     # As when its process is killed: the connections close, and nobody is told why.
     await lost._discovery.close()
@@ -273,11 +274,11 @@ async def test_a_large_prompt_whose_worker_dies_on_the_way_is_sent_elsewhere(pla
     # Digests are made here: the engine of these workers runs on the loop that their heartbeats come
     # from.
     prompt = with_digests(Prompt.of(rows), SECRET)
-    big = Request(id="big", prompt=prompt, sampling=Sampling(max_tokens=30))
+    big = Request(id="big", prompts=(prompt,), params=Sampling(max_tokens=30))
     whole = await answer(router, big)
     for each in range(2):
         stream = await send(
-            router, Request(id=f"big {each}", prompt=big.prompt, sampling=big.sampling)
+            router, Request(id=f"big {each}", prompts=(big.prompt,), params=big.sampling)
         )
         if place.at(plane, first):
             break

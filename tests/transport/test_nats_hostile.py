@@ -78,7 +78,7 @@ async def test_a_frontend_and_a_worker_go_on_after_messages_that_no_member_sends
         for id_ in (worker.worker.id, plane._member.id)
     ]
     await asyncio.to_thread(send, nats_server, *(line % subject for subject in subjects))
-    request = Request(id="a", prompt=Prompt.of(Tokens((5, 6))), sampling=Sampling(max_tokens=9))
+    request = Request(id="a", prompts=(Prompt.of(Tokens((5, 6))),), params=Sampling(max_tokens=9))
     async with asyncio.timeout(BOUND):
         assert len(ids(await collect(link.send(request)))) == 9
     await fleet.close()

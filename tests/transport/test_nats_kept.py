@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from inlay.card import Stats
+from inlay.commands import ReadStats
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from inlay.request import Command, Output, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from inlay.router import Router
 from inlay.transport.nats.frontend import NatsPlane
 from tests.router.sending import send
@@ -113,7 +114,7 @@ async def rows_of(frontend: Frontend, id_: str, tenant: str = "tenant") -> Rows:
 
 def make_request(*segments: Tokens | Rows, tokens: int = 3) -> Request:
     return Request(
-        id=os.urandom(4).hex(), prompt=Prompt.of(*segments), sampling=Sampling(max_tokens=tokens)
+        id=os.urandom(4).hex(), prompts=(Prompt.of(*segments),), params=Sampling(max_tokens=tokens)
     )
 
 
@@ -155,8 +156,8 @@ async def test_rows_of_a_stored_prompt_go_to_a_worker_once_whichever_frontend_se
     assert answers == [by_value] * 4
     assert (one_moved.since(), other_moved.since()) == (0, 0)
     assert kept(worker) == Stats(kept_bytes=SIZE, kept_hits=3, kept_misses=1)
-    told = (await one.workers()[0].call(Command("stats"))).value
-    assert (told["kept_bytes"], told["kept_hits"], told["running"]) == (SIZE, 3, 0)
+    told = await one.workers()[0].call(ReadStats())
+    assert (told.kept_bytes, told.kept_hits, told.running) == (SIZE, 3, 0)
 
 
 async def test_of_a_mixed_prompt_only_what_is_missing_is_sent(place: Place) -> None:

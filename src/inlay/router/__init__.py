@@ -11,7 +11,7 @@
     kv_index.py         KvIndex                block keys to sets of workers, over key_table.py
     policies.py         Policy                 round-robin, least-loaded, power-of-two, kv; sessions
     admission_queue.py  AdmissionQueue         requests that wait, fair among clients
-    tracked_stream.py   LoadReservation        the load a request adds to its worker until it ends
+    load_reservation.py LoadReservation        the load a request adds to its worker until it ends
     cache_tracker.py    CacheTracker           KV events of workers, numbered, with snapshots
     peers.py            Peers                  loads that frontends of a fleet send each other
     resume.py           ResumingStream         one request over as many attempts as it needs

@@ -44,7 +44,7 @@ class Catalog:
 
     Args:
         workers: those that are ready, the same list as long as nothing has changed.
-        missing: as `inlay.transport.api.Plane.missing`.
+        missing: as `inlay.transport.api.Plane.unavailable`.
     """
 
     def __init__(

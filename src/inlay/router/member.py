@@ -17,6 +17,8 @@ By then its events have said so.
 """
 
 _NOTHING = WorkerLoad()
+UNBOUNDED = 1 << 62
+"""Positions that a worker may queue which names no bound."""
 
 
 class PoolMember:
@@ -73,6 +75,12 @@ class PoolMember:
     def capacity(self, backlog: float) -> int:
         """Requests it may have at a time: running ones, and `backlog` times as many waiting."""
         return max(1, math.ceil(self.card.limits.max_num_seqs * (1 + backlog)))
+
+    @property
+    def queueable(self) -> int:
+        """Positions of prompts it may have to compute at a time."""
+        most = self.card.limits.max_num_queued_tokens
+        return UNBOUNDED if most is None else most
 
     @property
     def clients(self) -> int:

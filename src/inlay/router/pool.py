@@ -11,10 +11,10 @@ import numpy as np
 
 from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
-from inlay.prompt import Prompt
+from inlay.request import Request
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
-from inlay.router.member import PoolMember
+from inlay.router.member import UNBOUNDED, PoolMember
 from inlay.router.policies import Hashes, Policy, Positions, View, rendezvous_hash
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad
@@ -67,7 +67,7 @@ class Pool:
         self._turning: list[tuple[float, int, PoolMember]] = []
         self._numbers = count()
         self._able: dict[tuple[str | None, bool], Positions] = {}
-        self._works_of: dict[str | None, Counter[PoolMember]] = {}
+        self._requests_of: dict[str | None, Counter[PoolMember]] = {}
         self._seat()
 
     def __len__(self) -> int:
@@ -113,6 +113,8 @@ class Pool:
         self._capacity: Positions = np.array(
             [member.capacity(backlog) for member in members], np.int64
         )
+        self._queueable: Positions = np.array([member.queueable for member in members], np.int64)
+        self._bounds_positions = bool((self._queueable < UNBOUNDED).any())
         self._hashes: Hashes = np.array([member.hash for member in members], np.uint64)
         loads = [member.load for member in members]
         self._num_requests: Positions = np.array([load.requests for load in loads], np.int64)
@@ -140,12 +142,12 @@ class Pool:
             )
         return able
 
-    def needs_rows(self, prompt: Prompt) -> bool:
-        """True if some workers refuse this prompt: it has rows, and they accept none.
+    def needs_rows(self, request: Request) -> bool:
+        """True if some workers refuse this request: it has rows, and they accept none.
 
         Where none takes them, each may say so itself.
         """
-        return self._differ and prompt.has_rows
+        return self._differ and request.has_embeds
 
     def has_adapter(self, adapter: str) -> bool:
         """True if any of its workers has it, awake or not."""
@@ -189,8 +191,9 @@ class Pool:
     ) -> Chosen | None:
         """The worker for a prompt, or None where none can take it now.
 
-        A full worker still takes requests of a client below its share there: the engine decides
-        which sequences run, and it can consider only those that it has.
+        A worker with too many requests still takes those of a client below its share there: the
+        engine decides which sequences run, and it can consider only those that it has. One with too
+        many positions would refuse them.
 
         Args:
             length: positions of the prompt.
@@ -205,7 +208,7 @@ class Pool:
         """
         seats = self._seats_able(adapter, rows)
         if not full_too:
-            able = seats
+            able = self._with_room_for(length, seats) if self._bounds_positions else seats
             seats = able[self._num_requests[able] < self._capacity[able]]
             if not len(seats):
                 seats = self._within_share(able, client)
@@ -229,6 +232,12 @@ class Pool:
             self._seated[int(seats[chosen])], 0 if cached is None else int(cached[chosen])
         )
 
+    def _with_room_for(self, length: int, seats: Positions) -> Positions:
+        """Seats that may queue `length` more positions; any number where nothing is computed."""
+        prefill = self._prefill[seats]
+        found: Positions = seats[(prefill == 0) | (prefill + length <= self._queueable[seats])]
+        return found
+
     def _within_share(self, seats: Positions, client: str | None) -> Positions:
         """Seats where a client has less than its share of the worker's requests.
 
@@ -236,7 +245,7 @@ class Pool:
         frontends' clients no more is known than that there are any: they count as one.
         """
         own = np.zeros(len(self._seated), np.int64)
-        for member, requests in self._works_of.get(client, {}).items():
+        for member, requests in self._requests_of.get(client, {}).items():
             if member.seat is not None:
                 own[member.seat] = requests
         clients = self._clients + (own == 0)
@@ -295,13 +304,13 @@ class Pool:
         self._add(member, requests, prefill, decode)
 
     def _change_client(self, member: PoolMember, client: str | None, requests: int) -> None:
-        of_client = self._works_of.setdefault(client, Counter())
+        of_client = self._requests_of.setdefault(client, Counter())
         before = of_client[member]
         of_client[member] += requests
         if not of_client[member]:
             del of_client[member]
         if not of_client:
-            del self._works_of[client]
+            del self._requests_of[client]
         member.num_clients += (before + requests > 0) - (before > 0)
         self._count_clients(member)
 

@@ -23,6 +23,7 @@ from inlay.errors import (
 from inlay.outputs import coalesce, drop_known, trim_to_offset
 from inlay.request import Output, PromptLogprobs, Request, Usage
 from inlay.resuming import inexact
+from inlay.router.load_reservation import LoadReservation
 from inlay.transport.api import Stream, Worker
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,20 @@ _PAUSE_SECONDS = 0.5
 
 
 class Sent:
-    """One attempt: a worker and what it answers."""
+    """One attempt: a worker, what it answers, and the load that it adds there until it ends."""
 
-    def __init__(self, worker: Worker, stream: Stream) -> None:
+    __slots__ = ("card", "load", "stream", "worker")
+
+    def __init__(self, worker: Worker, stream: Stream, load: LoadReservation) -> None:
         self.worker = worker
         self.card = worker.card
         self.stream = stream
+        self.load = load
+
+    def cancel(self) -> None:
+        """Stop the attempt; needs no answer."""
+        self.stream.cancel()
+        self.load.end()
 
 
 class ResumingStream:
@@ -77,19 +86,22 @@ class ResumingStream:
         self._failed_on: set[str] = set()
         self._empty_attempts = 0
         self._shown = list(request.prior_output)
+        self._gave_payload = False
         self._told = 1
         self._cached: int | None = None
 
     def cancel(self) -> None:
         """Stop the request; needs no answer."""
         self._cancelled = True
-        self._sent.stream.cancel()
+        self._sent.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
         ended = False
         while not ended:
+            sent = self._sent
             try:
-                async for outputs in self._sent.stream:
+                async for outputs in sent.stream:
+                    sent.load.take(outputs)
                     batch, error = self._kept_of(outputs)
                     if batch:
                         ended = batch[-1].finish_reason is not None
@@ -97,15 +109,18 @@ class ResumingStream:
                     if error is not None:
                         raise error
             except OverloadedError as error:
+                sent.load.end()
                 if self._cancelled:
                     yield [self._aborted()]
                     return
                 await self._resume(error)
+            finally:
+                sent.load.end()
 
     def _kept_of(self, outputs: Sequence[Output]) -> tuple[list[Output], InlayError | None]:
         """(what is to be shown, what ends the attempt after it)."""
         batch: list[Output] = []
-        for output in coalesce(outputs):
+        for output in outputs if len(outputs) == 1 else coalesce(outputs):
             try:
                 kept = self._kept(output)
             except InlayError as error:
@@ -139,8 +154,9 @@ class ResumingStream:
         usage = self._as_first(output.usage)
         if scores is not output.prompt_logprobs or usage is not output.usage:
             output = msgspec.structs.replace(output, prompt_logprobs=scores, usage=usage)
-        if output.token_ids or scores is not None:
+        if output.token_ids or output.payloads or scores is not None:
             self._empty_attempts = 0
+            self._gave_payload = self._gave_payload or bool(output.payloads)
         return output
 
     def _unseen_prompt_logprobs(self, scores: PromptLogprobs | None) -> PromptLogprobs | None:
@@ -174,7 +190,7 @@ class ResumingStream:
             or attempt - self._first.attempt >= MAX_ATTEMPTS
         ):
             raise error
-        lacking = inexact(self._first, self._sent.card) if self._shown else []
+        lacking = inexact(self._first, self._sent.card) if self._has_shown else []
         if lacking:
             raise OverloadedError(
                 "the worker is gone in the middle of the answer, and its engine "
@@ -205,7 +221,11 @@ class ResumingStream:
             error.message,
         )
         if self._cancelled:
-            self._sent.stream.cancel()
+            self._sent.cancel()
+
+    @property
+    def _has_shown(self) -> bool:
+        return bool(self._shown) or self._gave_payload
 
     def _remaining(self) -> float | None:
         """Seconds the request may still take.
@@ -227,7 +247,7 @@ class ResumingStream:
             others = [worker for worker in fitting if worker.id not in self._failed_on]
             if others:
                 return others
-            if fitting and not self._shown:
+            if fitting and not self._has_shown:
                 # It is there and refused: waiting would only hide that from the client.
                 raise error
             if fitting:
@@ -240,7 +260,7 @@ class ResumingStream:
 
     def _fits(self, card: ModelCard) -> bool:
         """True if an engine may continue what another has begun."""
-        if not self._shown:
+        if not self._has_shown:
             return True
         mine = self._sent.card
         return (card.engine, card.engine_version) == (

@@ -12,17 +12,17 @@ import msgspec
 from inlay.card import Adapter, ModelCard
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
-from inlay.request import EmbedOutput, EmbedRequest, Request
+from inlay.request import Request, Task
 from inlay.router.admission_queue import AdmissionQueue
 from inlay.router.catalog import Catalog, ServedModel
 from inlay.router.fleet import Fleet
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
+from inlay.router.load_reservation import LoadReservation
 from inlay.router.member import PoolMember
 from inlay.router.pool import Pool
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
-from inlay.router.tracked_stream import LoadReservation, TrackedStream
 from inlay.routing import WorkerLoad, routing_chain
 from inlay.transport.api import Plane, Reaches, Stream, Worker
 
@@ -155,7 +155,7 @@ class Router:
         return self._catalog.adapters(card)
 
     def unavailable(self) -> Mapping[str, str]:
-        """As `inlay.transport.api.Plane.missing`."""
+        """As `inlay.transport.api.Plane.unavailable`."""
         return self._plane.unavailable()
 
     def unreachable(self) -> str | None:
@@ -209,7 +209,7 @@ class Router:
         *,
         session: str | None = None,
     ) -> list[Stream]:
-        """Send requests of one prompt to one worker of the model `name`, once there is room at one.
+        """Send requests to one worker of the model `name`, once there is room at one.
 
         Clients take turns; one with less than its share at a worker need not wait for others'
         requests to end.
@@ -219,7 +219,8 @@ class Router:
 
         Args:
             name: of the model, or an alias.
-            requests: equal but for id, seed and the like; at least one.
+            requests: equal but for id, seed and the like; at least one. Of a task other than
+                generating it is one.
             session: that they belong to: those of one session go to one worker, if it has not much
                 more to do than others.
 
@@ -235,7 +236,7 @@ class Router:
         base = self._catalog.base(name)
         pool = self._fleet.pool(base)
         first = requests[0]
-        rows = pool.needs_rows(first.prompt)
+        rows = pool.needs_rows(first)
         self._check(name, pool, first.adapter, rows)
         keys = await self._keys(pool, first)
         came = self._clock()
@@ -280,7 +281,7 @@ class Router:
     def _equivalent_workers(
         self, card: ModelCard, request: Request
     ) -> Callable[[], Sequence[Worker]]:
-        adapter, rows = request.adapter, request.prompt.has_rows
+        adapter, rows = request.adapter, request.has_embeds
         return lambda: self._catalog.equivalent_workers(card, adapter, rows=rows)
 
     def _resend(self, workers: Sequence[Worker], request: Request) -> Sent:
@@ -296,40 +297,6 @@ class Router:
         if placed is None:
             raise self._no_worker(workers[0].card.name)
         return placed[0].sent
-
-    async def embed(self, name: str, request: EmbedRequest) -> EmbedOutput:
-        """Have a worker of the model clients call `name` make the vectors of `request`.
-
-        One that is full or gone is passed over.
-
-        Raises:
-            NotFoundError: no such model.
-            OverloadedError: no worker of it is ready, all are asleep, or none has room.
-            InlayError: the request was refused or failed.
-        """
-        pool = self._pool(name)
-        rows = any(map(pool.needs_rows, request.prompts))
-        self._check(name, pool, request.adapter, rows)
-        error = self.unready()
-        avoid: set[str] = set()
-        length = request.positions
-        while True:
-            # A worker that makes vectors says itself when it is full: it batches many requests.
-            chosen = pool.choose(
-                length, None, adapter=request.adapter, rows=rows, avoid=avoid, full_too=True
-            )
-            if chosen is None:
-                raise error
-            member = chosen.member
-            attempt = request.attempt + len(avoid)
-            charge = LoadReservation(pool, member, prefill=length, length=length, ended=self._ended)
-            try:
-                return await member.worker.embed(msgspec.structs.replace(request, attempt=attempt))
-            except OverloadedError as full:
-                error = full
-                avoid.add(member.id)
-            finally:
-                charge.end()
 
     def _pool(self, name: str) -> Pool:
         """The pool of the model with this name of its own or alias. Raises as `Catalog.base`."""
@@ -350,7 +317,7 @@ class Router:
         chain = self._chain(pool, request)
         if chain is None:
             return None
-        return chain() if len(request.prompt) < _LONG else await asyncio.to_thread(chain)
+        return chain() if request.num_positions < _LONG else await asyncio.to_thread(chain)
 
     def _chain(self, pool: Pool, request: Request) -> Callable[[], Keys] | None:
         """Function that computes the block keys of a request, if the choice needs them."""
@@ -358,7 +325,8 @@ class Router:
         if (
             secret is None
             or card is None
-            or not pool.asks_for_chain(request.adapter, rows=pool.needs_rows(request.prompt))
+            or request.task is not Task.GENERATE
+            or not pool.asks_for_chain(request.adapter, rows=pool.needs_rows(request))
         ):
             return None
         adapter = None if request.adapter is None else pool.content_id(request.adapter)
@@ -389,14 +357,14 @@ class Router:
         it is full.
         """
         first = requests[0]
-        length = len(first.prompt) + len(first.prior_output)
+        length = first.num_positions + len(first.prior_output)
         gone: set[str] = set()
         while True:
             chosen = pool.choose(
                 length,
                 keys,
                 adapter=first.adapter,
-                rows=pool.needs_rows(first.prompt),
+                rows=pool.needs_rows(first),
                 session=session,
                 only=only,
                 avoid=gone,
@@ -447,7 +415,7 @@ class Router:
                     ended=self._ended,
                     client=request.client,
                 )
-                placed.append(_Placed(request, Sent(member.worker, TrackedStream(stream, charge))))
+                placed.append(_Placed(request, Sent(member.worker, stream, charge)))
         except BaseException:
             _cancel(placed)
             raise
@@ -488,4 +456,4 @@ def _with_waited_deadline(request: Request, waited: float) -> Request:
 
 def _cancel(placed: Sequence[_Placed]) -> None:
     for _, sent in placed:
-        sent.stream.cancel()
+        sent.cancel()

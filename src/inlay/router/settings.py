@@ -46,8 +46,8 @@ class RouterSettings(BaseModel):
     router_worker_backlog: float = Field(
         default=1.0,
         ge=0,
-        description="Requests that may wait at a worker, as a multiple of those it runs at a time "
-        "(max_num_seqs). The others wait in the router for the first worker with room.",
+        description="Requests that may wait at a worker, as a multiple of max_num_seqs. The others "
+        "wait in the router for the first worker with room.",
     )
     router_queue_size: int = Field(
         default=4096,

@@ -11,7 +11,6 @@ A frontend sees `StoredPrompts`. That is `LocalStoredPrompts` over one process's
     shared.py        Record, Shared   metadata of a prompt in a fleet; storage with compare-and-set
     quotas.py        TenantQuotas     bytes of each tenant in a fleet, uploads in progress included
     reaper.py        Reaper           removes expired and orphaned objects, one frontend at a time
-    single_flight.py SingleFlight     one computation for equal keys at a time
     secret.py        load_secret      the namespace's secret and other 32-byte keys
 
 Invariants:

@@ -15,6 +15,7 @@ from inlay import liveness
 from inlay.digest import Secret
 from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
+from inlay.single_flight import SingleFlight
 from inlay.store.entry import Description, Entry, StoredPrompt, StoreStats, Target, cost
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
 from inlay.store.index import LONGEST_WAIT
@@ -35,7 +36,6 @@ from inlay.store.shared import (
     name_of,
     room,
 )
-from inlay.store.single_flight import AsyncSingleFlight
 from inlay.store.store import PromptStore, missing
 from inlay.tensors import Tensor, prompts_of
 
@@ -109,7 +109,7 @@ class FleetStore:
         )
         self._making_room = asyncio.Lock()
         self._writing = 0
-        self._fetching: AsyncSingleFlight[Key, Entry] = AsyncSingleFlight()
+        self._fetching: SingleFlight[Key, Entry] = SingleFlight()
         self._later_tasks: set[asyncio.Task[object]] = set()
         self._misses = self._evictions = self._fetches = self._shared_bytes = 0
 

@@ -49,8 +49,8 @@ def load_secret(*, file: Path | None, state_dir: Path | None) -> Secret:
 def read_key(path: Path) -> bytes:
     """The 32 bytes of a key file.
 
-    The file must belong to this user or to root, and no other user may read it. The group may, where
-    the file belongs to root and not to us: that is how secrets are mounted into containers.
+    The file must belong to this user or to root, and no other user may read it. The group may,
+    where the file belongs to root and not to us: that is how secrets are mounted into containers.
 
     Raises:
         InvalidRequestError: it is missing or unreadable, not a regular file, of the wrong length,

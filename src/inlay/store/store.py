@@ -18,6 +18,7 @@ from inlay.errors import (
     RateLimitedError,
 )
 from inlay.prompt import Buffer, Rows
+from inlay.single_flight import ThreadSingleFlight
 from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
 from inlay.store.entry import (
@@ -34,7 +35,6 @@ from inlay.store.file_format import FileFormat
 from inlay.store.index import Limits, StoreIndex
 from inlay.store.names import Key, Names
 from inlay.store.sealing import Sealer
-from inlay.store.single_flight import SingleFlight
 from inlay.tensors import Tensor, prompts_of, to_rows
 from inlay.tensors.tensor import quoted
 
@@ -99,8 +99,10 @@ class PromptStore:
         self._clock = clock
         self._ttl = ttl
         self._lock = threading.Lock()
-        self._uploads: SingleFlight[Key, Entry] = SingleFlight()
-        self._uses: SingleFlight[tuple[Entry, Target], tuple[Rows, ...]] = SingleFlight()
+        self._uploads: ThreadSingleFlight[Key, Entry] = ThreadSingleFlight()
+        self._uses: ThreadSingleFlight[tuple[Entry, Target], tuple[Rows, ...]] = (
+            ThreadSingleFlight()
+        )
         self._closed = False
         self._hits = self._loads = self._misses = 0
         self._ledger = StoreIndex(

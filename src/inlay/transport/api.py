@@ -4,18 +4,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from inlay.card import ModelCard
-from inlay.request import (
-    Command,
-    EmbedOutput,
-    EmbedRequest,
-    Emit,
-    EmitEmbedOutput,
-    Output,
-    Reply,
-    Request,
-)
+from inlay.commands import Command
+from inlay.request import Emit, Output, Request
 
 Heard_co = TypeVar("Heard_co", covariant=True)
+R = TypeVar("R")
 
 
 class Carrier(Protocol[Heard_co]):
@@ -88,23 +81,19 @@ class Worker(Protocol):
         """
         ...
 
-    async def embed(self, request: EmbedRequest) -> EmbedOutput:
-        """Send a request and wait for its answer; whoever stops waiting cancels it.
-
-        Raises as `Stream` does, and what the answer says.
-        """
-        ...
-
-    async def call(self, command: Command, within: float = 30.0) -> Reply:
+    async def call(self, command: Command[R], within: float = 30.0) -> R:
         """Run an admin command.
 
-        Raises `OverloadedError` when the worker is gone, `DeadlineExceededError` after `within` s.
+        Raises:
+            OverloadedError: the worker is gone.
+            DeadlineExceededError: it did not answer within `within` seconds.
+            InlayError: it could not follow the command.
         """
         ...
 
 
 class Plane(Protocol):
-    """Carries works to workers and outputs back. The frontend's side."""
+    """Carries requests to workers and outputs back. The frontend's side."""
 
     async def start(self) -> None:
         """Connect, and begin to learn of workers."""
@@ -130,7 +119,7 @@ class Plane(Protocol):
         ...
 
     def room(self, num_bytes: int) -> memoryview | None:
-        """Writable memory of which a buffer in a request is not copied on its way, or None where there is none.
+        """Writable memory whose bytes are not copied on their way, or None where there is none.
 
         It is free again once neither a view of it nor a request that was sent with one is left.
         """
@@ -141,23 +130,19 @@ class RequestHandler(Protocol):
     """The worker's side of a connection: `inlay.worker` implements it around an engine."""
 
     def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
-        """Call `announce` with the card, now and whenever it has changed, until the returned is called."""
+        """Call `announce` with the card, now and at each change, until the result is called."""
         ...
 
-    def generate(self, request: Request, emit: Emit) -> None:
-        """As `GenerateEngine.generate`."""
-        ...
-
-    def embed(self, request: EmbedRequest, emit: EmitEmbedOutput) -> None:
-        """As `EmbeddingEngine.embed`, but what is refused is an answer too."""
+    def submit(self, request: Request, emit: Emit) -> None:
+        """As `Engine.submit`, but what is refused ends with an error output."""
         ...
 
     def abort(self, request_id: str) -> None:
         """As `Engine.abort`."""
         ...
 
-    async def call(self, command: Command) -> Reply:
-        """Run a command; failures are a `Reply` with an error."""
+    async def call(self, command: Command[R]) -> R:
+        """Run a command. Raises `InlayError` if it fails."""
         ...
 
     def forget_prompt(self, key: str | None) -> None:

@@ -343,6 +343,11 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         for withdraw in tuple(self._withdraw.values()):
             withdraw()
         self._withdraw.clear()
+        # Connections are in cycles of references: the memory must not wait for a collection.
+        self._reader.clear()
+        self._writer.clear()
+        self._arriving.clear()
+        self._deferred.clear()
         if not self.ready.done():
             self.ready.set_exception(reason)
             # Whoever dialled sees it; a listener has nobody to tell.

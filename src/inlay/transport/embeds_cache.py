@@ -34,7 +34,7 @@ class EmbedsCacheStats(msgspec.Struct, frozen=True):
 
 
 class EmbedsCache:
-    """Buffers by name. The content of a name never changes, so what is kept under one is right for as long as it is kept.
+    """Buffers by name. The content of a name never changes, so what is kept stays right.
 
     A name is `PROMPT/PART`; or any other, of a buffer that is not to last. Whatever somebody uses
     at the moment is found too: it costs nothing more. Of what is to last the least recently used

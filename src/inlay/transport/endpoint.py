@@ -8,12 +8,13 @@ import msgspec
 
 from inlay.card import Address
 from inlay.digest import Secret
+from inlay.errors import OverloadedError
 from inlay.transport.api import RequestHandler
 from inlay.transport.connection import Connection
 from inlay.transport.embeds_cache import EmbedsCache
-from inlay.transport.listener import Listener
+from inlay.transport.listener import Listener, dial
 from inlay.transport.memory import ReceiveMemory
-from inlay.transport.messages import ToWorker
+from inlay.transport.messages import Hello, ToWorker
 from inlay.transport.serve import serve
 from inlay.transport.tls import Identity
 
@@ -21,12 +22,14 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 1 << 30
 """Bytes of requests that are being received or used; what the cache keeps comes on top."""
+MAX_DIALLING = 64
+"""Frontends that are being dialled at a time."""
 _CLOSE_SECONDS = 1.0
 _TICK_SECONDS = 60.0
 
 
 class Endpoint:
-    """Serves every frontend that connects.
+    """Serves every frontend that connects, and those that it connects to.
 
     Args:
         handler: runs their requests.
@@ -39,14 +42,17 @@ class Endpoint:
         self, handler: RequestHandler, secret: Secret, identity: Identity, cache: EmbedsCache
     ) -> None:
         self._handler = handler
+        self._secret = secret
         self._cache = cache
+        self._memory = ReceiveMemory(RECEIVE_BYTES + cache.max_bytes)
+        self._dialling: set[asyncio.Task[None]] = set()
         self._fingerprint = identity.fingerprint
         self._serving: dict[asyncio.Task[None], Connection[ToWorker]] = {}
         self._ticking: asyncio.Task[None] | None = None
         self._listener = Listener(
             secret,
             ToWorker,
-            ReceiveMemory(RECEIVE_BYTES + cache.max_bytes),
+            self._memory,
             self._accepted,
             tls=identity.context,
             fingerprint=identity.fingerprint,
@@ -63,8 +69,30 @@ class Endpoint:
             OSError: it cannot listen there.
         """
         port = await self._listener.listen(bind, port)
-        self._ticking = asyncio.create_task(self._tick())
+        self._tick_on()
         return Address(host, port, self._fingerprint)
+
+    def dial(self, address: Address, token: bytes) -> None:
+        """Connect to a frontend that listens at `address`, and serve it; a failure is logged.
+
+        The frontend that invited is told of nothing: it invites again.
+        """
+        self._tick_on()
+        if len(self._dialling) >= MAX_DIALLING:
+            log.warning("an invitation to %s:%d is dropped", address.host, address.port)
+            return
+        task = asyncio.create_task(self._dial(address, token))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+
+    async def _dial(self, address: Address, token: bytes) -> None:
+        try:
+            connection = await dial(address, self._secret, ToWorker, self._memory, self._cache)
+        except OverloadedError as error:
+            log.warning("a frontend that invited this worker is not reached: %s", error.message)
+            return
+        connection.send(Hello(token))
+        self._accepted(connection)
 
     def _accepted(self, connection: Connection[Any]) -> None:
         task = asyncio.create_task(self._serve(connection))
@@ -79,6 +107,10 @@ class Endpoint:
         finally:
             connection.close()
 
+    def _tick_on(self) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
@@ -89,6 +121,8 @@ class Endpoint:
         self._listener.close()
         if self._ticking is not None:
             self._ticking.cancel()
+        for dialling in self._dialling:
+            dialling.cancel()
         tasks = dict(self._serving)
         for connection in tasks.values():
             connection.close()

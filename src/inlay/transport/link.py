@@ -4,15 +4,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from inlay.card import ModelCard
+from inlay import commands
+from inlay.card import Address, ModelCard
+from inlay.commands import Command
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
-from inlay.prompt import Buffer
-from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Reply, Request
+from inlay.request import Output, Request
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.transport.api import Carrier
 from inlay.transport.messages import (
@@ -21,8 +22,7 @@ from inlay.transport.messages import (
     CacheChanged,
     Call,
     Cancel,
-    Embed,
-    Embedded,
+    Dial,
     Failed,
     ForgetPrompt,
     FromWorker,
@@ -34,6 +34,8 @@ from inlay.transport.messages import (
 )
 from inlay.transport.output_queue import OutputQueue
 from inlay.transport.pending_calls import PendingCalls, snapshot_of
+
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -65,29 +67,13 @@ class RequestStream:
 
     def aborted(self) -> Output:
         """Return the last output of a request that was never begun."""
-        return Output(
-            self._request.id,
-            self._request.attempt,
-            len(self._request.prior_output),
-            finish_reason="abort",
-        )
+        return self._request.end("abort")
 
     def cancel(self) -> None:
         """Stop the request; needs no answer."""
         if not self._cancelled:
             self._cancelled = True
             self._link.cancel(self._request.id)
-
-
-class _Embedding(NamedTuple):
-    """A request whose vectors have not come, and what its message occupies until they do."""
-
-    answer: "asyncio.Future[EmbedOutput]"
-    sent: Any
-
-    def aborted(self, request_id: str) -> EmbedOutput:
-        """Return the answer of a request that was never begun; nobody waits for it."""
-        return EmbedOutput(request_id, 0, Buffer(b""))
 
 
 class Link:
@@ -121,10 +107,9 @@ class Link:
         self._gone = asyncio.Event()
         self._card: ModelCard | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._embeddings: dict[str, _Embedding] = {}
         self._ids = count()
         numbers = count()
-        self._calls = PendingCalls[Reply](numbers)
+        self._calls = PendingCalls[Any](numbers)
         self._caches = PendingCalls[KvSnapshot](numbers)
         self._on_cache_events: Callable[[KvEvents], None] | None = None
         self.alive = True
@@ -181,47 +166,32 @@ class Link:
         self._streams[request.id] = stream
         return stream
 
-    async def embed(self, request: EmbedRequest) -> EmbedOutput:
-        """As `Worker.embed`."""
-        if not self.ready:
-            raise OverloadedError(GONE, retry_after=1)
-        answer: asyncio.Future[EmbedOutput] = asyncio.get_running_loop().create_future()
-        scoped = replace(request, id=self._wire_id(request.id)) if self._scope else request
-        self._embeddings[scoped.id] = _Embedding(answer, self._carrier.send(Embed(scoped)))
-        try:
-            vectors = await answer
-        except asyncio.CancelledError:
-            self.cancel(scoped.id)
-            raise
-        if vectors.error is not None:
-            raise vectors.error.to_error()
-        return replace(vectors, request_id=request.id)
-
     def _wire_id(self, id_: str) -> str:
         return f"{id_}{self._scope}.{next(self._ids)}"
 
     def cancel(self, request_id: str) -> None:
         """Stop a request it was sent."""
-        waiting = self._streams.get(request_id) or self._embeddings.get(request_id)
-        if not self.alive or waiting is None:
+        stream = self._streams.get(request_id)
+        if not self.alive or stream is None:
             return
-        if not self._carrier.withdraw(waiting.sent):
-            self._carrier.send(Cancel(request_id))
-        elif isinstance(waiting, RequestStream):
+        if self._carrier.withdraw(stream.sent):
             # The worker has not heard of it, and will not: nobody else can end it.
-            self._take(waiting.aborted())
+            self._take(stream.aborted())
         else:
-            self._take_vectors(waiting.aborted(request_id))
+            self._carrier.send(Cancel(request_id))
 
-    async def call(self, command: Command, within: float = 30.0) -> Reply:
+    async def call(self, command: Command[R], within: float = 30.0) -> R:
         """As `Worker.call`."""
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         try:
-            return await self._calls.call(lambda number: self._say(Call(number, command)), within)
+            reply: R = await self._calls.call(
+                lambda number: self._say(Call(number, commands.encode(command))), within
+            )
+            return reply
         except TimeoutError:
             raise DeadlineExceededError(
-                f"the worker did not answer {command.name!r} within {within:g} s"
+                f"the worker did not answer {commands.name_of(command)!r} within {within:g} s"
             ) from None
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
@@ -246,6 +216,10 @@ class Link:
         """Have the worker drop its copy of a stored prompt that was deleted; of all for None."""
         self._say(ForgetPrompt(key))
 
+    def dial(self, address: Address, token: bytes) -> None:
+        """Have the worker connect to a frontend that invited it."""
+        self._say(Dial(address, token))
+
     def _say(self, message: object) -> None:
         self._carrier.send(message)
 
@@ -257,8 +231,6 @@ class Link:
                     case Outputs(outputs):
                         for output in outputs:
                             self._take(output)
-                    case Embedded(vectors):
-                        self._take_vectors(vectors)
                     case Ready(card):
                         self._card = card
                         self._settled.set()
@@ -266,8 +238,8 @@ class Link:
                     case Failed(error):
                         self.failure = error.to_error()
                         self._tell_changed()
-                    case Answer(number, reply):
-                        self._calls.resolve(number, reply)
+                    case Answer(number, reply, error):
+                        self._calls.resolve(number, reply if error is None else error.to_error())
                     case CacheChanged(events):
                         if self._on_cache_events is not None:
                             self._on_cache_events(events)
@@ -293,22 +265,9 @@ class Link:
             self._carrier.release(stream.sent)
         stream.feed(output)
 
-    def _take_vectors(self, vectors: EmbedOutput) -> None:
-        embedding = self._embeddings.pop(vectors.request_id, None)
-        if embedding is None:
-            return
-        self._carrier.release(embedding.sent)
-        if not embedding.answer.done():
-            embedding.answer.set_result(vectors)
-
     def _end(self) -> None:
         self.alive = False
         error = OverloadedError(GONE, retry_after=1)
-        for embedding in self._embeddings.values():
-            if not embedding.answer.done():
-                embedding.answer.set_exception(error)
-            self._carrier.release(embedding.sent)
-        self._embeddings.clear()
         for stream in self._streams.values():
             stream.fail(error)
             self._carrier.release(stream.sent)

@@ -103,7 +103,11 @@ class Listener:
 
 
 async def dial(
-    address: Address, secret: Secret, hears: Any, memory: ReceiveMemory
+    address: Address,
+    secret: Secret,
+    hears: Any,
+    memory: ReceiveMemory,
+    cache: EmbedsCache | None = None,
 ) -> "Connection[Any]":
     """Open a connection to a listener and prove both ends.
 
@@ -112,6 +116,7 @@ async def dial(
         secret: the namespace's.
         hears: the type, or union of types, of the messages that will come.
         memory: for large messages.
+        cache: of named buffers; those that are here are not sent again.
 
     Raises:
         OverloadedError: nobody answers there, or it is not who it should be.
@@ -125,7 +130,7 @@ async def dial(
                 raise HandshakeError("another certificate than the worker's card names")
 
     handshake = Handshake(secret, fingerprint, dials=True)
-    connection: Connection[Any] = Connection(handshake, hears, memory, check=check)
+    connection: Connection[Any] = Connection(handshake, hears, memory, cache, check=check)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             await asyncio.get_running_loop().create_connection(

@@ -4,9 +4,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from inlay.card import ModelCard
+from inlay.card import Address, ModelCard
+from inlay.commands import AnyCommand, Reply
 from inlay.errors import ErrorFrame
-from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Reply, Request
+from inlay.request import Output, Request
 from inlay.routing import KvEvents, KvSnapshot
 
 
@@ -19,6 +20,7 @@ class Listen(msgspec.Struct, frozen=True, array_like=True):
         port: of TCP; 0 for any free one.
         identity: private key and certificate as PEM.
         cache_bytes: of stored prompts kept after their use.
+        dials: it listens nowhere and connects to frontends that ask it to.
     """
 
     host: str
@@ -26,6 +28,7 @@ class Listen(msgspec.Struct, frozen=True, array_like=True):
     port: int
     identity: bytes
     cache_bytes: int = 0
+    dials: bool = False
 
 
 class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
@@ -45,7 +48,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
 
     settings: str
     secret: bytes
-    restore: tuple[Command, ...] = ()
+    restore: tuple[AnyCommand, ...] = ()
     telemetry: str = "{}"
     prompt_embeds: bool = True
     listen: Listen | None = None
@@ -57,23 +60,28 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     request: Request
 
 
-class Embed(msgspec.Struct, frozen=True, tag="embed", array_like=True):
-    """Make vectors of this request."""
-
-    request: EmbedRequest
-
-
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
-    """Stop that request; its last output, or its answer, still comes."""
+    """Stop that request; its last output still comes."""
 
     request_id: str
 
 
 class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
-    """Run a command; the answer carries the same number."""
+    """Run a command; the answer carries the same number.
+
+    `command` is encoded by `inlay.commands`: one that is not known ends with an error, not with the
+    connection.
+    """
 
     number: int
-    command: Command
+    command: msgspec.Raw
+
+
+class Dial(msgspec.Struct, frozen=True, tag="dial", array_like=True):
+    """Connect to a frontend that listens at `address`, and say `Hello` with its token there."""
+
+    address: Address
+    token: bytes
 
 
 class ForgetPrompt(msgspec.Struct, frozen=True, tag="forget-prompt", array_like=True):
@@ -98,6 +106,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     card: ModelCard
 
 
+class Hello(msgspec.Struct, frozen=True, tag="hello", array_like=True):
+    """The first message of a worker that dialled: the token of the frontend's invitation."""
+
+    token: bytes
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The worker will never be ready."""
 
@@ -110,17 +124,12 @@ class Outputs(msgspec.Struct, frozen=True, tag="deltas", array_like=True):
     outputs: tuple[Output, ...]
 
 
-class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
-    """A request's vectors, or why there are none."""
-
-    output: EmbedOutput
-
-
 class Answer(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """The reply to a command."""
+    """The reply to a command, or the error."""
 
     number: int
-    reply: Reply
+    reply: Reply | None = None
+    error: ErrorFrame | None = None
 
 
 class CacheChanged(msgspec.Struct, frozen=True, tag="cache-told", array_like=True):
@@ -137,5 +146,5 @@ class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
     error: ErrorFrame | None = None
 
 
-ToWorker: TypeAlias = Boot | Submit | Embed | Cancel | Call | ForgetPrompt | WatchCache | GetCache
-FromWorker: TypeAlias = Ready | Failed | Outputs | Embedded | Answer | CacheChanged | Cache
+ToWorker: TypeAlias = Boot | Submit | Cancel | Call | Dial | ForgetPrompt | WatchCache | GetCache
+FromWorker: TypeAlias = Hello | Ready | Failed | Outputs | Answer | CacheChanged | Cache

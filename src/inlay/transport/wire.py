@@ -216,6 +216,13 @@ class FrameWriter:
             outgoing.parts[part] = memoryview(b"")
         outgoing.granted = True
 
+    def clear(self) -> None:
+        """Forget what has not left."""
+        self._small.clear()
+        self._large.clear()
+        self._held.clear()
+        self.queued_bytes = 0
+
     @property
     def idle(self) -> bool:
         """Nothing waits to leave, or to be granted."""
@@ -363,6 +370,10 @@ class FrameReader:
         """Forget an offered message; what still comes of it is dropped."""
         self._large.pop(number, None)
 
+    def clear(self) -> None:
+        """Forget every offered message, with the memory of what has come of it."""
+        self._large.clear()
+
     def buffer(self) -> memoryview:
         """Return memory for the next bytes of the connection."""
         if self._left:
@@ -457,7 +468,8 @@ class FrameReader:
             raise ValueError(f"{len(offer.names)} names of {len(sizes)} parts")
         if not 1 <= len(sizes) <= MAX_PARTS or min(sizes) < 0 or sum(sizes) > self._max_bytes:
             raise ValueError(
-                f"a message of {sum(sizes)} bytes in {len(sizes)} parts; at most {self._max_bytes} in "
+                f"a message of {sum(sizes)} bytes in {len(sizes)} parts; at most "
+                f"{self._max_bytes} in "
                 f"{MAX_PARTS} are taken"
             )
         if number in self._large or len(self._large) >= MAX_OPEN:

@@ -174,7 +174,7 @@ class Arena:
             self._release(next(iter(self._unheld)))
 
     def _drop_forgotten(self) -> None:
-        """Release what stands for buffers that no longer exist, unless the other end still reads it."""
+        """Release memory of buffers that no longer exist, unless the other end still reads it."""
         while self._forgotten:
             offset = self._forgotten.pop()
             placement = self._placed.get(offset)

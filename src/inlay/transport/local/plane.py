@@ -10,7 +10,7 @@ from inlay.transport.messages import FromWorker
 
 
 class LocalPlane:
-    """`inlay.transport.api.Plane` over connections to this machine's worker processes, which come and go."""
+    """`inlay.transport.api.Plane` to this machine's worker processes, which come and go."""
 
     def __init__(self, channels: Iterable[Carrier[FromWorker]] = ()) -> None:
         self._changed = asyncio.Event()
@@ -68,7 +68,7 @@ class LocalPlane:
             self._missing[name] = reason
 
     def unavailable(self) -> Mapping[str, str]:
-        """As `Plane.missing`."""
+        """As `Plane.unavailable`."""
         return self._missing
 
     async def changed(self) -> None:

@@ -1,4 +1,4 @@
-"""The plane of many machines: works, streams and cards ride on NATS.
+"""The plane of many machines: requests, streams and cards ride on NATS.
 
 Importing this imports no client of NATS: `member`, `frontend` and `worker` do.
 """

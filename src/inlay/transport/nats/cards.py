@@ -30,7 +30,10 @@ _RETRY_SECONDS = 0.3
 _encode = msgspec.msgpack.Encoder().encode
 _cards = msgspec.msgpack.Decoder(ModelCard)
 
-NO_STORAGE = "the NATS server keeps nothing: it needs JetStream (`inlay nats` has it; else `jetstream {}` in its configuration)"
+NO_STORAGE = (
+    "the NATS server keeps nothing: it needs JetStream (`inlay nats` has it; else `jetstream "
+    "{}` in its configuration)"
+)
 
 
 async def bucket(

@@ -137,7 +137,8 @@ class Connection:
                 f"the NATS server at {where} does not let us in: {said}{hint}"
             )
         return OverloadedError(
-            f"cannot reach NATS at {where}: {said}. Start it with `inlay nats`, or say where it is with --nats",
+            f"cannot reach NATS at {where}: {said}. Start it with `inlay nats`, or say where it "
+            "is with --nats",
             retry_after=1,
         )
 
@@ -244,7 +245,7 @@ class Connection:
                     self._outbox.clear()
 
     async def _probe(self, echo: str) -> None:
-        """Notice a connection that is up and carries nothing, long before TCP does, and one that the client has stopped reading."""
+        """Notice a connection that carries nothing, long before TCP does, or is not read."""
         while True:
             await asyncio.sleep(_PROBE_SECONDS)
             since = self.since

@@ -1,4 +1,4 @@
-"""The frontend's end of a fleet: workers discovered over NATS, and one direct connection to each."""
+"""The frontend's end of a fleet: workers found over NATS, one direct connection to each."""
 
 import asyncio
 import logging
@@ -11,17 +11,19 @@ from nats.aio.msg import Msg
 
 from inlay.card import PROTOCOL
 from inlay.digest import Secret
-from inlay.errors import OverloadedError
+from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.routing import FrontendLoad, KvEvents, KvSnapshot
-from inlay.transport.api import Worker
+from inlay.transport.api import Carrier, Worker
 from inlay.transport.link import GONE, Link
 from inlay.transport.listener import dial
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker
 from inlay.transport.nats.discovery import Discovery, FleetWorker
 from inlay.transport.nats.member import Member
-from inlay.transport.nats.messages import CacheEvents
+from inlay.transport.nats.messages import CacheEvents, Invitation
 from inlay.transport.nats.subjects import last_token
+from inlay.transport.reception import Reception
+from inlay.transport.tls import Identity
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +68,22 @@ class NatsPlane:
     Args:
         member: joined as a frontend; closed with the plane.
         secret: of the namespace.
+        identity: of the TLS server on which workers that dial connect; None: it has none.
         protocol: the version that is spoken.
     """
 
-    def __init__(self, member: Member, secret: Secret, *, protocol: int = PROTOCOL) -> None:
+    def __init__(
+        self,
+        member: Member,
+        secret: Secret,
+        *,
+        identity: Identity | None = None,
+        protocol: int = PROTOCOL,
+    ) -> None:
         self._member = member
         self._secret = secret
         self._memory = ReceiveMemory(RECEIVE_BYTES)
+        self._reception = None if identity is None else Reception(secret, self._memory, identity)
         self._discovery = Discovery(
             member,
             secret_fingerprint=secret.fingerprint,
@@ -93,9 +104,17 @@ class NatsPlane:
         if self._on_events is not None:
             await self._subscribe_feed()
 
+    async def listen_for_workers(self, host: str, bind: str, port: int) -> None:
+        """Listen for workers that dial; as `Reception.open`."""
+        if self._reception is None:
+            raise InvalidRequestError("this frontend has no certificate to listen with")
+        await self._reception.open(host, bind, port)
+
     async def close(self) -> None:
         """Disconnect; workers abort what is running."""
         await self._discovery.close()
+        if self._reception is not None:
+            await self._reception.close()
         connected, self._connected = self._connected, {}
         tasks = [one.keeping for one in connected.values() if one.keeping is not None]
         tasks += [] if self._subscribing is None else [self._subscribing]
@@ -172,11 +191,8 @@ class NatsPlane:
             return
         if not worker.ready:
             return
-        if worker.card.address is None:
-            self._discovery.set_unavailable(worker.participant, "its card has no address")
-            return
         try:
-            carrier = await dial(worker.card.address, self._secret, FromWorker, self._memory)
+            carrier = await self._carrier(worker)
         except OverloadedError as error:
             if connected.wanted:
                 self._discovery.set_unavailable(worker.participant, error.message)
@@ -193,6 +209,23 @@ class NatsPlane:
             connected.link = None
             carrier.close()
             self._tell()
+
+    async def _carrier(self, worker: FleetWorker) -> Carrier[FromWorker]:
+        """Dial a worker, or have it dial. Raises `OverloadedError` if there is no connection."""
+        if worker.card.address is not None:
+            return await dial(worker.card.address, self._secret, FromWorker, self._memory)
+        if not worker.card.dials:
+            raise OverloadedError("its card has no address", retry_after=1)
+        if self._reception is None:
+            raise OverloadedError(
+                "it dials frontends, and this one listens nowhere (--transport-host)", retry_after=1
+            )
+        subject = self._member.subjects.invitations(worker.participant)
+        return await self._reception.call(
+            lambda address, token: self._member.control.publish(
+                subject, _encode(Invitation(address, token))
+            )
+        )
 
     # `inlay.routing.RoutingFeed`.
 

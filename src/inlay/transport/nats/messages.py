@@ -1,8 +1,8 @@
-"""Messages of a fleet on NATS: workers' heartbeats and cache events, to all frontends."""
+"""Messages of a fleet on NATS: heartbeats, cache events, and invitations to workers that dial."""
 
 import msgspec
 
-from inlay.card import PROTOCOL, Stats
+from inlay.card import PROTOCOL, Address, Stats
 from inlay.routing import KvEvents
 
 
@@ -11,6 +11,13 @@ class CacheEvents(msgspec.Struct, frozen=True, array_like=True):
 
     incarnation: int
     events: KvEvents
+
+
+class Invitation(msgspec.Struct, frozen=True, array_like=True):
+    """A frontend's address, and the token to say there, for a worker that dials."""
+
+    address: Address
+    token: bytes
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
@@ -39,4 +46,4 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 OLDEST = PROTOCOL
 """The oldest version of the protocol that is understood."""
 
-__all__ = ["OLDEST", "Beat", "CacheEvents"]
+__all__ = ["OLDEST", "Beat", "CacheEvents", "Invitation"]

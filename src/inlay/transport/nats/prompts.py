@@ -301,7 +301,7 @@ class NatsPrompts:
         self._control.publish(self._told, key.encode())
 
     async def listen(self, told: Callable[[str], None], back: Callable[[], None]) -> None:
-        """Have `told` called with each key that a member removed, and `back` when the connection was cut and is there again.
+        """Call `told` with each key that a member removed, and `back` after a lost connection.
 
         What was told meanwhile is not told again.
         """
@@ -319,7 +319,8 @@ class NatsPrompts:
             except nats.js.errors.APIError as error:
                 if error.err_code in _NO_ROOM:
                     raise OverloadedError(
-                        f"the NATS server has no room for more stored prompt_embeds: {error.description}",
+                        "the NATS server has no room for more stored prompt_embeds: "
+                        f"{error.description}",
                         retry_after=60,
                     ) from error
                 problem: Exception = error

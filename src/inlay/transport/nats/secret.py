@@ -69,6 +69,7 @@ def _checked(kept: _Kept, own: Secret | None, namespace: str) -> Secret:
         return Secret(kept.root)
     if own.fingerprint != kept.fingerprint:
         raise InvalidRequestError(
-            f"the namespace {namespace} has the secret {kept.fingerprint}; the one that was given is {own.fingerprint}"
+            f"the namespace {namespace} has the secret {kept.fingerprint}; the one that was given "
+            f"is {own.fingerprint}"
         )
     return own

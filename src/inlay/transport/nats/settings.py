@@ -25,14 +25,16 @@ class NatsSettings(BaseModel):
 
     nats: list[SecretStr] = Field(
         default=[],
-        description="URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; one that answers is enough. "
+        description="URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; "
+        "one that answers is enough. "
         f"{DEFAULT_URL} unless set.",
     )
     nats_wait: float = Field(
         default=2.0,
         ge=0,
         le=3600,
-        description="Seconds to go on trying at the start while nothing listens at any of the URLs; more where everything is started at once and nobody starts it again.",
+        description="Seconds to go on trying at the start while nothing listens at the URLs; more "
+        "where nothing restarts this process.",
     )
     nats_creds: Path | None = Field(
         default=None, description="File of NATS credentials: a user's JWT and its key."
@@ -51,7 +53,8 @@ class NatsSettings(BaseModel):
         default=1,
         ge=1,
         le=5,
-        description="Servers of a NATS cluster that each keep cards, the namespace's secret and stored prompts; set by the first member, which makes the buckets.",
+        description="Servers of a NATS cluster that each keep cards, the namespace's secret and "
+        "stored prompts; set by the first member, which makes the buckets.",
     )
     namespace: str = Field(
         default="default",

@@ -41,6 +41,10 @@ class Subjects:
         """Loads that frontends have sent to workers."""
         return f"inlay.{self.namespace}.load.{frontend}"
 
+    def invitations(self, worker: str) -> str:
+        """Frontends that ask a worker to connect to them."""
+        return f"inlay.{self.namespace}.invite.{worker}"
+
     @property
     def cards(self) -> str:
         """The key-value bucket of cards, by worker."""

@@ -4,19 +4,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
 
 from inlay import liveness
-from inlay.card import PROTOCOL, ModelCard, Stats
+from inlay.card import PROTOCOL, Address, ModelCard, Stats
+from inlay.commands import Command, Drain, ReadStats
 from inlay.errors import InlayError, OverloadedError
-from inlay.request import Command, Reply
 from inlay.routing import KvEvents
 from inlay.transport.nats.cards import CARD_SECONDS
 from inlay.transport.nats.member import Member
-from inlay.transport.nats.messages import Beat, CacheEvents
+from inlay.transport.nats.messages import Beat, CacheEvents, Invitation
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,10 @@ _RETRY_SECONDS = 1.0
 _DRAIN_SECONDS = 0.05
 _REFRESH_SECONDS = CARD_SECONDS / 3
 
+R = TypeVar("R")
+
 _encode = msgspec.msgpack.Encoder().encode
+_invitations = msgspec.msgpack.Decoder(Invitation)
 
 
 class AnnouncedEngine(Protocol):
@@ -41,7 +44,7 @@ class AnnouncedEngine(Protocol):
         """As `inlay.routing.CacheEventSource.watch_cache`."""
         ...
 
-    async def call(self, command: Command) -> Reply:
+    async def call(self, command: Command[R]) -> R:
         """As `RequestHandler.call`."""
         ...
 
@@ -58,14 +61,21 @@ class NatsWorker:
 
     Args:
         member: joined as a worker; closed with this.
-        engine: whose card has an address.
+        engine: whose card has an address, or says that it dials.
+        dial: connects the engine to a frontend, with the token of its invitation.
         protocol: the version that is announced.
     """
 
     def __init__(
-        self, member: Member, engine: AnnouncedEngine, *, protocol: int = PROTOCOL
+        self,
+        member: Member,
+        engine: AnnouncedEngine,
+        *,
+        dial: Callable[[Address, bytes], None] | None = None,
+        protocol: int = PROTOCOL,
     ) -> None:
         self._member = member
+        self._dial = dial
         self._engine = engine
         self._protocol = protocol
         self._answering_roll: asyncio.TimerHandle | None = None
@@ -89,6 +99,8 @@ class NatsWorker:
         control, subjects = self._member.control, self._member.subjects
         await control.subscribe(subjects.deleted_prompts, self._on_deleted_prompt)
         await control.subscribe(subjects.roll_call, lambda _: self._beat_soon())
+        if self._dial is not None:
+            await control.subscribe(subjects.invitations(self.id), self._on_invitation)
         await control.settle()
         control.on_reconnect(self._unpublished.set)
         # Prompts that were deleted meanwhile are not announced again.
@@ -137,8 +149,10 @@ class NatsWorker:
                     await asyncio.sleep(_DRAIN_SECONDS)
 
     async def _drain(self) -> int:
-        reply = await self._engine.call(Command("drain"))
-        return 0 if reply.error is not None else int(reply.value["requests"] or 0)
+        try:
+            return (await self._engine.call(Drain())).requests
+        except InlayError:
+            return 0
 
     async def close(self) -> None:
         """Leave: frontends send further requests elsewhere."""
@@ -183,6 +197,15 @@ class NatsWorker:
     def _on_deleted_prompt(self, message: Msg) -> None:
         self._engine.forget_prompt(message.data.decode("ascii", "replace"))
 
+    def _on_invitation(self, message: Msg) -> None:
+        try:
+            invitation = _invitations.decode(message.data)
+        except msgspec.MsgspecError as error:
+            log.warning("an invitation is not understood: %s", error)
+            return
+        if self._dial is not None:
+            self._dial(invitation.address, invitation.token)
+
     def _publish_cache_events(self, events: KvEvents) -> None:
         subject = self._member.subjects.cache_events(self.id)
         self._member.control.publish(subject, _encode(CacheEvents(self._incarnation, events)))
@@ -212,9 +235,8 @@ class NatsWorker:
 
     async def _read_stats(self) -> None:
         while True:
-            reply = await self._engine.call(Command("stats"))
-            if reply.error is None:
-                self._stats = msgspec.convert(reply.value, Stats)
+            with suppress(InlayError):
+                self._stats = await self._engine.call(ReadStats())
                 self._stats_at = liveness.now()
             await asyncio.sleep(_STATS_SECONDS)
 

@@ -1,11 +1,10 @@
 """The load that a request adds to its worker, from its beginning to its end."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from inlay.request import Output
 from inlay.router.member import PoolMember
 from inlay.router.pool import Pool
-from inlay.transport.api import Stream
 
 _GROWS_BY = 16
 """Output tokens after which a sequence counts as longer: not each is worth the arithmetic."""
@@ -72,27 +71,3 @@ class LoadReservation:
                 client=self._client,
             )
             ended(self._client)
-
-
-class TrackedStream:
-    """A stream that counts until it has ended, however it ends."""
-
-    __slots__ = ("_charge", "_stream")
-
-    def __init__(self, stream: Stream, charge: LoadReservation) -> None:
-        self._stream = stream
-        self._charge = charge
-
-    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
-        """As `inlay.transport.api.Stream`."""
-        try:
-            async for outputs in self._stream:
-                self._charge.take(outputs)
-                yield outputs
-        finally:
-            self._charge.end()
-
-    def cancel(self) -> None:
-        """As `inlay.transport.api.Stream`."""
-        self._stream.cancel()
-        self._charge.end()

@@ -1,0 +1,147 @@
+"""One computation for equal keys at a time, whoever leaves meanwhile."""
+
+import asyncio
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.single_flight import SingleFlight
+
+KEYS = "ab"
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("call"), st.sampled_from(KEYS)),
+        st.tuples(st.just("leave"), st.integers(0, 20)),
+        st.tuples(st.sampled_from(["finish", "fail"]), st.sampled_from(KEYS)),
+        st.tuples(st.just("wait"), st.none()),
+    ),
+    max_size=40,
+)
+
+
+class Caller(NamedTuple):
+    key: str
+    task: "asyncio.Task[int]"
+
+
+class Computations:
+    """Those that were begun, and how each is to end."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, asyncio.Future[int]] = {}
+        self.begun: Counter[str] = Counter()
+
+    async def compute(self, key: str) -> int:
+        assert key not in self.running, "two computations of equal keys at a time"
+        self.begun[key] += 1
+        number = self.begun.total()
+        self.running[key] = asyncio.get_running_loop().create_future()
+        try:
+            await self.running[key]
+        finally:
+            del self.running[key]
+        return number
+
+
+async def _settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def _follow(steps: list[tuple[str, str | int | None]], *, finishes: bool) -> None:
+    flights: SingleFlight[str, int] = SingleFlight(finishes=finishes)
+    done = Computations()
+    callers: list[Caller] = []
+    left: set[int] = set()
+    for kind, what in steps:
+        if kind == "call":
+            key = str(what)
+            task = asyncio.create_task(flights.run(key, lambda key=key: done.compute(key)))  # type: ignore[misc]
+            callers.append(Caller(key, task))
+        elif kind == "leave" and isinstance(what, int) and what < len(callers):
+            callers[what].task.cancel()
+            left.add(what)
+        elif kind in ("finish", "fail") and what in done.running:
+            ending = done.running[str(what)]
+            if ending.done():
+                continue
+            if kind == "finish":
+                ending.set_result(0)
+            else:
+                ending.set_exception(ValueError(what))
+        elif kind == "wait":
+            await _settled()
+            waiting = {caller.key for caller in callers if not caller.task.done()}
+            assert waiting <= set(done.running), "a caller waits for nothing"
+            assert len(flights) == len(done.running)
+            if not finishes:
+                assert waiting == set(done.running), "a computation nobody waits for goes on"
+    for _ in range(3):
+        await _settled()
+        for ending in done.running.values():
+            if not ending.done():
+                ending.set_result(0)
+    await _settled()
+    assert all(caller.task.done() for caller in callers)
+    assert not len(flights)
+    for number, (_, task) in enumerate(callers):
+        if number not in left or not task.cancelled():
+            assert isinstance(task.exception(), ValueError | None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS, finishes=st.booleans())
+def test_callers_are_answered_and_computations_are_single(
+    steps: list[tuple[str, str | int | None]], finishes: bool
+) -> None:
+    asyncio.run(_follow(steps, finishes=finishes))
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+async def test_a_cancelled_first_caller_leaves_the_others_their_result(finishes: bool) -> None:
+    flights: SingleFlight[str, int] = SingleFlight(finishes=finishes)
+    done = Computations()
+    first, *others = (
+        asyncio.create_task(flights.run("a", lambda: done.compute("a"))) for _ in range(3)
+    )
+    await _settled()
+    first.cancel()
+    await _settled()
+    assert first.cancelled()
+    done.running["a"].set_result(0)
+    assert await asyncio.gather(*others) == [1, 1]
+    assert done.begun == {"a": 1}
+
+
+async def test_a_computation_that_finishes_serves_who_comes_after_all_have_left() -> None:
+    flights: SingleFlight[str, int] = SingleFlight(finishes=True)
+    done = Computations()
+    leaving = asyncio.create_task(flights.run("a", lambda: done.compute("a")))
+    await _settled()
+    leaving.cancel()
+    await _settled()
+    late = asyncio.create_task(flights.run("a", lambda: done.compute("a")))
+    await _settled()
+    done.running["a"].set_result(0)
+    assert await late == 1
+
+
+async def test_cancelling_all_ends_computations_and_callers() -> None:
+    flights: SingleFlight[str, int] = SingleFlight()
+    done = Computations()
+    callers = [
+        asyncio.create_task(flights.run(key, lambda key=key: done.compute(key)))  # type: ignore[misc]
+        for key in "aab"
+    ]
+    await _settled()
+    await asyncio.gather(*flights.cancel(), return_exceptions=True)
+    await _settled()
+    assert not done.running
+    assert all(caller.cancelled() for caller in callers)
+    again = asyncio.create_task(flights.run("a", lambda: done.compute("a")))
+    await _settled()
+    done.running["a"].set_result(0)
+    assert await again == 3
