@@ -6,20 +6,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inlay.api.openai.chat import ChatRequest
-from inlay.api.openai.completions import CompletionRequest
-from inlay.api.openai.embeddings import (
+from inlay.api.openai.fields import check_unserved
+from inlay.api.openai.schema.chat import ChatRequest
+from inlay.api.openai.schema.completions import CompletionRequest
+from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from inlay.api.openai.responses import ResponsesRequest
-from inlay.api.openai.tokenize import TokenizeRequest
-from inlay.api.openai.unserved import UNSERVED, unserved
+from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.openai.schema.tokenize import TokenizeRequest
+from inlay.api.openai.schema.unserved import UNSERVED, unserved
 from inlay.errors import InvalidRequestError
-from inlay.frontend.unserved import check_unserved
 
 TYPES = (
     ChatRequest,

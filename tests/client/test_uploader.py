@@ -13,7 +13,7 @@ import pytest
 from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
 from inlay.errors import AuthenticationError, InvalidRequestError, NotFoundError, OverloadedError
 from inlay.store import PromptStore
-from tests.frontend.live import SECRET, Fleet, fleet
+from tests.live import SECRET, Fleet, fleet
 from tests.models import tiny
 
 TEXT = "the harbour town counts its lanterns every night"
@@ -55,8 +55,9 @@ def uploader(url: str) -> Uploader:
 
 
 @pytest.fixture
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=url, api_key="a", max_retries=0)
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="a", max_retries=0) as client:
+        yield client
 
 
 def prompt(seed: int = 0, rows: int = 20) -> EmbeddedPrompt:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from inlay import engine as engines
+from inlay.api import build_app
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.frontend import FrontendSettings, build_app
-from inlay.frontend.serve import serve
+from inlay.http import FrontendSettings
+from inlay.http.serve import serve
 from inlay.router import Router
 from tests import embedding_reference as reference
 from tests.embedding_models import WORDS, tiny_embedding

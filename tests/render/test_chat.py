@@ -263,7 +263,7 @@ def test_rows_must_be_named_once_in_order(named: list[int]) -> None:
         ([{"content": "x"}], "must have a role"),
         (
             user({"type": "image_url", "image_url": {}}),
-            r"\[0\] must be a part of type text or prompt_embeds",
+            r"\[0\] must be a part of type text, prompt_embeds or image",
         ),
         (user({"type": "text"}), "must be a part of type"),
         ([{"role": "user", "content": ["x"]}], "must be a part of type"),

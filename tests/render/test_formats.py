@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from inlay.frontend import FrontendSettings
+from inlay.http import FrontendSettings
 from inlay.render.formats import REASONING_FORMS, TOOL_FORMS, reasoning_form_of, tool_form_of
 
 QWEN3 = """{%- if tools %}... return a json object with function name and arguments within <tool_call></tool_call> XML tags:

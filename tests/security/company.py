@@ -17,8 +17,8 @@ import psutil
 import torch
 
 from tests.equality.reference import greedy, rows_of, tokenizer_of
-from tests.frontend.payloads import saved
 from tests.models import EOS_ID
+from tests.payloads import saved
 from tests.serving import Served
 
 MIB = 1024 * 1024

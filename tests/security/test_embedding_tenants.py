@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.embedding_models import tiny_embedding
-from tests.frontend.live import Fleet, fleet
+from tests.live import Fleet, fleet
 
 KEYS = ["first-tenant-key", "second-tenant-key"]
 

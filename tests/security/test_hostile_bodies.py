@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.equality.reference import rows_of, tokenizer_of
-from tests.frontend.payloads import saved
+from tests.payloads import saved
 from tests.security.company import (
     MIB,
     Question,

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inlay.frontend.bodies import http
-from tests.frontend.live import Fleet, fleet
+from inlay.http.bodies import http1 as http
+from tests.live import Fleet, fleet
 from tests.security.company import MIB, Attack, Question, settings, settle, under_attack
 from tests.serving import Served
 

@@ -15,7 +15,7 @@ import torch
 
 from inlay.tensors import write
 from tests.equality.reference import rows_of, tokenizer_of
-from tests.frontend.payloads import HIDDEN, b64, saved
+from tests.payloads import HIDDEN, b64, saved
 from tests.security.company import (
     MIB,
     Question,

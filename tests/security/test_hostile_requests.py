@@ -10,7 +10,7 @@ import pytest
 
 from inlay.tensors import write
 from tests.equality.reference import rows_of, tokenizer_of
-from tests.frontend.payloads import HIDDEN, b64, constant, saved
+from tests.payloads import HIDDEN, b64, constant, saved
 from tests.security.company import Attack, Question, named, refused, settings, shown, under_attack
 from tests.security.conftest import CHAT_TEMPLATE
 from tests.serving import Served
@@ -100,7 +100,7 @@ CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "logprobs of the prompt": (user(PART, prompt_logprobs=1), "prompt_logprobs is not compatible with prompt embeds"),
     "an echo": (user(PART, echo=True), "echo"),
     "thousands of parts": (user(*[PART] * 2000), "2000 prompt_embeds; at most 128"),
-    "an image": (user(PART, IMAGE), "'image_url' are not supported"),
+    "an image": (user(PART, IMAGE), "takes no images"),
     "choices": (user(PART, n=10**9), CHOICES),
     "a template of one's own": (user(PART, chat_template_kwargs={"chat_template": "{{ 1 }}"}), "not a variable"),
     "messages of one's own": (user(PART, chat_template_kwargs={"messages": []}), "not a variable"),

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.equality.reference import rows_of, tokenizer_of
-from tests.frontend.payloads import HIDDEN, saved
 from tests.models import make
+from tests.payloads import HIDDEN, saved
 from tests.security.company import Question, questions, refused, settings, shown, under_attack
 from tests.serving import Served, serving
 

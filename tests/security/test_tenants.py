@@ -7,11 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from inlay.request import Command
+from inlay.card import Stats
+from inlay.commands import ReadStats
 from tests.equality.reference import rows_of, tokenizer_of
-from tests.frontend.live import Fleet, fleet
-from tests.frontend.payloads import saved
+from tests.live import Fleet, fleet
 from tests.models import tiny
+from tests.payloads import saved
 from tests.security.company import settings
 
 KEYS = ["key-of-a", "key-of-b"]
@@ -71,8 +72,8 @@ def engine_hits(served: Fleet) -> int:
 
     async def read() -> int:
         (worker,) = served.plane.workers()
-        reply = await worker.call(Command("stats"))
-        return int(reply.value["cached_tokens"] or 0)
+        stats: Stats = await worker.call(ReadStats())
+        return stats.cached_tokens
 
     return served.run(read())
 

@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from inlay.render import Renderer
-from tests.frontend.payloads import constant
 from tests.models import tiny
+from tests.payloads import constant
 from tests.serving import free_port
 from tests.telemetry.collector import Collector, collecting
 

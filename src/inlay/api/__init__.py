@@ -1,5 +1,23 @@
-"""Request and response types of the APIs that clients use.
+"""The APIs that clients speak, on top of `inlay.http`.
 
-`openai` has the types of OpenAI's API, of vLLM's additions to it, and of inlay's own routes.
-Nothing here imports another room but the shared types (`inlay.errors`, `inlay.card`).
+`app` lists every route: start there. `build_app` makes the ASGI app.
+
+    openai/      OpenAI's API with vLLM's additions: `schema/` has the types of requests and
+                 responses, and every route has a module or a folder of its name
+    generation/  what routes that generate share: prompts, sampling, grammars, choices
+    admin/       sleep, caches and adapters of workers
+
+In a route's folder, `route` has the handlers and `shape` makes the JSON of responses and events.
+Modules of `schema` import nothing of this room but each other.
 """
+
+from typing import TYPE_CHECKING
+
+from inlay.lazy import exported
+
+if TYPE_CHECKING:
+    from inlay.api.app import build_app
+
+__all__ = ["build_app"]
+
+__getattr__ = exported(__name__, {"build_app": "app"})

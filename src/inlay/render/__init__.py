@@ -3,7 +3,8 @@
     Renderer.load(path)                  tokenizer.json and chat template of a model directory
     renderer.encode(text)                token ids; encode_texts and encode_pairs take many
     renderer.chat(messages, rows=...)    a `Prompt`; a part {"type": "prompt_embeds", "index": i}
-                                         stands for rows[i]
+                                         stands for rows[i], and one of type "image" for an
+                                         image of `images`
     renderer.decode(ids)                 text; token_text and token_bytes take one id
     renderer.detokenizer()               `Detokenizer`: push(ids) and flush() return text
     OutputFormat.parser()                `OutputParser`: push(text) and flush() return deltas
@@ -16,6 +17,7 @@ Invariants:
 - Templates run in a sandbox, bounded in time and size.
 """
 
+from inlay.render.conversation import NO_IMAGES, Images
 from inlay.render.detokenizer import Detokenizer
 from inlay.render.ends import End, Side
 from inlay.render.output import (
@@ -34,11 +36,13 @@ from inlay.render.renderer import Renderer
 from inlay.render.stop_strings import StopMatcher, StopStrings
 
 __all__ = [
+    "NO_IMAGES",
     "PLAIN",
     "Begins",
     "ContentDelta",
     "Detokenizer",
     "End",
+    "Images",
     "OutputDelta",
     "OutputFormat",
     "OutputParser",

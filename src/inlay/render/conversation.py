@@ -1,11 +1,12 @@
-"""Messages in the form that chat templates read, with placeholder marks for embeddings."""
+"""Messages in the form that chat templates read, with marks for embeddings and images."""
 
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from inlay.errors import InvalidRequestError
+from inlay.prompt import Segment
 from inlay.render.template import Reads
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -16,28 +17,67 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of every chat; templates may name further ones."""
 
 
+class Images(NamedTuple):
+    """Images of a chat.
+
+    Attributes:
+        segments: positions of each image, in the order of the chat.
+        placeholder: text that the model's chat template writes for an image.
+        before: text that the model's family puts before each image.
+        after: the same after it.
+    """
+
+    segments: Sequence[Sequence[Segment]]
+    placeholder: str
+    before: str = ""
+    after: str = ""
+
+
+NO_IMAGES = Images((), "")
+"""The images of a chat without any."""
+
+
 class PlaceholderMarks:
-    """Placeholder texts for rows, and for the end of the last message, in a rendered template.
+    """Marks for embeddings, images, and the end of the last message, in a rendered template.
 
     They are digits only, which trimming, escaping, changes of case and JSON leave unchanged. They
-    have 133 random bits, so that no text of a client can contain one.
+    have 133 random bits, so that no text of a client can contain one. Embeddings have the first
+    indices, images the next. A template that writes images itself is given no marks: its
+    placeholders are numbered after it was rendered. Placeholders in a client's text are hidden from
+    that by a mark of their own, and are restored as text.
     """
 
     _INDEX_DIGITS = 6
+    _LITERAL = 999_998
+    _END = 999_999
 
-    def __init__(self, num_rows: int) -> None:
-        if num_rows >= 10**self._INDEX_DIGITS:
+    def __init__(self, num_rows: int, num_images: int = 0, placeholder: str = "") -> None:
+        if num_rows + num_images >= self._LITERAL:
             raise InvalidRequestError(
-                f"a chat may have fewer than {10**self._INDEX_DIGITS} embeddings parts, got "
-                f"{num_rows}",
+                f"a chat may have fewer than {self._LITERAL} embeddings and images, got "
+                f"{num_rows + num_images}",
                 param="messages",
             )
         self._nonce = f"{secrets.randbelow(10**40):040}"
         self._num_rows = num_rows
+        self.num_images = num_images
+        self._placeholder = placeholder
+        self._written: list[int] = []
+
+    def _mark(self, index: int) -> str:
+        return f"{self._nonce}{index:0{self._INDEX_DIGITS}}"
 
     def rows(self, index: int) -> str:
         """Return the mark of rows `index`."""
-        return f"{self._nonce}{index:0{self._INDEX_DIGITS}}"
+        return self._mark(index)
+
+    def image(self, index: int) -> str:
+        """Return the mark of image `index`."""
+        return self._mark(self._num_rows + index)
+
+    def leave_to_template(self, index: int) -> None:
+        """Note that the template itself writes the placeholder of image `index`."""
+        self._written.append(index)
 
     @property
     def end(self) -> str:
@@ -45,7 +85,38 @@ class PlaceholderMarks:
 
         Its last character is a space, which shows whether the template trims.
         """
-        return f"{self._nonce}{'9' * self._INDEX_DIGITS} "
+        return f"{self._mark(self._END)} "
+
+    def hide_placeholders(self, value: Any) -> Any:
+        """Return a JSON value in which a client's own placeholder texts are marks."""
+        if isinstance(value, str):
+            return value.replace(self._placeholder, self._mark(self._LITERAL))
+        if isinstance(value, Mapping):
+            return {
+                self.hide_placeholders(key): self.hide_placeholders(item)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.hide_placeholders(item) for item in value]
+        return value
+
+    def number_images(self, text: str) -> str:
+        """Return `text` with marks in place of the template's own placeholders.
+
+        Raises:
+            InvalidRequestError: their number is not that of the images.
+        """
+        first, *rest = text.split(self._placeholder)
+        if len(rest) != len(self._written):
+            raise InvalidRequestError(
+                f"the chat template wrote {self._placeholder!r} {len(rest)} times for "
+                f"{len(self._written)} images",
+                param="messages",
+            )
+        marked = (
+            self.image(index) + after for index, after in zip(self._written, rest, strict=True)
+        )
+        return "".join((first, *marked))
 
     def cut(self, text: str) -> str:
         """Return `text` up to the mark of the end.
@@ -64,21 +135,37 @@ class PlaceholderMarks:
         # Without the space the template trims contents, so the end of this one is trimmed too.
         return text[:place] if text.startswith(self.end, place) else text[:place].rstrip()
 
-    def replace(self, text: str, token: str) -> str:
-        """Return `text` with every mark of rows replaced by `token`.
+    def replace(self, text: str, shown: Callable[[int], str]) -> tuple[str, list[int]]:
+        """Return `text` with `shown(index)` for every mark, and the indices in their order.
+
+        Images come after all embeddings in the indices, wherever they stand.
 
         Raises:
-            InvalidRequestError: the template dropped a mark, doubled one, or changed their order.
+            InvalidRequestError: the template dropped a mark, doubled one, or changed the order of
+                embeddings.
         """
         before, found, after = self._split(text)
-        if found != list(range(self._num_rows)):
-            raise InvalidRequestError(self._complaint(found), param="messages")
-        return token.join((before, *after))
+        order = [index for index in found if index != self._LITERAL]
+        rows = [index for index in order if index < self._num_rows]
+        total = self._num_rows + self.num_images
+        if rows != list(range(self._num_rows)) or sorted(order) != list(range(total)):
+            raise InvalidRequestError(self._complaint(order), param="messages")
+        pieces = (
+            (self._placeholder if index == self._LITERAL else shown(index)) + rest
+            for index, rest in zip(found, after, strict=True)
+        )
+        return "".join((before, *pieces)), order
 
     def hide(self, message: str) -> str:
         """Return an error message without marks."""
-        before, _, after = self._split(message)
-        return "<prompt_embeds>".join((before, *(text.removeprefix(" ") for text in after)))
+        before, found, after = self._split(message)
+        pieces = (
+            self._placeholder + rest
+            if index == self._LITERAL
+            else "<prompt_embeds>" + rest.removeprefix(" ")
+            for index, rest in zip(found, after, strict=True)
+        )
+        return "".join((before, *pieces))
 
     def _split(self, text: str) -> tuple[str, list[int], list[str]]:
         """Return the text before the first mark, and the index of each mark with the text after it.
@@ -95,18 +182,17 @@ class PlaceholderMarks:
         return before, found, [piece[size:] for piece in rest]
 
     def _complaint(self, found: Sequence[int]) -> str:
-        missing = sorted(set(range(self._num_rows)) - set(found))
+        total = self._num_rows + self.num_images
+        parts = "prompt_embeds parts" if not self.num_images else "prompt_embeds and image parts"
+        missing = sorted(set(range(total)) - set(found))
         if missing:
             which = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             return (
-                f"the chat template dropped {len(missing)} of {self._num_rows} prompt_embeds "
-                f"parts (number {which}, from 0): it may not write content of that role, or of a "
-                "list"
+                f"the chat template dropped {len(missing)} of {total} {parts} (number {which}, "
+                "from 0): it may not write content of that role, or of a list"
             )
-        if len(found) > self._num_rows:
-            return (
-                f"the chat template wrote {self._num_rows} prompt_embeds parts {len(found)} times"
-            )
+        if len(found) > total:
+            return f"the chat template wrote {total} {parts} {len(found)} times"
         return "the chat template changed the order of the prompt_embeds parts"
 
 
@@ -118,6 +204,7 @@ def template_messages(
     reads: Callable[[str], Reads],
     names: Callable[[str], bool],
     absent_content: Callable[[], Mapping[str, str | None]],
+    image_part: Callable[[str], str | None],
     continues: bool,
 ) -> list[dict[str, Any]]:
     """Return the messages for the template; `messages` are not changed.
@@ -126,16 +213,21 @@ def template_messages(
     calls, which clients send as text, become objects, because templates write them as JSON or
     iterate over them. A list of parts becomes text parts if the template supports several, else one
     text with line breaks between the parts, as in vLLM. Embeddings are joined to the text around
-    them, in the same part, so that a text renders alike with some of it as embeddings.
+    them, in the same part, so that a text renders alike with some of it as embeddings. An image
+    becomes a part of the type that the template writes a placeholder for; where it writes none, a
+    mark among the texts.
 
     Args:
-        messages: a part `{"type": "prompt_embeds", "index": i}` stands for rows `i`.
-        marks: placeholders for rows.
+        messages: a part `{"type": "prompt_embeds", "index": i}` stands for rows `i`, and
+            `{"type": "image", "index": i}` for an image.
+        marks: marks of embeddings and images.
         num_rows: number of rows.
         reads: returns the forms of content that the template supports for a role.
         names: returns True if a text is a literal of the template, as a further role is.
         absent_content: returns the content that the template expects in a message with only tool
             calls.
+        image_part: returns the type of part for which the template writes an image's placeholder
+            in a message of a role, or None.
         continues: True to mark the end of the last message.
 
     Raises:
@@ -146,6 +238,7 @@ def template_messages(
         raise InvalidRequestError("messages must not be empty", param="messages")
     result = []
     indices: list[int] = []
+    images: list[int] = []
     for number, message in enumerate(messages):
         ready = {name: value for name, value in message.items() if value is not None}
         role = ready.get("role")
@@ -173,8 +266,11 @@ def template_messages(
             if calls and content is None:
                 ready |= absent_content()
         if isinstance(content, list):
-            texts = _texts(content, f"messages[{number}].content", marks, indices)
-            ready["content"] = _shape(texts, reads(role))
+            pieces = _pieces(content, f"messages[{number}].content", marks, indices)
+            found = [piece for piece in pieces if isinstance(piece, int)]
+            images += found
+            kind = image_part(role) if found else None
+            ready["content"] = _content(pieces, kind, reads(role), marks)
         elif isinstance(content, str):
             ready["content"] = content if reads(role).text else _shape([content], reads(role))
         elif content is not None:
@@ -183,28 +279,55 @@ def template_messages(
                 param=f"messages[{number}].content",
             )
         result.append(ready)
-    if indices != list(range(num_rows)):
-        raise InvalidRequestError(
-            f"prompt_embeds parts name rows {indices[:8]}; each of the {num_rows} must be named "
-            "once, in order",
-            param="messages",
-        )
+    _check_named(indices, num_rows, "prompt_embeds", "rows")
+    _check_named(images, marks.num_images, "image", "images")
+    if marks.num_images:
+        result = marks.hide_placeholders(result)
     if continues:
         _mark_end(result[-1], marks)
     return result
 
 
-def _texts(
-    parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: list[int]
-) -> list[str]:
-    """Return the texts of a list of parts, with embeddings as marks joined to their neighbours.
+def _check_named(found: Sequence[int], count: int, kind: str, things: str) -> None:
+    if list(found) != list(range(count)):
+        raise InvalidRequestError(
+            f"{kind} parts name {things} {found[:8]}; each of the {count} must be named once, in "
+            "order",
+            param="messages",
+        )
 
-    Appends the named rows to `indices`.
+
+def _content(
+    pieces: Sequence[str | int], image_kind: str | None, reads: Reads, marks: PlaceholderMarks
+) -> str | list[dict[str, Any]]:
+    """Return pieces in the form that the template supports, images as parts of `image_kind`."""
+    if image_kind is None:
+        texts = [marks.image(piece) if isinstance(piece, int) else piece for piece in pieces]
+        return _shape(texts, reads)
+    for piece in pieces:
+        if isinstance(piece, int):
+            marks.leave_to_template(piece)
+    return [
+        {"type": image_kind} if isinstance(piece, int) else {"type": "text", "text": piece}
+        for piece in pieces
+    ]
+
+
+def _pieces(
+    parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: list[int]
+) -> list[str | int]:
+    """Return a list of parts as texts and indices of images.
+
+    Embeddings are marks, joined to their neighbours; the named rows are appended to `indices`.
     """
-    texts: list[str] = []
+    texts: list[str | int] = []
     glue = False
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "image" and isinstance(part.get("index"), int):
+            texts.append(part["index"])
+            glue = False
+            continue
         if kind == "prompt_embeds" and isinstance(part.get("index"), int):
             indices.append(part["index"])
             text, embeds = marks.rows(part["index"]), True
@@ -212,11 +335,12 @@ def _texts(
             text, embeds = part["text"], False
         else:
             raise InvalidRequestError(
-                f"{where}[{number}] must be a part of type text or prompt_embeds",
+                f"{where}[{number}] must be a part of type text, prompt_embeds or image",
                 param=f"{where}[{number}]",
             )
-        if texts and (glue or embeds):
-            texts[-1] += text
+        last = texts[-1] if texts else None
+        if isinstance(last, str) and (glue or embeds):
+            texts[-1] = last + text
         else:
             texts.append(text)
         glue = embeds
@@ -271,6 +395,11 @@ def _mark_end(message: dict[str, Any], marks: PlaceholderMarks) -> None:
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + marks.end
+    elif isinstance(content, list) and "text" not in content[-1]:
+        raise InvalidRequestError(
+            "the final message cannot be continued: it ends with an image",
+            param="continue_final_message",
+        )
     elif isinstance(content, list):
         message["content"] = [
             *content[:-1],
@@ -283,4 +412,4 @@ def _mark_end(message: dict[str, Any], marks: PlaceholderMarks) -> None:
         )
 
 
-__all__ = ["PlaceholderMarks", "template_messages"]
+__all__ = ["NO_IMAGES", "Images", "PlaceholderMarks", "template_messages"]

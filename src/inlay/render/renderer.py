@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
-from inlay.render.conversation import PlaceholderMarks, template_messages
+from inlay.render.conversation import NO_IMAGES, Images, PlaceholderMarks, template_messages
 from inlay.render.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -185,6 +185,7 @@ class Renderer:
         messages: Sequence[Mapping[str, Any]],
         *,
         rows: Sequence[Rows] = (),
+        images: Images = NO_IMAGES,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -194,12 +195,13 @@ class Renderer:
     ) -> Prompt:
         """Return the prompt of a chat.
 
-        Text of a message is never taken for embeddings; it is split only next to them.
+        Text of a message is never taken for embeddings or images; it is split only next to them.
 
         Args:
             messages: as OpenAI's; a content part `{"type": "prompt_embeds", "index": i}` stands for
-                `rows[i]`.
+                `rows[i]`, and `{"type": "image", "index": i}` for an image.
             rows: each is named by one part, in order.
+            images: likewise.
             tools: as OpenAI's, for the template.
             add_generation_prompt: end where the assistant's answer begins.
             continue_final_message: end where the last message's content ends.
@@ -209,7 +211,7 @@ class Renderer:
 
         Raises:
             InvalidRequestError: the messages are malformed, the model has no template, or the
-                template refuses the messages, fails on them, or leaves out embeddings.
+                template refuses the messages, fails on them, or leaves out embeddings or images.
             ContextLengthError: all positions are wanted, and its text certainly takes more than
                 `max_positions`.
         """
@@ -225,7 +227,7 @@ class Renderer:
                 param="chat_template_kwargs",
             )
         template = self._templates.choose(tools=bool(tools))
-        marks = PlaceholderMarks(len(rows))
+        marks = PlaceholderMarks(len(rows), len(images.segments), images.placeholder)
         prepared = template_messages(
             messages,
             marks,
@@ -233,26 +235,32 @@ class Renderer:
             reads=template.reads,
             names=template.names,
             absent_content=lambda: template.absent_content,
+            image_part=lambda role: template.image_part(role, images.placeholder),
             continues=continue_final_message,
         )
+        variables = template_kwargs or {}
+        if images.segments:
+            tools, variables = marks.hide_placeholders((tools, variables))
         try:
             text = template.render(
                 prepared,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
-                variables=template_kwargs or {},
+                variables=variables,
             )
         except InvalidRequestError as error:
             raise InvalidRequestError(marks.hide(error.message), param=error.param) from error
         if continue_final_message:
             text = marks.cut(text)
-        if not rows:
+        if images.segments:
+            text = marks.number_images(text)
+        elif not rows:
             return Prompt.of(
                 Tokens(self.encode(text, add_special_tokens=False, keep=keep, side=side))
             )
         if keep is None:
             self._check_length(text)
-        return self._rows_tokenizer().prompt(text, marks, rows, keep=keep, side=side)
+        return self._rows_tokenizer().prompt(text, marks, rows, images, keep=keep, side=side)
 
     def template_variables(self, *, tools: bool) -> frozenset[str]:
         """Return the variables that the chat template, with or without tools, reads.
@@ -354,7 +362,7 @@ class Renderer:
 
 
 class _RowsTokenizer:
-    """A copy of a tokenizer with one more special token, as placeholder for rows.
+    """A copy of a tokenizer with one more special token, as placeholder for rows and images.
 
     Text next to a special token is tokenized as if it stood alone. The token's text is random and
     never leaves this object.
@@ -371,24 +379,32 @@ class _RowsTokenizer:
         text: str,
         marks: PlaceholderMarks,
         rows: Sequence[Rows],
+        images: Images,
         *,
         keep: int | None,
         side: Side,
     ) -> Prompt:
-        """Return the prompt of a rendered text, with `rows` in place of their marks.
+        """Return the prompt of a rendered text, with rows and images in place of their marks.
 
         With `keep`, it is one end of it with at least as many positions.
         """
-        whole = marks.replace(text, self._text)
+
+        def shown(index: int) -> str:
+            if index < len(rows):
+                return self._text
+            return f"{images.before}{self._text}{images.after}"
+
+        whole, order = marks.replace(text, shown)
+        items: list[Sequence[Segment]] = [*([part] for part in rows), *images.segments]
         encode = partial(_encode, self._tokenizer, add_special_tokens=False)
         # A mark counts as one position, so there are never too few.
         ids = encode(whole) if keep is None else end_of(encode, whole, keep, side).ids
         count = ids.count(self._id)
         segments: list[Segment] = []
         start = 0
-        for part in rows[:count] if side == "right" else rows[len(rows) - count :]:
+        for index in order[:count] if side == "right" else order[len(order) - count :]:
             place = ids.index(self._id, start)
-            segments += [Tokens(ids[start:place]), part]
+            segments += [Tokens(ids[start:place]), *items[index]]
             start = place + 1
         segments.append(Tokens(ids[start:]))
         return Prompt.of(*segments)

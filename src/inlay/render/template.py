@@ -26,6 +26,9 @@ MAX_SECONDS = 10.0
 _TEXTS = ("first\npart", 'second "part"')
 """Texts for probing templates; a template that prints a list would escape them."""
 
+_IMAGE_PARTS = ("image", "image_url")
+"""Types of parts that templates write an image's placeholder for."""
+
 _CALLED = "called"
 """Name of a function for probing templates."""
 
@@ -111,6 +114,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
         self._reads: dict[str, Reads] = {}
+        self._image_parts: dict[tuple[str, str], str | None] = {}
         self._variables: frozenset[str] | None = None
 
     def render(
@@ -208,12 +212,32 @@ class ChatTemplate:
         Found by rendering a probe: templates read content in too many ways (loops, macros, filters,
         only the first part) to find it in the source. Other roles are treated as the user's.
         """
-        if role not in ("system", "developer", "assistant"):
-            role = "user"
+        role = _probed(role)
         known = self._reads.get(role)
         if known is None:
             known = self._reads[role] = self._try_forms(role)
         return known
+
+    def image_part(self, role: str, placeholder: str) -> str | None:
+        """Return the type of part for which the template writes `placeholder` once, or None.
+
+        In a message of `role`, among text parts. Found by rendering a probe, as `reads`.
+        """
+        key = _probed(role), placeholder
+        if key not in self._image_parts:
+            self._image_parts[key] = next(
+                (kind for kind in _IMAGE_PARTS if self._writes_image(key[0], kind, placeholder)),
+                None,
+            )
+        return self._image_parts[key]
+
+    def _writes_image(self, role: str, kind: str, placeholder: str) -> bool:
+        first, second = ({"type": "text", "text": text} for text in _TEXTS)
+        text = self._rendered(role, [first, {"type": kind}, second])
+        without = self._rendered(role, [first, second])
+        if text is None or without is None or not _has_in_order(text, _TEXTS):
+            return False
+        return text.count(placeholder) == 1 and placeholder not in without
 
     @cached_property
     def absent_content(self) -> Mapping[str, str | None]:
@@ -250,22 +274,35 @@ class ChatTemplate:
 
     def _writes(self, role: str, content: object, expected: Sequence[str]) -> bool:
         """Return True if a chat with `content` renders with all of `expected`, in order."""
+        text = self._rendered(role, content)
+        return text is not None and _has_in_order(text, expected)
+
+    def _rendered(self, role: str, content: object) -> str | None:
+        """Return a chat with `content` in a message of `role`, or None if the template fails."""
         tried: dict[str, object] = {"role": role, "content": content}
         other: dict[str, object] = {"role": "user", "content": "x"}
         before = [other] if role == "assistant" else []
         after = [other] if role in ("system", "developer") else []
         try:
-            text = self.render(
+            return self.render(
                 [*before, tried, *after], tools=None, add_generation_prompt=False, variables={}
             )
         except InvalidRequestError:
+            return None
+
+
+def _probed(role: str) -> str:
+    """Return the role that is probed for `role`."""
+    return role if role in ("system", "developer", "assistant") else "user"
+
+
+def _has_in_order(text: str, expected: Sequence[str]) -> bool:
+    place = 0
+    for piece in expected:
+        place = text.find(piece, place)
+        if place < 0:
             return False
-        place = 0
-        for piece in expected:
-            place = text.find(piece, place)
-            if place < 0:
-                return False
-        return True
+    return True
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

@@ -1,81 +1,84 @@
-"""Types of `/v1/models`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
 
 from typing import Literal
 
 import msgspec
 
-from inlay.card import Exactness, Refusal
+from inlay.api.openai.schema.models import EmbeddingFacts, ModelEntry, ModelLimits, ModelList
+from inlay.card import EmbeddingCard
+from inlay.http.server import Call
+from inlay.request import Task
+from inlay.router import ServedModel
 
 
-class ModelLimits(msgspec.Struct, frozen=True):
-    """Limits of one request to the model."""
-
-    max_model_len: int
-    max_logprobs: int
-    max_choices: int
-    max_prompt_embeds_bytes: int
-    max_prompt_embeds_abs: float | None
-    max_body_bytes: int
-
-
-class EmbeddingFacts(msgspec.Struct, frozen=True):
-    """Options of a model that makes embeddings or scores.
-
-    Attributes:
-        size: elements of a vector, or labels of a pair.
-        normalize: True if vectors have length 1 by default.
-        dimensions: values that `dimensions` may have, or "any" up to `size`.
-        prompts: prompts that may be put before texts, by name.
-        default_prompt: name of the prompt that is used when the request names none.
-    """
-
-    size: int
-    normalize: bool
-    dimensions: list[int] | Literal["any"]
-    prompts: dict[str, str]
-    default_prompt: str | None
+async def list_models(call: Call) -> None:
+    """Answer with every model, each under all its names, and with their adapters."""
+    router = call.server.router
+    entries = []
+    for card in router.models():
+        entries += [_entry(call, ServedModel(card), name) for name in (card.name, *card.aliases)]
+        entries += [
+            _entry(call, ServedModel(card, adapter), adapter.name)
+            for adapter in router.adapters(card)
+        ]
+    await call.json(ModelList(data=entries))
 
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One served model.
-
-    Attributes:
-        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score",
-            "rerank", "classify".
-        embedding_table_id: identity of the input embedding table; clients write it into the
-            tensor files they send.
-        embedding_abs_max: largest absolute value in that table.
-        refusals: features that its engine does not support, with the reason.
-        resuming: continuation of an answer after its worker was lost, by feature: "exact",
-            "rounded", "sampled" or "impossible"; the last two end with an error.
-        embedding: options of a model that makes embeddings or scores.
-        adapters: names of the loaded adapters.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "inlay"
-    root: str
-    parent: str | None = None
-    max_model_len: int
-    hidden_size: int
-    vocab_size: int
-    dtype: str
-    embedding_table_id: str
-    embedding_abs_max: float
-    weights_id: str
-    engine: str
-    capabilities: list[str]
-    limits: ModelLimits
-    refusals: tuple[Refusal, ...] = ()
-    resuming: dict[str, Exactness] = {}
-    embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
-    adapters: list[str] = []
+async def one_model(call: Call) -> None:
+    """Answer with the model the path names."""
+    name = str(call.path_params["id"])
+    await call.json(_entry(call, call.server.router.model(name), name))
 
 
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All served models."""
+def _embedding(card: EmbeddingCard | None) -> EmbeddingFacts | msgspec.UnsetType:
+    if card is None:
+        return msgspec.UNSET
+    dimensions: list[int] | Literal["any"] = (
+        "any" if card.any_dimensions else sorted({*card.dimensions, card.size})
+    )
+    return EmbeddingFacts(card.size, card.normalize, dimensions, card.prompts, card.default_prompt)
 
-    object: Literal["list"] = "list"
-    data: list[ModelEntry]
+
+def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
+    card, adapter = model
+    settings = call.server.settings
+    capabilities = []
+    if Task.GENERATE in card.tasks:
+        capabilities += ["completions", "chat", "responses"]
+    if Task.EMBED in card.tasks:
+        capabilities.append("embeddings")
+    if Task.SCORE in card.tasks:
+        # A score is one number; several labels are classes.
+        one = card.embedding is None or card.embedding.size == 1
+        capabilities += ["score", "rerank", "classify"] if one else ["classify"]
+    if Task.ENCODE in card.tasks:
+        capabilities.append("encode")
+    if settings.enable_prompt_embeds and card.prompt_embeds is None:
+        capabilities.append("prompt_embeds")
+    return ModelEntry(
+        id=name,
+        created=call.server.created,
+        root=card.name if adapter is None else adapter.path,
+        parent=None if adapter is None else card.name,
+        max_model_len=model.max_len,
+        hidden_size=card.hidden_size,
+        vocab_size=card.vocab_size,
+        dtype=card.dtype,
+        embedding_table_id=card.embedding_table_id,
+        embedding_abs_max=card.embedding_abs_max,
+        weights_id=card.weights_id,
+        engine=f"{card.engine} {card.engine_version}",
+        capabilities=capabilities,
+        limits=ModelLimits(
+            max_model_len=model.max_len,
+            max_logprobs=card.limits.max_logprobs,
+            max_choices=settings.max_choices,
+            max_prompt_embeds_bytes=call.server.limits.of(card).max_bytes,
+            max_prompt_embeds_abs=card.limits.max_prompt_embeds_abs,
+            max_body_bytes=settings.max_body_bytes,
+        ),
+        refusals=card.refusals,
+        resuming=card.resuming,
+        embedding=_embedding(card.embedding),
+        adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
+    )

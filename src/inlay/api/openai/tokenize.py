@@ -1,47 +1,93 @@
-"""Types of `/tokenize` and `/detokenize`, as vLLM's."""
+"""`POST /tokenize` and `POST /detokenize`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from inlay.api.openai.unserved import Unserved
+from inlay.api.generation.messages import read_messages
+from inlay.api.openai.fields import check_depth, check_ids, check_unserved
+from inlay.api.openai.schema.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from inlay.card import ModelCard
+from inlay.errors import InvalidRequestError
+from inlay.http.bodies.embeds import TensorSource
+from inlay.http.bodies.media import ImageSource
+from inlay.http.parsed_request import read_json
+from inlay.http.server import Call
+from inlay.prompt import Rows, Segment
+from inlay.render import Renderer
+
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """A text (`prompt`) or a chat (`messages`) to tokenize; exactly one of them."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    return_token_strs: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-
-    chat_template: Unserved = None
-    media_io_kwargs: Unserved = None
-    mm_processor_kwargs: Unserved = None
+async def tokenize(call: Call) -> None:
+    """Answer with the ids of a text or of a chat."""
+    server = call.server
+    request = await read_json(call, _tokenize)
+    check_unserved(request)
+    card = server.card(request.model)
+    renderer = await server.renderers.of(card)
+    await call.json(await server.prepare(call.memory.json, _tokens, request, card, renderer))
 
 
-class TokenizeResponse(msgspec.Struct, frozen=True):
-    """Token ids, and on request `token_strs`: the tokens as the vocabulary spells them."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Token ids to decode."""
-
-    model: str | None = None
-    tokens: list[int]
+def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> TokenizeResponse:
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequestError("give exactly one of prompt and messages", param="prompt")
+    if request.messages is None:
+        special = request.add_special_tokens is not False
+        ids = renderer.encode(request.prompt or "", add_special_tokens=special)
+    else:
+        ids = _chat(request, request.messages, renderer)
+    names = [renderer.token(id_) or "" for id_ in ids] if request.return_token_strs else None
+    return TokenizeResponse(len(ids), card.limits.max_model_len, list(ids), names)
 
 
-class DetokenizeResponse(msgspec.Struct, frozen=True):
-    """The decoded text."""
+def _chat(
+    request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Renderer
+) -> tuple[int, ...]:
+    for name in ("messages", "tools", "chat_template_kwargs"):
+        check_depth(getattr(request, name), name)
+    messages = read_messages(raw, _no_rows, _no_image).messages
+    continues = bool(request.continue_final_message)
+    prompt = renderer.chat(
+        messages,
+        tools=request.tools,
+        add_generation_prompt=not continues
+        if request.add_generation_prompt is None
+        else request.add_generation_prompt,
+        continue_final_message=continues,
+        template_kwargs=request.chat_template_kwargs or {},
+    )
+    return prompt.token_ids()
 
-    prompt: str
+
+def _no_rows(_: TensorSource) -> Rows:
+    raise InvalidRequestError("prompt_embeds have no tokens to show", param="messages")
+
+
+def _no_image(_: ImageSource) -> Sequence[Segment]:
+    raise InvalidRequestError("images have no tokens to show", param="messages")
+
+
+async def detokenize(call: Call) -> None:
+    """Answer with the text of ids."""
+    server = call.server
+    request = await read_json(call, _detokenize)
+    card = server.card(request.model)
+    renderer = await server.renderers.of(card)
+    ids = request.tokens
+    if len(ids) > card.limits.max_model_len:
+        raise InvalidRequestError(
+            f"tokens has {len(ids)} ids; at most {card.limits.max_model_len} are allowed, the "
+            "model's maximum context length",
+            param="tokens",
+        )
+    check_ids(ids, card.vocab_size, "tokens")
+    text = await server.prepare(call.memory.json, renderer.decode, ids, skip_special_tokens=False)
+    await call.json(DetokenizeResponse(text))

@@ -1,0 +1,1 @@
+"""Routes for operators: sleep, caches and adapters of all workers."""

@@ -1,0 +1,234 @@
+"""Routes of all APIs, and the ASGI app that serves them."""
+
+from typing import Any
+
+from inlay.api.admin import adapters
+from inlay.api.admin import workers as admin
+from inlay.api.admin.schema import (
+    AdapterList,
+    Asleep,
+    Awake,
+    CacheReset,
+    IsSleeping,
+    LoadLoraAdapterRequest,
+    UnloadLoraAdapterRequest,
+)
+from inlay.api.openai import models, tokenize, uploads
+from inlay.api.openai.chat.route import chat_completions
+from inlay.api.openai.completions.route import completions
+from inlay.api.openai.embeddings.pooling import classify, pooling
+from inlay.api.openai.embeddings.route import embeddings
+from inlay.api.openai.embeddings.scoring import rerank, score
+from inlay.api.openai.encode import encode
+from inlay.api.openai.responses.route import responses
+from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion, ChatRequest
+from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
+from inlay.api.openai.schema.embeddings import (
+    ClassificationRequest,
+    ClassificationResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from inlay.api.openai.schema.encode import EncodeRequest, EncodeResponse
+from inlay.api.openai.schema.models import ModelEntry, ModelList
+from inlay.api.openai.schema.prompt_embeds import (
+    PinRequest,
+    PromptEmbeds,
+    PromptEmbedsDeleted,
+    UploadRequest,
+)
+from inlay.api.openai.schema.responses import Response, ResponsesRequest
+from inlay.api.openai.schema.responses_events import StreamEvent
+from inlay.api.openai.schema.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from inlay.digest import Secret
+from inlay.http import health, info, pages
+from inlay.http.app import App, Routes
+from inlay.http.health import Status, Version
+from inlay.http.metrics.engine_health import Health
+from inlay.http.openapi import Operation
+from inlay.http.server import Server
+from inlay.http.settings import FrontendSettings
+from inlay.router import Router
+from inlay.store import PromptStore, StoredPrompts
+from inlay.telemetry import Tracing
+
+ROUTES: Routes = (
+    (
+        Operation(
+            "POST", "/v1/completions", "Continue a prompt of text, ids, embeddings or a mixture.",
+            CompletionRequest, Completion, CompletionChunk, multipart=True,
+        ),
+        completions,
+    ),
+    (
+        Operation(
+            "POST", "/v1/chat/completions", "Answer a chat whose messages may hold embeddings.",
+            ChatRequest, ChatCompletion, ChatChunk, multipart=True,
+        ),
+        chat_completions,
+    ),
+    (
+        Operation(
+            "POST", "/v1/responses", "Answer items, which may hold embeddings. Stateless.",
+            ResponsesRequest, Response, StreamEvent, multipart=True,
+        ),
+        responses,
+    ),
+    (
+        Operation(
+            "POST", "/v1/embeddings", "Embeddings of texts, ids, chats or prompt_embeds.",
+            EmbeddingRequest, EmbeddingResponse, multipart=True,
+        ),
+        embeddings,
+    ),
+    (
+        Operation(
+            "POST", "/pooling", "Embeddings or classes of the same inputs, in vLLM's form.",
+            PoolingRequest, PoolingResponse, multipart=True,
+        ),
+        pooling,
+    ),
+    (
+        Operation(
+            "POST", "/classify", "Class probabilities of texts.",
+            ClassificationRequest, ClassificationResponse,
+        ),
+        classify,
+    ),
+    (Operation("POST", "/v1/score", "Similarity scores of pairs of texts.",
+        ScoreRequest, ScoreResponse), score),
+    (Operation("POST", "/score", "As /v1/score.", ScoreRequest, ScoreResponse), score),
+    (Operation("POST", "/v1/rerank", "Documents ranked by relevance to a query.",
+        RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
+        RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
+    (Operation("POST", "/v1/encode", "Rows of images, which a chat takes as image_embeds.",
+        EncodeRequest, EncodeResponse), encode),
+    (
+        Operation(
+            "POST", "/v1/prompt_embeds", "Store embeddings: octet-stream, or base64 in JSON.",
+            UploadRequest, PromptEmbeds, octets=True,
+        ),
+        uploads.upload,
+    ),
+    (
+        Operation("POST", "/v1/prompt_embeds/{id}/pin", "Pin or unpin stored embeddings.",
+            PinRequest, PromptEmbeds),
+        uploads.pin,
+    ),
+    (Operation("GET", "/v1/prompt_embeds/{id}", "Metadata of stored embeddings.",
+        None, PromptEmbeds), uploads.show),
+    (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete stored embeddings.",
+        None, PromptEmbedsDeleted), uploads.delete),
+    (Operation("GET", "/v1/models", "All models.", None, ModelList), models.list_models),
+    (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry), models.one_model),
+    (Operation("POST", "/tokenize", "Token ids of a text or a chat.",
+        TokenizeRequest, TokenizeResponse), tokenize.tokenize),
+    (Operation("POST", "/detokenize", "Text of token ids.",
+        DetokenizeRequest, DetokenizeResponse), tokenize.detokenize),
+    (
+        Operation(
+            "POST", "/reset_prefix_cache", "Clear the prefix cache of every worker.",
+            None, CacheReset, admin=True,
+        ),
+        admin.reset_prefix_cache,
+    ),
+    (
+        Operation("POST", "/clear_kv_blocks", "As /reset_prefix_cache.",
+            None, CacheReset, admin=True),
+        admin.reset_prefix_cache,
+    ),
+    (
+        Operation("POST", "/sleep", "Put workers to sleep: `level`, `mode`, `wait`, `model`.",
+            None, Asleep, admin=True),
+        admin.sleep,
+    ),
+    (
+        Operation("POST", "/wake_up", "Wake workers, or only the `tags` weights or kv_cache.",
+            None, Awake, admin=True),
+        admin.wake_up,
+    ),
+    (Operation("GET", "/is_sleeping", "Sleep level of each worker.",
+        None, IsSleeping, admin=True), admin.is_sleeping),
+    (
+        Operation(
+            "POST", "/v1/load_lora_adapter", "Load an adapter and serve it as a model.",
+            LoadLoraAdapterRequest, admin=True,
+        ),
+        adapters.load_lora_adapter,
+    ),
+    (
+        Operation(
+            "POST", "/v1/unload_lora_adapter", "Unload an adapter after its running requests.",
+            UnloadLoraAdapterRequest, admin=True,
+        ),
+        adapters.unload_lora_adapter,
+    ),
+    (Operation("GET", "/v1/loras", "All adapters on all workers.",
+        None, AdapterList, admin=True), adapters.list_loras),
+    (Operation("GET", "/live", "Liveness probe: the process answers.",
+        None, Status, open=True), health.live),
+    (Operation("GET", "/ready", "Readiness probe: requests are accepted.",
+        None, Status, open=True), health.ready),
+    (Operation("GET", "/health", "Health of the workers' engines.",
+        None, Health, open=True), health.health),
+    (Operation("GET", "/ping", "As /health, at SageMaker's path.",
+        None, Health, open=True), health.health),
+    (Operation("POST", "/ping", "As /health, at SageMaker's path.",
+        None, Health, open=True), health.health),
+    (Operation("GET", "/load", "Number of running requests.",
+        None, info.Load, open=True), info.load),
+    (
+        Operation(
+            "GET", "/tokenizer_info",
+            "Tokenizer configuration; admin without --enable-tokenizer-info-endpoint.",
+            None, dict[str, Any],
+        ),
+        info.tokenizer_info,
+    ),
+    (
+        Operation("GET", "/server_info", "Settings, models and machine.",
+            None, dict[str, Any], admin=True),
+        info.server_info,
+    ),
+    (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
+    (Operation("GET", "/metrics", "Prometheus metrics.", open=True), health.exposition),
+    (Operation("GET", "/docs", "API reference as a page.", open=True), pages.docs),
+    (Operation("GET", "/", "Start page.", open=True), pages.home),
+)  # fmt: skip
+
+
+def build_app(
+    router: Router,
+    settings: FrontendSettings,
+    *,
+    secret: Secret,
+    store: PromptStore | StoredPrompts | None = None,
+    tracing: Tracing | None = None,
+) -> App:
+    """Return the HTTP server as an ASGI app.
+
+    Args:
+        router: finds models and sends requests; the caller starts and closes its plane.
+        settings: of the frontend.
+        secret: of the namespace, for row digests; the workers must have the same.
+        store: store of uploaded embeddings, made with the same secret and closed with the app;
+            None disables references.
+        tracing: makes spans, closed with the app; None for no spans.
+
+    Raises:
+        InvalidRequestError: a file named in the settings cannot be read.
+    """
+    return App(Server(router, settings, secret, store, tracing), ROUTES)

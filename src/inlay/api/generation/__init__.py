@@ -1,0 +1,21 @@
+"""Generation for every API: from a parsed request to engine requests, from outputs to pieces.
+
+The way in, in the order in which a route calls it:
+
+    checks          fields that need no model
+    grammars, tools, output_format   grammar of the outputs, and the parser that reads them
+    messages, truncation             prompts of chats, and what is cut off
+    sampling        the settings that all choices share, and those of each choice
+    generation      one engine request for each choice
+
+The way out: `respond.respond` runs a `Generation`, which reads the router's streams;
+`choices.ChoiceState` makes pieces of text, tool calls and reasoning from outputs; a
+`respond.ResponseShape` (`CompletionShape`, `ChatShape`, `ResponsesShape`) makes the API's JSON. A
+stream is read no faster than its client takes the events.
+
+Prompt logprobs: the engine sends them in `Output.prompt_logprobs`, in chunks, before the first
+output id. Only the first choice of each prompt requests them; `logprobs.PromptScores` serves them
+to all choices.
+
+Invariant: everything that can be refused is refused before the first event of a stream.
+"""

@@ -1,0 +1,348 @@
+"""The engine of one HTTP request, sent and read together."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+from blake3 import blake3
+
+from inlay import __version__, refusals
+from inlay.api.generation.checks import stops_of
+from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
+from inlay.api.generation.grammars import own_fields
+from inlay.api.generation.logprobs import PromptScores, reserve
+from inlay.api.generation.sampling import each_choice
+from inlay.api.openai.schema.generation import (
+    CompletionTokensDetails,
+    GenerationRequest,
+    PromptTokensDetails,
+    UsageInfo,
+)
+from inlay.card import ModelCard
+from inlay.errors import InvalidRequestError
+from inlay.http.metrics.requests import RequestTimes
+from inlay.http.server import Call
+from inlay.prompt import Prompt
+from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
+from inlay.request import Request, Sampling
+from inlay.router import Router, ServedModel
+from inlay.transport.api import Stream
+
+Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
+
+_QUEUED = 64
+"""Batches of outputs that may wait between the streams of a request and its response."""
+
+
+class UsageShown(NamedTuple):
+    """Events of a stream that have usage: each one, or the last one.
+
+    As in vLLM, `continuous` needs `at_end`.
+    """
+
+    continuous: bool
+    at_end: bool
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> "UsageShown":
+        """Return the options of the request's `stream_options`."""
+        options = request.stream_options
+        at_end = bool(options and options.include_usage)
+        return cls(at_end and bool(options and options.continuous_usage_stats), at_end)
+
+
+class Generation:
+    """Sends the engine requests of an HTTP request and merges their outputs.
+
+    `close` must always be called.
+
+    Attributes:
+        choices: in the order of the response.
+        bulk: bytes of logprobs in the response: of the prompts, and of the outputs so far.
+        fingerprint: OpenAI's `system_fingerprint`.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[ChoiceState],
+        prompts: int,
+        times: RequestTimes,
+        *,
+        fingerprint: str,
+        positions_before: int = 0,
+        scores: Sequence[PromptScores] = (),
+        bulk: int = 0,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            choices: those of the first prompt, then those of the next, equally many of each.
+            prompts: number of prompts.
+            times: measurements of the request.
+            fingerprint: OpenAI's `system_fingerprint`.
+            positions_before: positions that the model puts before each prompt.
+            scores: logprobs of each prompt, if requested.
+            bulk: bytes that showing them takes.
+        """
+        self.choices = choices
+        self.fingerprint = fingerprint
+        self._positions_before = positions_before
+        self._per_prompt = len(choices) // prompts
+        self._times = times
+        self._scores = scores
+        self.bulk = bulk
+        self._sending: Sequence[asyncio.Future[list[Stream]]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def scores_of(self, choice: ChoiceState) -> PromptScores | None:
+        """Return the logprobs of a choice's prompt, if requested."""
+        return self._scores[choice.index // self._per_prompt] if self._scores else None
+
+    def by_prompt(self) -> Sequence[Sequence[ChoiceState]]:
+        """Return the choices of each prompt."""
+        each = self._per_prompt
+        return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
+
+    async def start(self, router: Router, name: str, *, session: str | None) -> None:
+        """Send the requests; return once those of the first prompt are at a worker.
+
+        The requests of one prompt go to one worker. Arguments and errors as `Router.send`.
+        """
+        prompts = [[choice.request for choice in choices] for choices in self.by_prompt()]
+        if len(prompts) == 1:
+            # The usual case; a task would cost one more iteration of the event loop.
+            sent: asyncio.Future[list[Stream]] = asyncio.get_running_loop().create_future()
+            sent.set_result(await router.send(name, prompts[0], session=session))
+            self._sending = [sent]
+            return
+        self._sending = [
+            asyncio.create_task(router.send(name, requests, session=session))
+            for requests in prompts
+        ]
+        await self._sending[0]
+
+    async def each(self, take: Callable[[Pieces], Awaitable[None]]) -> None:
+        """Call `take` with the pieces that have arrived, until every choice has ended.
+
+        The next pieces are read once `take` has returned: a slow client is a slow reader.
+
+        Raises:
+            InlayError: a request was refused or failed.
+        """
+        if len(self.choices) == 1:
+            await self._follow(self.choices[0], take)
+            return
+        queue: asyncio.Queue[Pieces | BaseException] = asyncio.Queue(_QUEUED)
+        self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+        open_ = len(self.choices)
+        while open_:
+            batch: Pieces = []
+            item = await queue.get()
+            while True:
+                if isinstance(item, BaseException):
+                    raise item
+                batch += item
+                open_ -= item[0][1].finish_reason is not None
+                if queue.empty():
+                    break
+                item = queue.get_nowait()
+            await take(batch)
+
+    async def _pump(
+        self, choice: ChoiceState, queue: "asyncio.Queue[Pieces | BaseException]"
+    ) -> None:
+        try:
+            await self._follow(choice, queue.put)
+        except Exception as error:  # raised again where the pieces are read
+            await queue.put(error)
+
+    async def _follow(self, choice: ChoiceState, take: Callable[[Pieces], Awaitable[None]]) -> None:
+        prompt, number = divmod(choice.index, self._per_prompt)
+        stream = (await self._sending[prompt])[number]
+        scores = self.scores_of(choice)
+        async for outputs in stream:
+            piece = choice.take(outputs)
+            ended = piece.finish_reason is not None
+            if ended:
+                stream.cancel()
+            if scores is not None and choice.request.sampling.prompt_logprobs is not None:
+                scores.take_all(outputs, complete=bool(piece.token_ids) or ended)
+            if piece.token_ids:
+                self._times.tokens(choice.index, len(piece.token_ids))
+            elif not ended:
+                continue
+            if piece.finish_reason is not None:
+                self._times.ended(
+                    choice.index,
+                    piece.finish_reason,
+                    choice.completion_tokens,
+                    choice.queued_seconds,
+                )
+            if scores is not None:
+                # The first piece shows the prompt's logprobs, which may come with the request of
+                # another choice.
+                await scores.complete.wait()
+            await take([(choice, piece)])
+            if ended:
+                return
+
+    def close(self) -> None:
+        """Cancel the requests that are still running."""
+        for task in self._tasks:
+            task.cancel()
+        for choices, sending in zip(self.by_prompt(), self._sending, strict=False):
+            if not sending.done():
+                sending.cancel()
+            elif not sending.cancelled() and sending.exception() is None:
+                for choice, stream in zip(choices, sending.result(), strict=True):
+                    if choice.finish_reason is None:
+                        stream.cancel()
+        self._times.finished(self._cached_tokens())
+
+    def _cached_tokens(self) -> int:
+        return sum(choice.cached_tokens for choice in self.choices[:: self._per_prompt])
+
+    def _prompt_tokens(self, choice: ChoiceState) -> int:
+        return len(choice.request.prompt) + self._positions_before
+
+    def _details(self, reasoning_tokens: int) -> CompletionTokensDetails | None:
+        return (
+            CompletionTokensDetails(reasoning_tokens) if self.choices[0].counts_reasoning else None
+        )
+
+    def usage(self) -> UsageInfo:
+        """Return the usage of a whole response; each prompt counts once."""
+        prompts = sum(self._prompt_tokens(choice) for choice in self.choices[:: self._per_prompt])
+        completed = sum(choice.completion_tokens for choice in self.choices)
+        return UsageInfo(
+            prompt_tokens=prompts,
+            completion_tokens=completed,
+            total_tokens=prompts + completed,
+            prompt_tokens_details=PromptTokensDetails(self._cached_tokens()),
+            completion_tokens_details=self._details(
+                sum(choice.reasoning_tokens for choice in self.choices)
+            ),
+        )
+
+    def usage_at_end(self) -> UsageInfo:
+        """Return the usage of a stream's last event, which leaves null details out."""
+        usage = self.usage()
+        return msgspec.structs.replace(
+            usage,
+            prompt_tokens_details=PromptTokensDetails(
+                self._cached_tokens(), msgspec.UNSET, msgspec.UNSET
+            ),
+            completion_tokens_details=usage.completion_tokens_details or msgspec.UNSET,
+        )
+
+    def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> UsageInfo:
+        """Return the usage of one choice up to `piece`, or before its first, for an event."""
+        prompt, completed = (
+            self._prompt_tokens(choice),
+            0 if piece is None else piece.completion_tokens,
+        )
+        return UsageInfo(
+            prompt_tokens=prompt,
+            completion_tokens=completed,
+            total_tokens=prompt + completed,
+            prompt_tokens_details=msgspec.UNSET,
+            completion_tokens_details=self._details(0 if piece is None else piece.reasoning_tokens),
+        )
+
+
+def generation_of(
+    call: Call,
+    request: GenerationRequest,
+    response_id: str,
+    model: ServedModel,
+    renderer: Renderer,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    max_tokens: int | None,
+    *,
+    output: OutputFormat = PLAIN,
+) -> Generation:
+    """Return the generation of a request, with `candidates` engine requests for each prompt.
+
+    The engine requests of a prompt share its memory. `output` is the format of the answers. Raises
+    `InvalidRequestError` for features that the engine refuses, and as `logprobs.reserve`.
+    """
+    stops = stops_of(request)
+    call.reservation.grow(StopStrings.size(stops))
+    # Two clients may send the same request_id; ids of engine requests must be unique.
+    unique_id = response_id if request.request_id is None else uuid.uuid4().hex
+    display = DisplayOptions(
+        stops=StopStrings(stops) if stops else None,
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+        format=output,
+    )
+    if request.priority and call.server.settings.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            f"priority {request.priority} was asked for; this server serves first come, first "
+            "served unless it is started with --scheduling-policy priority",
+            param="priority",
+        )
+    if request.seed is not None and sampling.temperature > 0 and not model.card.seeds:
+        raise InvalidRequestError(
+            f"seed is not supported by the engine of this model ({model.card.engine} "
+            f"{model.card.engine_version}): what it draws does not depend on one",
+            param="seed",
+        )
+    scored = sampling.prompt_logprobs is not None
+    bulk = reserve(call.reservation, sampling, prompts, request.candidates) if scored else 0
+    remaining = call.remaining
+    choices: list[ChoiceState] = []
+    for prompt, own in each_choice(
+        sampling,
+        request,
+        prompts,
+        max_len=model.max_len,
+        max_tokens=max_tokens,
+        reasoning=output.reasoning,
+    ):
+        engine_request = Request(
+            id=f"{unique_id}-{len(choices)}",
+            prompts=(prompt,),
+            params=own,
+            adapter=None if model.adapter is None else model.adapter.name,
+            salt=call.tenant.salted(request.cache_salt),
+            deadline=remaining,
+            priority=request.priority or 0,
+            trace=None if call.span is None else call.span.traceparent,
+            client=call.client,
+        )
+        _check_served(model, engine_request, request)
+        choices.append(ChoiceState(len(choices), engine_request, renderer, display))
+    total = sum(len(prompt) + model.positions_before for prompt in prompts)
+    times = call.times = call.server.metrics.request(model.card.name, total, call.began)
+    scores = [PromptScores(prompt) for prompt in prompts] if scored else []
+    return Generation(
+        choices,
+        len(prompts),
+        times,
+        fingerprint=fingerprint_of(model.card),
+        positions_before=model.positions_before,
+        scores=scores,
+        bulk=bulk,
+    )
+
+
+def fingerprint_of(card: ModelCard) -> str:
+    """Return the `system_fingerprint`: equal if release, engine, weights and dtype are equal."""
+    parts = (card.engine, card.engine_version, card.weights_id, card.dtype)
+    return f"inlay-{__version__}-{blake3(repr(parts).encode()).hexdigest(4)}"
+
+
+def _check_served(model: ServedModel, engine_request: Request, request: GenerationRequest) -> None:
+    card = model.card
+    if model.positions_before:
+        # A trained prompt is embeddings to the engine, not an adapter.
+        engine_request = msgspec.structs.replace(engine_request, adapter=None)
+    try:
+        refusals.check(card.refusals, engine_request, f"{card.engine} {card.engine_version}")
+    except InvalidRequestError as error:
+        raise error.mapped(own_fields(request)) from None

@@ -1,0 +1,157 @@
+"""Messages of a chat request: checks, and positions for their embeddings and images."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from inlay.api.openai.sources import IMAGE_PARTS, content_source, image_source, kind_of
+from inlay.card import ModelCard
+from inlay.errors import InvalidRequestError
+from inlay.http.bodies.embeds import TensorSource
+from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.structure import check_structure
+from inlay.http.quoting import shown_at, shown_value
+from inlay.prompt import Rows, Segment
+from inlay.render import NO_IMAGES, Images
+
+PARTS = "text, prompt_embeds, image_url, image_embeds"
+"""Types of the parts of a chat's content."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+class ReadMessages(NamedTuple):
+    """Messages for the renderer, and what their parts stand for.
+
+    Attributes:
+        messages: with `{"type": "prompt_embeds", "index": i}` or `{"type": "image", "index": i}` in
+            place of each such part.
+        rows: of embeddings, by index.
+        images: positions of each image, by index.
+    """
+
+    messages: list[dict[str, Any]]
+    rows: list[Rows]
+    images: list[Sequence[Segment]]
+
+    def images_for(self, card: ModelCard) -> Images:
+        """Return the images as the model of `card` has them in its chats."""
+        if not self.images or card.media is None:
+            return NO_IMAGES
+        placeholder = card.media.placeholders["image"]
+        return Images(self.images, placeholder.text, placeholder.before, placeholder.after)
+
+
+class _Reader(NamedTuple):
+    """Reading of parts into positions."""
+
+    rows: list[Rows]
+    images: list[Sequence[Segment]]
+    read: Callable[[TensorSource], Rows]
+    read_image: Callable[[ImageSource], Sequence[Segment]]
+    served: str
+
+
+def read_messages(
+    messages: Sequence[Mapping[str, Any]],
+    read: Callable[[TensorSource], Rows],
+    read_image: Callable[[ImageSource], Sequence[Segment]],
+    *,
+    named: Sequence[str] | None = None,
+    served: str = PARTS,
+) -> ReadMessages:
+    """Return the messages for the renderer, and the positions of their embeddings and images.
+
+    Args:
+        messages: as the client sent them.
+        read: returns the rows of a part's source.
+        read_image: returns the positions of an image.
+        named: path in the request of each message's content; None if the request has the messages
+            themselves.
+        served: supported types of parts, for error messages.
+
+    Raises:
+        InvalidRequestError: malformed messages, or a content part that is not supported.
+        NotFoundError: a stored prompt or part does not exist.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must not be empty", param="messages")
+    # Arguments are JSON text that will be parsed.
+    check_structure(*_arguments(messages), where="the arguments of all tool calls")
+    reader = _Reader([], [], read, read_image, served)
+    result: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequestError(
+                f"{where}.role must be a string, got {shown_at(message, 'role')}",
+                param=f"{where}.role",
+            )
+        content = message.get("content")
+        if content is None:
+            # Other roles may have no content; a user's message has nothing else.
+            if message["role"] == "user" and "content" not in message:
+                raise InvalidRequestError(
+                    f"{where}.content must be a string or a list of parts, got "
+                    f"{shown_at(message, 'content')}",
+                    param=f"{where}.content",
+                )
+            result.append(dict(message))
+        else:
+            place = f"{where}.content" if named is None else named[number]
+            result.append({**message, "content": _content(content, place, reader)})
+    return ReadMessages(result, reader.rows, reader.images)
+
+
+def _arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yield the arguments of all tool calls."""
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments.encode("utf-8", "surrogatepass")
+
+
+def _content(content: object, where: str, reader: _Reader) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return [_part(part, f"{where}[{index}]", reader) for index, part in enumerate(content)]
+    raise InvalidRequestError(
+        f"{where} must be a string or a list of parts, got {shown_value(content)}", param=where
+    )
+
+
+def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        raise InvalidRequestError(
+            f"{where} must be an object with a type, got {shown_value(part)}", param=where
+        )
+    kind = kind_of(part)
+    if not isinstance(kind, str):
+        raise InvalidRequestError(
+            f"{where}.type must be one of {reader.served}, got {shown_at(part, 'type')}",
+            param=f"{where}.type",
+        )
+    if kind in _TEXT_PARTS:
+        key = "refusal" if kind == "refusal" else "text"
+        text = part.get(key)
+        if not isinstance(text, str):
+            raise InvalidRequestError(
+                f"{where}.{key} must be a string, got {shown_at(part, key)}", param=f"{where}.{key}"
+            )
+        return {**part, "type": "text", "text": text}
+    if kind == "prompt_embeds":
+        reader.rows.append(reader.read(content_source(part, where)))
+        return {"type": "prompt_embeds", "index": len(reader.rows) - 1}
+    if kind in IMAGE_PARTS:
+        reader.images.append(reader.read_image(image_source(part, where)))
+        return {"type": "image", "index": len(reader.images) - 1}
+    raise InvalidRequestError(
+        f"{where}: content parts of type {kind[:40]!r} are not supported; supported: "
+        f"{reader.served}",
+        param=f"{where}.type",
+    )

@@ -1,0 +1,112 @@
+"""Response of a generation, streamed or whole."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.logprobs import size_of_logprobs
+from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.errors import InlayError, Path
+from inlay.http.callers.access import session_of
+from inlay.http.errors import ClientGone, internal_error
+from inlay.http.request_scope import RequestScope
+from inlay.http.server import OFFLOAD_BYTES, Call
+from inlay.http.sse import UNNAMED, EventStream, Framing
+from inlay.router import ServedModel
+
+_log = logging.getLogger(__name__)
+
+_TOKEN_BYTES = 32
+"""Bytes of work that a token of a whole response counts as: long ones are made in a thread."""
+
+
+class ResponseShape(Protocol):
+    """Response of a generation in one API's form."""
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """Return the events for some pieces."""
+        ...
+
+    def closing_events(self) -> Sequence[msgspec.Struct]:
+        """Return the events after the last choice's end."""
+        ...
+
+    def failure_events(self, error: InlayError) -> Sequence[msgspec.Struct]:
+        """Return the events that end a stream because of `error`."""
+        ...
+
+    def response(self) -> msgspec.Struct:
+        """Return the whole response, made of the choices' `pieces`."""
+        ...
+
+
+async def respond(
+    call: Call,
+    request: GenerationRequest,
+    model: ServedModel,
+    generation: Generation,
+    shape: ResponseShape,
+    fields: Callable[[Path], Path],
+    framing: Framing = UNNAMED,
+) -> None:
+    """Run `generation` and answer the call in `shape`.
+
+    A stream starts with the first tokens, so that an engine's refusal is an HTTP status and not an
+    event. `fields` maps an engine's fields in errors to those of the API.
+
+    Raises:
+        InlayError: before the first event; later errors are events.
+        ClientGone: the client left; the engine requests are cancelled.
+    """
+    stream = EventStream(call.send, framing)
+    session = session_of(
+        call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id
+    )
+
+    async def write(pieces: Pieces) -> None:
+        if generation.bulk < OFFLOAD_BYTES:
+            await stream.write(shape.events(pieces))
+        else:
+            await stream.write(await call.server.prepare(generation.bulk, shape.events, pieces))
+
+    async def keep(pieces: Pieces) -> None:
+        size = sum(size_of_logprobs(piece.logprobs) for _, piece in pieces)
+        call.reservation.grow(size)
+        generation.bulk += size
+        for choice, piece in pieces:
+            choice.pieces.append(piece)
+
+    try:
+        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+            await call.server.awake(model.card.name)
+            call.sent = time.perf_counter()
+            await generation.start(call.server.router, model.card.name, session=session)
+            await generation.each(write if request.stream else keep)
+    except (InlayError, ClientGone) as error:
+        if isinstance(error, ClientGone):
+            raise
+        error = error.mapped(fields)
+        if not stream.started:
+            raise error from None
+        call.failed = error
+        call.server.metrics.failed(error)
+        await stream.finish(shape.failure_events(error))
+        return
+    except Exception as error:
+        if not stream.started:
+            raise
+        call.failed = error
+        _log.exception("request %s failed in its stream", call.request_id)
+        await stream.finish(shape.failure_events(internal_error(call.request_id)))
+        return
+    finally:
+        generation.close()
+    if not request.stream:
+        tokens = sum(choice.completion_tokens for choice in generation.choices)
+        await call.prepared_json(generation.bulk + tokens * _TOKEN_BYTES, shape.response)
+        return
+    await stream.finish(shape.closing_events())

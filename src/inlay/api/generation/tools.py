@@ -1,0 +1,201 @@
+"""Tools of a request, and whether the model may, must or must not call one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from inlay.errors import InvalidRequestError
+from inlay.http.quoting import shown_at, shown_value
+from inlay.render.parsers.calls import CallsParser, Tools
+from inlay.render.parsers.forced import NamedParser, RequiredParser
+from inlay.request import MAX_GRAMMAR, Grammar
+
+MAX_NAME = 256
+"""Characters in a function's name at most."""
+
+MAX_TOOLS = 1024
+
+_CHOICES = "'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
+
+
+class ToolChoice(Enum):
+    """Kind of `tool_choice`."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tools of a request, and how they may be called.
+
+    Attributes:
+        choice: kind of `tool_choice`.
+        schemas: JSON Schema of each function's arguments, by name.
+        name: name of the function that must be called, if one is named.
+        parallel: True if an answer may have several calls.
+        grammar: grammar of forced calls: a list of objects with name and parameters, or the
+            arguments of the named function.
+    """
+
+    choice: ToolChoice = ToolChoice.NONE
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str | None = None
+    parallel: bool = True
+    grammar: Grammar | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[Mapping[str, Any]] | None,
+        tool_choice: object,
+        parallel_tool_calls: bool | None,
+    ) -> "ToolUse":
+        """Read and check the tools of a chat. The caller has checked the nesting.
+
+        Args:
+            tools: `{"type": "function", "function": {"name", "description", "parameters",
+                "strict"}}` each.
+            tool_choice: "none", "auto", "required", `{"type": "function", "function": {"name"}}`,
+                or None for "auto".
+            parallel_tool_calls: False allows at most one call.
+
+        Raises:
+            InvalidRequestError: malformed tools or `tool_choice`.
+        """
+        if tools is not None and len(tools) > MAX_TOOLS:
+            raise InvalidRequestError(
+                f"tools has {len(tools)} entries; at most {MAX_TOOLS}", param="tools"
+            )
+        schemas = dict(_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
+        parallel = parallel_tool_calls is not False
+        if tool_choice in (None, "none"):
+            choice = ToolChoice.AUTO if schemas and tool_choice is None else ToolChoice.NONE
+            return cls(choice, schemas, None, parallel)
+        if not schemas:
+            raise InvalidRequestError(
+                "tool_choice is only allowed when tools are given", param="tool_choice"
+            )
+        if tool_choice == "auto":
+            return cls(ToolChoice.AUTO, schemas, None, parallel)
+        if tool_choice == "required":
+            return cls(
+                ToolChoice.REQUIRED,
+                schemas,
+                None,
+                parallel,
+                _grammar(_calls_schema(schemas, parallel)),
+            )
+        name = _named(tool_choice, schemas)
+        return cls(ToolChoice.NAMED, schemas, name, parallel, _grammar(schemas[name]))
+
+    @property
+    def forced(self) -> bool:
+        """True if a call must be made."""
+        return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
+
+    def forced_parser(self, tools: Tools) -> CallsParser:
+        """Return the parser of an output that `grammar` binds."""
+        return RequiredParser(tools) if self.name is None else NamedParser(tools, self.name)
+
+
+def _grammar(schema: Mapping[str, Any]) -> Grammar:
+    source = json.dumps(schema)
+    if len(source) > MAX_GRAMMAR:
+        raise InvalidRequestError(
+            f"the schemas of tools that must be called have {len(source)} characters; at most "
+            f"{MAX_GRAMMAR} are allowed",
+            param="tools",
+        )
+    return Grammar("json_schema", source)
+
+
+def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the schema of one tool."""
+    if tool.get("type") != "function":
+        raise InvalidRequestError(
+            f"{where}.type must be 'function', got {shown_at(tool, 'type')}", param=f"{where}.type"
+        )
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise InvalidRequestError(
+            f"{where}.function must be an object, got {shown_at(tool, 'function')}",
+            param=f"{where}.function",
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise InvalidRequestError(
+            f"{where}.function.name must be a string of 1 to {MAX_NAME} characters, got "
+            f"{shown_at(function, 'name')}",
+            param=f"{where}.function.name",
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidRequestError(
+            f"{where}.function.parameters must be a JSON Schema, an object, got "
+            f"{shown_value(parameters)}",
+            param=f"{where}.function.parameters",
+        )
+    if parameters and "$ref" in parameters:
+        return name, parameters
+    # A schema without a type would accept any value.
+    return name, {"type": "object", "properties": {}, **(parameters or {})}
+
+
+def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if (
+        not isinstance(tool_choice, Mapping)
+        or tool_choice.get("type") != "function"
+        or not isinstance(name, str)
+    ):
+        raise InvalidRequestError(
+            f"tool_choice must be {_CHOICES}, got {shown_value(tool_choice)}", param="tool_choice"
+        )
+    if name not in schemas:
+        raise InvalidRequestError(
+            f"tool_choice names {name[:MAX_NAME]!r}, which is none of the tools: "
+            f"{', '.join(map(repr, list(schemas)[:8]))}",
+            param="tool_choice",
+        )
+    return name
+
+
+def _calls_schema(schemas: Mapping[str, Mapping[str, Any]], parallel: bool) -> dict[str, Any]:
+    """The schema of a list of calls, as vLLM words it."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [name]},
+                "parameters": _moved(schema, f"/items/anyOf/{index}/properties/parameters"),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for index, (name, schema) in enumerate(schemas.items())
+    ]
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that stood alone and now stands at the pointer `place`.
+
+    Its references to its own parts lead there.
+    """
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: f"#{place}{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value[:2] in ("#", "#/")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }

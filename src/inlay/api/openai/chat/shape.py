@@ -1,0 +1,247 @@
+"""JSON of chat completions, whole or as events."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from inlay.api.generation.choices import ChoicePiece, ChoiceState
+from inlay.api.generation.generation import Generation, Pieces, UsageShown
+from inlay.api.generation.logprobs import LEAST, token_names
+from inlay.api.generation.tools import ToolChoice, ToolUse
+from inlay.api.openai.completions.shape import joined, prompt_ids
+from inlay.api.openai.schema.chat import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    FunctionCallDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallPiece,
+    TopLogprob,
+)
+from inlay.api.openai.schema.generation import UsageInfo
+from inlay.errors import InlayError
+from inlay.http.errors import ErrorResponse, shown
+from inlay.render import ParsedOutput, Renderer, ToolCallDelta
+
+_UNSET = msgspec.UNSET
+
+
+class _Said(NamedTuple):
+    """Fields of a message or delta; UNSET where the output has no such part."""
+
+    content: str | msgspec.UnsetType
+    reasoning: str | msgspec.UnsetType
+    tool_calls: list[ToolCallDelta]
+
+
+class ChatShape:
+    """Chat completions in vLLM 0.32's form.
+
+    Fields of a whole answer without a value are null.
+    """
+
+    def __init__(
+        self,
+        response_id: str,
+        request: ChatRequest,
+        model: str,
+        renderer: Renderer,
+        generation: Generation,
+        use: ToolUse,
+    ) -> None:
+        self._id = response_id
+        self._request = request
+        self._model = model
+        self._renderer = renderer
+        self._generation = generation
+        self._named = use.choice is ToolChoice.NAMED
+        self._created = int(time.time())
+        self._usage = UsageShown.of(request)
+        self._begun: set[int] = set()
+
+    def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:
+        return ChatChunk(
+            id=self._id, created=self._created, model=self._model, choices=choices, **more
+        )
+
+    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+        """Return an event for each piece, preceded by one with the role at a choice's start."""
+        events: list[msgspec.Struct] = []
+        with_ids = bool(self._request.return_token_ids)
+        for choice, piece in pieces:
+            if choice.index not in self._begun:
+                self._begun.add(choice.index)
+                role = ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
+                ids = prompt_ids(choice.request.prompt) if with_ids else None
+                usage = self._usage_of(choice, None)
+                events.append(
+                    self._chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage)
+                )
+            delta = self._delta(piece)
+            ends = piece.finish_reason is not None
+            # Clients expect the finish reason of a call in an event after its last piece.
+            apart = ends and delta is not None and bool(delta.tool_calls)
+            if delta is not None or ends or piece.logprobs or with_ids:
+                shown = ChatChunkChoice(
+                    choice.index,
+                    delta or ChatDelta(),
+                    self._logprobs(piece),
+                    token_ids=list(piece.token_ids) if with_ids else None,
+                )
+                events.append(self._piece(choice, piece, shown, last=ends and not apart))
+            if apart:
+                end = ChatChunkChoice(choice.index, ChatDelta(), token_ids=None)
+                events.append(self._piece(choice, piece, end, last=True))
+        return events
+
+    def _piece(
+        self, choice: ChoiceState, piece: ChoicePiece, shown: ChatChunkChoice, *, last: bool
+    ) -> ChatChunk:
+        usage = self._usage_of(choice, piece)
+        if not last:
+            return self._chunk([shown], usage=usage)
+        ended = msgspec.structs.replace(
+            shown, finish_reason=self._finish_reason(choice, piece), stop_reason=piece.stop_reason
+        )
+        fingerprint = _UNSET if self._usage.at_end else self._generation.fingerprint
+        return self._chunk([ended], usage=usage, system_fingerprint=fingerprint)
+
+    def _usage_of(
+        self, choice: ChoiceState, piece: ChoicePiece | None
+    ) -> UsageInfo | msgspec.UnsetType:
+        return self._generation.usage_of(choice, piece) if self._usage.continuous else _UNSET
+
+    def closing_events(self) -> list[msgspec.Struct]:
+        """Return an event with usage and no choices, if the request wants it."""
+        if not self._usage.at_end:
+            return []
+        generation = self._generation
+        return [
+            self._chunk(
+                [], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint
+            )
+        ]
+
+    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
+        """Return the error as an event."""
+        return [ErrorResponse(shown(error))]
+
+    def response(self) -> msgspec.Struct:
+        """Return the whole response."""
+        with_ids = bool(self._request.return_token_ids)
+        first = self._generation.choices[0].request.prompt
+        scores = self._generation.scores_of(self._generation.choices[0])
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
+            usage=self._generation.usage(),
+            system_fingerprint=self._generation.fingerprint,
+            prompt_logprobs=None
+            if scores is None
+            else scores.shown(self._renderer, int(self._request.prompt_logprobs or 0)),
+            prompt_token_ids=prompt_ids(first) if with_ids else None,
+        )
+
+    def _said(self, piece: ChoicePiece) -> _Said:
+        output = ParsedOutput.of(piece.output)
+        reasoning = output.reasoning if self._request.include_reasoning is not False else ""
+        return _Said(output.content or _UNSET, reasoning or _UNSET, output.tool_calls)
+
+    def _delta(self, piece: ChoicePiece) -> ChatDelta | None:
+        """Return the delta of a piece, or None if it is empty."""
+        said = self._said(piece)
+        if said == (_UNSET, _UNSET, []):
+            return None
+        calls = [
+            ToolCallPiece(
+                call.index,
+                call.id or _UNSET,
+                "function" if call.id else _UNSET,
+                FunctionCallDelta(call.name or _UNSET, call.arguments),
+            )
+            for call in said.tool_calls
+        ]
+        return ChatDelta(
+            content=said.content,
+            tool_calls=calls or _UNSET,
+            reasoning=said.reasoning,
+            reasoning_content=said.reasoning,
+        )
+
+    def _message(self, piece: ChoicePiece) -> ChatMessage:
+        said = self._said(piece)
+        calls = [
+            ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments))
+            for call in said.tool_calls
+        ]
+        other = calls or said.reasoning is not _UNSET
+        return ChatMessage(
+            content=said.content or (None if other else ""),
+            tool_calls=calls or _UNSET,
+            reasoning=said.reasoning or None,
+            reasoning_content=said.reasoning,
+        )
+
+    def _finish_reason(self, choice: ChoiceState, piece: ChoicePiece) -> str | None:
+        """Return OpenAI's reason: `tool_calls` for the model's calls, `stop` for a named call."""
+        if piece.finish_reason == "stop" and choice.calls_tools and not self._named:
+            return "tool_calls"
+        return piece.finish_reason
+
+    def _choice(self, choice: ChoiceState, with_ids: bool) -> ChatChoice:
+        piece = joined(choice.pieces)
+        return ChatChoice(
+            index=choice.index,
+            message=self._message(piece),
+            logprobs=self._logprobs(piece),
+            finish_reason=self._finish_reason(choice, piece),
+            stop_reason=piece.stop_reason,
+            token_ids=list(piece.token_ids) if with_ids else None,
+        )
+
+    def _logprobs(self, piece: ChoicePiece) -> ChatLogprobs | None:
+        if not self._request.logprobs:
+            return None
+        request = self._request
+        top = None if request.logprob_token_ids else request.top_logprobs or 0
+        return ChatLogprobs(
+            token_logprobs(piece, self._renderer, top, token_names(request, self._renderer))
+        )
+
+
+def token_logprobs(
+    piece: ChoicePiece,
+    renderer: Renderer,
+    top: int | None,
+    name: Callable[[int], str] | None = None,
+) -> list[TokenLogprob]:
+    """Return the logprobs of a piece.
+
+    Args:
+        piece: a piece with logprobs.
+        renderer: of the model.
+        top: alternatives for each token; None for the chosen token and all that have logprobs.
+        name: names tokens; by their text if None.
+    """
+    name, data = name or renderer.token_text, renderer.token_bytes
+    shown: list[TokenLogprob] = []
+    for id_, entry in zip(piece.token_ids, piece.logprobs, strict=True):
+        near = entry.top[:top]
+        if top is None:
+            near = ((id_, entry.logprob), *(one for one in entry.top if one[0] != id_))
+        others = [
+            TopLogprob(name(other), max(logprob, LEAST), data(other)) for other, logprob in near
+        ]
+        shown.append(TokenLogprob(name(id_), max(entry.logprob, LEAST), data(id_), others))
+    return shown

@@ -1,0 +1,198 @@
+"""Encoding of vectors: numbers in JSON, base64 in JSON, or raw bytes, as in vLLM."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+from inlay.api.openai.embeddings.gathering import Array
+from inlay.api.openai.schema.embeddings import EncodedRequest, TextsUsage
+from inlay.errors import InvalidRequestError
+from inlay.http.server import JSON
+
+Format: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
+Header: TypeAlias = tuple[bytes, bytes]
+
+DTYPES: Mapping[str, npt.DTypeLike] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
+"""Dtypes by their `embed_dtype` name."""
+
+_OCTETS = (b"content-type", b"application/octet-stream")
+
+_FLOAT_BYTES = 14
+"""Approximate bytes of an element as a number in JSON."""
+
+_MAX_DESCRIBED = 400
+"""Maximum inputs that a header can describe: clients read lines of 64 KiB."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Answer(NamedTuple):
+    """A response: its body, its media type, and further headers."""
+
+    body: bytes
+    media: Header
+    headers: tuple[Header, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Metadata of a response beside its vectors.
+
+    Attributes:
+        id: id of the response.
+        created: Unix time.
+        model: name of the model.
+        usage: usage of all inputs.
+        kind: `object` of each item; its vector is in `embedding`, or in `data` for "pooling".
+    """
+
+    id: str
+    created: int
+    model: str
+    usage: TextsUsage
+    kind: Literal["embedding", "pooling"] = "embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Encoding of vectors in a response.
+
+    Attributes:
+        format: "float" and "base64" are in JSON, "bytes" and "bytes_only" are the raw body.
+        dtype: dtype of base64 and bytes; one of `DTYPES`.
+        endianness: byte order of base64 and bytes.
+    """
+
+    format: Format = "float"
+    dtype: str = "float32"
+    endianness: Literal["native", "big", "little"] = "native"
+
+    @classmethod
+    def of(cls, request: EncodedRequest) -> "Encoding":
+        """Return the encoding of a request.
+
+        Raises:
+            InvalidRequestError: a dtype or byte order with numbers, which have none.
+        """
+        found = cls(
+            request.encoding_format or "float",
+            request.embed_dtype or "float32",
+            request.endianness or "native",
+        )
+        if found.format == "float":
+            for name, value, default in (
+                ("embed_dtype", found.dtype, "float32"),
+                ("endianness", found.endianness, "native"),
+            ):
+                if value != default:
+                    raise InvalidRequestError(
+                        f"{name} {value} is of binary encodings; encoding_format is float, "
+                        "allowed with it: base64, bytes, bytes_only",
+                        param=name,
+                    )
+        return found
+
+    def check_count(self, count: int) -> None:
+        """Raise `InvalidRequestError` if the header cannot describe `count` vectors."""
+        if self.format == "bytes" and count > _MAX_DESCRIBED:
+            raise InvalidRequestError(
+                f"encoding_format bytes describes each of {count} inputs in a header; at most "
+                f"{_MAX_DESCRIBED} fit, bytes_only takes more",
+                param="encoding_format",
+            )
+
+    @property
+    def element_bytes(self) -> int:
+        """Approximate bytes of an element in a response."""
+        size = np.dtype(DTYPES[self.dtype]).itemsize
+        return {"float": _FLOAT_BYTES, "base64": 2 * size}.get(self.format, size)
+
+    def answer(self, vectors: Array, about: About) -> Answer:
+        """Return the response with `vectors`, float32 [inputs, size]. CPU work.
+
+        Raises:
+            InvalidRequestError: a value does not fit into the dtype.
+        """
+        if self.format == "float":
+            return self._json(
+                [
+                    msgspec.Raw(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+                    for row in vectors
+                ],
+                about,
+            )
+        rows = self._binary(vectors)
+        if self.format == "base64":
+            return self._json([pybase64.b64encode_as_string(row.data) for row in rows], about)
+        body = rows.tobytes()
+        if self.format == "bytes_only":
+            return Answer(body, _OCTETS)
+        size = len(body) // len(vectors)
+        data = [
+            {
+                "index": index,
+                "embed_dtype": self.dtype,
+                "endianness": self.endianness,
+                "start": index * size,
+                "end": (index + 1) * size,
+                "shape": [vectors.shape[1]],
+            }
+            for index in range(len(vectors))
+        ]
+        usage = {
+            "prompt_tokens": about.usage.prompt_tokens,
+            "total_tokens": about.usage.total_tokens,
+        }
+        metadata = {
+            "id": about.id,
+            "created": about.created,
+            "model": about.model,
+            "data": data,
+            "usage": usage,
+        }
+        # A header holds ASCII only; json escapes the rest.
+        return Answer(body, _OCTETS, ((b"metadata", json.dumps(metadata).encode("ascii")),))
+
+    def _binary(self, vectors: Array) -> npt.NDArray[np.uint8]:
+        """Return the bytes of each vector: [inputs, bytes]."""
+        # Values that do not fit become infinite or NaN, which is checked below.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = vectors.astype(DTYPES[self.dtype])
+        if self.dtype != "float32" and not np.isfinite(values.astype(np.float32)).all():
+            raise InvalidRequestError(
+                f"embed_dtype {self.dtype} does not hold a value of {np.abs(vectors).max():g}",
+                param="embed_dtype",
+            )
+        if self.endianness not in ("native", sys.byteorder):
+            values = values.view(f"u{values.dtype.itemsize}").byteswap()
+        return np.ascontiguousarray(values).view(np.uint8)
+
+    def _json(self, shown: list[Any], about: About) -> Answer:
+        key = "data" if about.kind == "pooling" else "embedding"
+        data = [
+            {"index": index, "object": about.kind, key: each} for index, each in enumerate(shown)
+        ]
+        response = {
+            "id": about.id,
+            "object": "list",
+            "created": about.created,
+            "model": about.model,
+            "data": data,
+            "usage": about.usage,
+        }
+        return Answer(_encode(response), JSON)

@@ -1,0 +1,202 @@
+"""Inputs of `/v1/embeddings`, `/pooling` and `/classify`: texts, ids, chats or embeddings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from inlay.api.generation.truncation import kept_positions, truncated
+from inlay.api.openai.embeddings.gathering import check_count, embedding_card
+from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs, Truncation
+from inlay.api.openai.fields import check_depth, check_ids
+from inlay.api.openai.schema.embeddings import PromptsRequest, TextsRequest
+from inlay.api.openai.sources import in_prompt_embeds
+from inlay.card import EmbeddingCard
+from inlay.errors import InvalidRequestError
+from inlay.http.bodies.embeds import Embeddings
+from inlay.http.parsed_request import ParsedRequest
+from inlay.http.server import Call
+from inlay.prompt import Prompt, Tokens
+from inlay.render import Renderer
+from inlay.router import ServedModel
+
+_OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel) -> Inputs:
+    """Return the inputs of a request.
+
+    Raises:
+        InvalidRequestError: none, several kinds at once, too many, or not valid for the model.
+        InlayError: as `ParsedRequest.embeddings`.
+    """
+    server = call.server
+    request: PromptsRequest = incoming.parsed.request
+    renderer = await server.renderers.of(model.card)
+    rows = await incoming.embeddings(call, model.card)
+    return await server.prepare(incoming.size, _inputs, call, request, model, renderer, rows)
+
+
+def cut_of(request: TextsRequest, limit: int) -> Truncation:
+    """Return a request's truncation. Raises `InvalidRequestError` beyond the model's length."""
+    return Truncation(limit, kept_positions(request, limit, 0), request.truncation_side or "right")
+
+
+def _inputs(
+    call: Call,
+    request: PromptsRequest,
+    model: ServedModel,
+    renderer: Renderer,
+    embeddings: Embeddings,
+) -> Inputs:
+    """Return the inputs of a request. CPU work."""
+    cut = cut_of(request, model.max_len)
+    has_rows = request.prompt_embeds is not None and request.prompt_embeds != []
+    given = [
+        name
+        for name, is_given in (
+            ("input", request.input not in (None, "", [])),
+            ("messages", request.messages is not None),
+            ("prompt_embeds", has_rows),
+        )
+        if is_given
+    ]
+    if len(given) > 1:
+        raise InvalidRequestError(f"give either {' or '.join(given)}", param=given[0])
+    chats = request.chats
+    if chats or request.messages is not None:
+        return _chats(call, request, chats, model, renderer, embeddings, cut)
+    for name in _OF_CHATS:
+        if getattr(request, name):
+            raise InvalidRequestError(
+                f"{name} is of chats, and the request has no messages", param=name
+            )
+    if has_rows:
+        _check_no_prompt(request)
+        found = [
+            Prompt.of(rows)
+            for source in in_prompt_embeds(request.prompt_embeds)
+            for rows in embeddings.prompts(source)
+        ]
+        check_count(call, len(found), "prompt_embeds")
+        return _prompts(found, cut, "prompt_embeds")
+    return _texts_or_ids(call, request, model, renderer, cut)
+
+
+def _chats(
+    call: Call,
+    request: PromptsRequest,
+    chats: "Sequence[list[dict[str, Any]]]",
+    model: ServedModel,
+    renderer: Renderer,
+    embeddings: Embeddings,
+    cut: Truncation,
+) -> Chats:
+    param = "input" if request.messages is None else "messages"
+    if not chats:
+        raise InvalidRequestError(
+            f"{param} is a chat, or a list of chats, none of them empty", param=param
+        )
+    check_count(call, len(chats), param)
+    _check_no_prompt(request)
+    if request.add_special_tokens:
+        raise InvalidRequestError(
+            "add_special_tokens is of texts: a chat's special tokens are those of its template",
+            param="add_special_tokens",
+        )
+    if embedding_card(model).lower_case:
+        raise InvalidRequestError(
+            f"the model `{model.name}` lowers its texts, which is not done to chats", param=param
+        )
+    for name in (param, "chat_template_kwargs"):
+        check_depth(getattr(request, name), name)
+    return Chats(
+        chats,
+        renderer,
+        cut,
+        embeddings,
+        add_generation_prompt=bool(request.add_generation_prompt),
+        continue_final_message=bool(request.continue_final_message),
+        template_kwargs=request.chat_template_kwargs or {},
+    )
+
+
+def _texts_or_ids(
+    call: Call, request: PromptsRequest, model: ServedModel, renderer: Renderer, cut: Truncation
+) -> Inputs:
+    given = request.input
+    if given is None or given in ("", []):
+        raise InvalidRequestError("input must be given and must not be empty", param="input")
+    check_count(
+        call,
+        1 if isinstance(given, str) else sum(not isinstance(item, int) for item in given),
+        "input",
+    )
+    texts = [given] if isinstance(given, str) else [item for item in given if isinstance(item, str)]
+    if texts and (isinstance(given, str) or len(texts) == len(given)):
+        if "" in texts:
+            where = "input" if isinstance(given, str) else f"input[{texts.index('')}]"
+            raise InvalidRequestError(
+                f"{where} is an empty string, which has no embedding", param=where
+            )
+        card = embedding_card(model)
+        return TextInputs(
+            texts,
+            renderer,
+            cut,
+            prefix=_prefix(request, card, model.name),
+            lower_case=card.lower_case,
+            special=request.add_special_tokens is not False,
+            params=("input",) if isinstance(given, str) else (),
+        )
+    _check_no_prompt(request)
+    ids = _id_lists(given)
+    for index, each in enumerate(ids):
+        where = "input" if isinstance(given[0], int) else f"input[{index}]"
+        if not each:
+            raise InvalidRequestError(f"{where} is empty", param=where)
+        check_ids(each, model.card.vocab_size, where)
+    return _prompts([Prompt.of(Tokens(each)) for each in ids], cut, "input")
+
+
+def _id_lists(given: "Sequence[object]") -> list[list[int]]:
+    if all(isinstance(item, int) for item in given):
+        return [list(given)]  # type: ignore[arg-type]
+    if all(isinstance(item, list) and all(isinstance(id_, int) for id_ in item) for item in given):
+        return list(given)  # type: ignore[arg-type]
+    raise InvalidRequestError(
+        "input is a string, a list of strings, a list of token ids, a list of lists of token ids, "
+        "a chat, or a list of chats; got a list of several of these",
+        param="input",
+    )
+
+
+def _prompts(prompts: list[Prompt], cut: Truncation, param: str) -> PromptInputs:
+    if cut.keep is not None:
+        prompts = [truncated(prompt, cut.keep, cut.side) for prompt in prompts]
+    for index, prompt in enumerate(prompts):
+        cut.check(len(prompt), f"{param}[{index}]")
+        if not len(prompt):
+            raise InvalidRequestError(f"{param}[{index}] has no positions", param=param)
+    return PromptInputs(prompts)
+
+
+def _prefix(request: PromptsRequest, card: EmbeddingCard, model: str) -> str:
+    """Return the prompt that is put before each text."""
+    name = request.prompt_name
+    if name is None:
+        return "" if card.default_prompt is None else card.prompts.get(card.default_prompt, "")
+    if name not in card.prompts:
+        known = ", ".join(sorted(card.prompts)) or "it has none"
+        raise InvalidRequestError(
+            f"the model `{model}` has no prompt {name[:80]!r}; its prompts: {known}",
+            param="prompt_name",
+        )
+    return card.prompts[name]
+
+
+def _check_no_prompt(request: PromptsRequest) -> None:
+    if request.prompt_name is not None:
+        raise InvalidRequestError(
+            "prompt_name is put before texts; token ids, chats and prompt_embeds are taken as they "
+            "are",
+            param="prompt_name",
+        )

@@ -1,0 +1,204 @@
+"""`POST /v1/encode`: images to rows, which a chat takes as `image_embeds`."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+from inlay.api.openai.embeddings.gathering import check_count, check_inputs_request
+from inlay.api.openai.fields import answer_id
+from inlay.api.openai.schema.encode import EncodedImage, EncodeRequest, EncodeResponse, EncodeUsage
+from inlay.api.openai.sources import image_source, kind_of
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.http.bodies.embeds import Embeddings
+from inlay.http.bodies.media import ImageSource
+from inlay.http.parsed_request import read_request
+from inlay.http.quoting import shown_at, shown_value
+from inlay.http.request_scope import RequestScope
+from inlay.http.server import JSON, Call
+from inlay.outputs import payloads_of
+from inlay.prompt import DTYPE_SIZES, Media, Prompt
+from inlay.request import PORTS, Payload, Pooling, Request, Task
+from inlay.router import ServedModel
+from inlay.tensors import write
+from inlay.tensors.tensor import NUMPY_DTYPES
+
+_decoder = msgspec.json.Decoder(EncodeRequest)
+_encode = msgspec.json.Encoder().encode
+
+_IN_FLIGHT = 16
+"""Maximum images of one request that are with workers at the same time."""
+
+_PARTS = ("image_url", "input_image")
+
+_FLOAT_BYTES = 14
+"""Approximate bytes of an element as a number in JSON."""
+
+
+async def encode(call: Call) -> None:
+    """Answer with the rows of images."""
+    server = call.server
+    incoming = await read_request(call, _decoder, sources_in)
+    request = incoming.parsed.request
+    check_inputs_request(call, request)
+    id_ = answer_id("enc-", request.request_id)
+    model = server.model(request.model, Task.ENCODE)
+    sources = [source for source in incoming.sources if isinstance(source, ImageSource)]
+    check_count(call, len(sources), "input")
+    if not sources:
+        raise InvalidRequestError("input must not be empty", param="input")
+    embeddings = await incoming.embeddings(call, model.card)
+    size = incoming.size + embeddings.num_fetched_bytes
+    prompts = await server.prepare(size, _prompts, embeddings, sources)
+    del incoming, embeddings
+    call.memory.settle(prompts, 0)
+    count = sum(_media(prompt).total for prompt in prompts)
+    call.reservation.grow(count * _row_bytes(model, request.encoding_format))
+    found = await _Encoding(call, model, request).payloads(prompts, sources)
+    server.metrics.embedded(model.card.name, len(prompts), count, call.began)
+    answer = await server.prepare(
+        size + count * model.card.hidden_size,
+        lambda: _encode(
+            EncodeResponse(
+                id=id_,
+                created=int(time.time()),
+                model=model.name,
+                data=[
+                    _image(index, _media(prompt), payloads, request.encoding_format)
+                    for index, (prompt, payloads) in enumerate(zip(prompts, found, strict=True))
+                ],
+                usage=EncodeUsage(count, count),
+            )
+        ),
+    )
+    await call.bytes(answer, JSON)
+
+
+def sources_in(request: EncodeRequest) -> list[ImageSource]:
+    """Return the sources of a request's images, in order.
+
+    Raises:
+        InvalidRequestError: one is no image.
+    """
+    if not isinstance(request.input, list):
+        return [_source(request.input, "input", 0)]
+    return [_source(item, f"input[{index}]", index) for index, item in enumerate(request.input)]
+
+
+def _source(item: str | dict[str, Any], param: str, index: int) -> ImageSource:
+    part = {"type": _PARTS[0], _PARTS[0]: item} if isinstance(item, str) else item
+    if kind_of(part) not in _PARTS:
+        raise InvalidRequestError(
+            f"{param}.type must be one of {', '.join(_PARTS)}, got "
+            f"{shown_at(part, 'type') if 'type' in part else shown_value(part)}",
+            param=f"{param}.type",
+        )
+    return image_source(part, param, index)
+
+
+def _prompts(embeddings: Embeddings, sources: Sequence[ImageSource]) -> list[Prompt]:
+    """Return the prompt of each image. CPU work."""
+    return [Prompt.of(*embeddings.image(source)) for source in sources]
+
+
+def _media(prompt: Prompt) -> Media:
+    return next(segment for segment in prompt.segments if isinstance(segment, Media))
+
+
+def _row_bytes(model: ServedModel, encoding_format: str) -> int:
+    """Return the bytes of a row while it is answered: from the worker, as a file, and as text."""
+    card = model.card
+    levels = 1 if card.media is None else 1 + card.media.deepstack
+    size = DTYPE_SIZES[card.dtype]
+    text = 2 * size if encoding_format == "base64" else _FLOAT_BYTES
+    return levels * card.hidden_size * (2 * size + 2 * text)
+
+
+class _Encoding:
+    """The images of one HTTP request at workers."""
+
+    def __init__(self, call: Call, model: ServedModel, request: EncodeRequest) -> None:
+        self._call = call
+        self._model = model
+        self._salt = call.tenant.salted(request.cache_salt)
+        self._priority = request.priority or 0
+        self._turns = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def payloads(
+        self, prompts: Sequence[Prompt], sources: Sequence[ImageSource]
+    ) -> list[dict[str, Payload]]:
+        """Return the payloads of each prompt by port.
+
+        Raises:
+            InlayError: an image is damaged, no worker has room, or one failed.
+            ClientGone: the client left.
+        """
+        call = self._call
+        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+            await call.server.awake(self._model.card.name)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._one(index, prompt, sources[index].param))
+                        for index, prompt in enumerate(prompts)
+                    ]
+            except BaseExceptionGroup as failed:
+                raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
+
+    async def _one(self, index: int, prompt: Prompt, param: str) -> dict[str, Payload]:
+        call = self._call
+        async with self._turns:
+            request = Request(
+                id=f"{call.request_id}-{id(self):x}-{index}",
+                task=Task.ENCODE,
+                prompts=(prompt,),
+                params=Pooling(),
+                salt=self._salt,
+                deadline=call.remaining,
+                priority=self._priority,
+                trace=None if call.span is None else call.span.traceparent,
+                client=call.client,
+            )
+            (stream,) = await call.server.router.send(self._model.card.name, [request])
+            try:
+                found = {payload.port: payload for payload in await payloads_of(stream)}
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"{param}: {error.message}", param=param) from error
+            finally:
+                stream.cancel()
+        if PORTS[Task.ENCODE] not in found:
+            raise EngineError(f"the worker ended the request without {PORTS[Task.ENCODE]}")
+        return found
+
+
+def _image(
+    index: int, run: Media, payloads: dict[str, Payload], encoding_format: str
+) -> EncodedImage:
+    """Return one element of the response. CPU work."""
+    ports = [PORTS[Task.ENCODE], *sorted(port for port in payloads if port.startswith("deepstack"))]
+    rows = np.concatenate([_array(payloads[port]) for port in ports], axis=1)
+    shown: Any
+    if encoding_format == "base64":
+        shown = pybase64.b64encode_as_string(write(rows, "torch"))
+    else:
+        shown = msgspec.Raw(
+            orjson.dumps(rows.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
+        )
+    return EncodedImage(
+        index=index,
+        image_embeds=shown,
+        image_grid_thw=None if run.grid is None else list(run.grid),
+        num_tokens=len(rows),
+    )
+
+
+def _array(payload: Payload) -> npt.NDArray[Any]:
+    flat = np.frombuffer(payload.data.view, NUMPY_DTYPES[payload.dtype])
+    return flat.reshape(payload.shape)

@@ -1,0 +1,71 @@
+"""Checks of fields that many routes have."""
+
+import re
+import uuid
+
+import msgspec
+
+from inlay.api.openai.schema.unserved import UNSERVED, unserved
+from inlay.errors import InvalidRequestError
+from inlay.http.quoting import shown_value
+from inlay.pace import yield_gil
+
+MAX_DEPTH = 64
+"""Maximum levels of nesting in the free-form parts of a request."""
+
+_VISIBLE = re.compile(r"[!-~]{1,128}")
+
+
+def check_unserved(request: msgspec.Struct) -> None:
+    """Raise `InvalidRequestError` for the first field of `request` that is set and not served."""
+    for name in unserved(type(request)):
+        value = getattr(request, name)
+        if value is not None and not UNSERVED[name].allows(value):
+            raise InvalidRequestError(
+                f"{name} is not supported: {UNSERVED[name].text}; got {shown_value(value)}",
+                param=name,
+            )
+
+
+def check_depth(value: object, param: str) -> None:
+    """Raise `InvalidRequestError` when `value` is nested deeper than `MAX_DEPTH`."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        deeper: list[object] = []
+        for item in level:
+            yield_gil()
+            if isinstance(item, dict):
+                deeper.extend(child for child in item.values() if isinstance(child, dict | list))
+            elif isinstance(item, list):
+                deeper.extend(child for child in item if isinstance(child, dict | list))
+        if not deeper:
+            return
+        level = deeper
+    raise InvalidRequestError(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+
+
+def check_ids(ids: "list[int] | tuple[int, ...]", vocab_size: int, param: str) -> None:
+    """Raise `InvalidRequestError` unless every id is in the vocabulary."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(id_ for id_ in ids if not 0 <= id_ < vocab_size)
+        raise InvalidRequestError(
+            f"{param}: token id {bad} is out of vocabulary; ids go from 0 to {vocab_size - 1}",
+            param=param,
+        )
+
+
+def answer_id(prefix: str, request_id: str | None) -> str:
+    """Return `prefix` followed by `request_id`, or by a random id.
+
+    Raises:
+        InvalidRequestError: `request_id` is not 1 to 128 visible ASCII characters.
+    """
+    if request_id is None:
+        return f"{prefix}{uuid.uuid4().hex}"
+    if _VISIBLE.fullmatch(request_id) is None:
+        raise InvalidRequestError(
+            "request_id must have 1 to 128 visible ASCII characters, got "
+            f"{shown_value(request_id)}",
+            param="request_id",
+        )
+    return prefix + request_id

@@ -1,0 +1,360 @@
+"""Translation of a request to `/v1/responses` into a chat: items, tools and format."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.openai.sources import in_content
+from inlay.errors import InvalidRequestError
+from inlay.http.bodies.embeds import Source
+from inlay.http.quoting import shown_at, shown_value
+
+PARTS = "input_text, output_text, refusal, prompt_embeds, input_image"
+"""Types of the parts of a content."""
+
+_ITEMS = "message, function_call, function_call_output, reasoning"
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+"""Roles, with their role in chat templates; `developer` is rendered as `system`."""
+
+_CONTENT = {"message": "content", "function_call_output": "output"}
+"""Types of items with parts, and the field that holds the parts."""
+
+_PARTIAL = ("in_progress", "incomplete")
+
+
+class Conversation(NamedTuple):
+    """Items of a request as the messages of a chat.
+
+    Attributes:
+        messages: as in a chat; contents are still as the client sent them.
+        named: path in the request of each message's content.
+        continues: True if the last message is an incomplete answer to be continued.
+    """
+
+    messages: list[dict[str, Any]]
+    named: list[str]
+    continues: bool
+
+
+def in_input(request: ResponsesRequest) -> list[Source]:
+    """Return the sources of embeddings and images in a request, in order."""
+    found: list[Source] = []
+    if isinstance(request.input, list):
+        for number, item in enumerate(request.input):
+            field = _CONTENT.get(_kind(item))
+            if field is not None:
+                found += in_content(item.get(field), f"input[{number}].{field}")
+    return found
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    """Return the type of an item; "" if it has none. Messages may leave it out."""
+    kind = item.get("type")
+    if kind is None and "role" in item:
+        return "message"
+    return kind if isinstance(kind, str) else ""
+
+
+def conversation(request: ResponsesRequest) -> Conversation:
+    """Return the messages of a request.
+
+    Consecutive items of the assistant (reasoning, text, calls) become one message. So do texts of
+    the system and the developer at the beginning, with the instructions first, because many
+    templates support only one such message.
+
+    Raises:
+        InvalidRequestError: no items, or items that are not supported.
+    """
+    items = request.input
+    if items is None or items == []:
+        raise InvalidRequestError(
+            "input must be a string or a list of items, and not empty, got "
+            f"{'nothing' if items is None else '[]'}",
+            param="input",
+        )
+    turns = _Turns()
+    if request.instructions:
+        turns.say("system", request.instructions, "instructions")
+    if isinstance(items, str):
+        turns.say("user", items, "input")
+        return Conversation(turns.messages, turns.named, continues=False)
+    for number, item in enumerate(items):
+        turns.add(item, f"input[{number}]")
+    if not turns.messages:
+        raise InvalidRequestError("input holds nothing that a model reads", param="input")
+    last = items[-1]
+    continues = (
+        _kind(last) == "message"
+        and last.get("role") == "assistant"
+        and last.get("status") in _PARTIAL
+    )
+    return Conversation(*_opening_joined(turns.messages, turns.named), continues)
+
+
+def _opening_joined(
+    messages: list[dict[str, Any]], named: list[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Join the system messages at the beginning, as far as they hold only text."""
+    texts: list[str] = []
+    for message in messages:
+        text = _text(message["content"]) if message["role"] == "system" else None
+        if text is None:
+            break
+        texts.append(text)
+    if len(texts) < 2:
+        return messages, named
+    opening = {"role": "system", "content": "\n\n".join(texts)}
+    return [opening, *messages[len(texts) :]], [named[0], *named[len(texts) :]]
+
+
+def _text(content: object) -> str | None:
+    """Return a content that is one text, else None."""
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        part = content[0]
+        content = part.get("text") if part.get("type") in ("input_text", "text") else None
+    return content if isinstance(content, str) else None
+
+
+class _Turns:
+    """Builder of messages from items.
+
+    Attributes:
+        messages: messages so far.
+        named: path in the request of each message's content.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.named: list[str] = []
+        self._turn: dict[str, Any] | None = None
+
+    def say(self, role: str, content: object, where: str, **more: Any) -> None:
+        """Add a message that is not the assistant's."""
+        self._turn = None
+        self.messages.append({"role": role, **more, "content": content})
+        self.named.append(where)
+
+    def add(self, item: Mapping[str, Any], where: str) -> None:
+        """Add the item at the path `where`."""
+        match _kind(item):
+            case "message":
+                self._message(item, where)
+            case "function_call":
+                self._call(item, where)
+            case "function_call_output":
+                self._output(item, where)
+            case "reasoning":
+                self._reasoning(item, where)
+            case "item_reference":
+                raise InvalidRequestError(
+                    f"{where}: item_reference names an item that the server has stored, and inlay "
+                    "keeps no state: send the item itself",
+                    param=where,
+                )
+            case kind:
+                what = (
+                    f"items of type {kind[:40]!r} are not supported"
+                    if kind
+                    else "an item must have a type"
+                )
+                raise InvalidRequestError(
+                    f"{where}: {what}; supported: {_ITEMS}", param=f"{where}.type"
+                )
+
+    def _message(self, item: Mapping[str, Any], where: str) -> None:
+        role = item.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise InvalidRequestError(
+                f"{where}.role must be one of {', '.join(_ROLES)}, got {shown_at(item, 'role')}",
+                param=f"{where}.role",
+            )
+        content = item.get("content")
+        if content is None:
+            raise InvalidRequestError(
+                f"{where}.content must be a string or a list of parts, got "
+                f"{shown_at(item, 'content')}",
+                param=f"{where}.content",
+            )
+        if role != "assistant":
+            self.say(_ROLES[role], content, f"{where}.content")
+            return
+        turn = self._of_assistant(where, "content")
+        turn["content"] = content
+        self.named[-1] = f"{where}.content"
+
+    def _call(self, item: Mapping[str, Any], where: str) -> None:
+        call_id, name, arguments = (
+            _string(item, field, where) for field in ("call_id", "name", "arguments")
+        )
+        call = {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        self._of_assistant(where).setdefault("tool_calls", []).append(call)
+
+    def _output(self, item: Mapping[str, Any], where: str) -> None:
+        output = item.get("output")
+        if output is None:
+            raise InvalidRequestError(
+                f"{where}.output must be a string or a list of parts, got "
+                f"{shown_at(item, 'output')}",
+                param=f"{where}.output",
+            )
+        more = {} if item.get("name") is None else {"name": _string(item, "name", where)}
+        call_id = _string(item, "call_id", where)
+        self.say("tool", output, f"{where}.output", tool_call_id=call_id, **more)
+
+    def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
+        text = _reasoning_text(item, "content", where) or _reasoning_text(item, "summary", where)
+        # Reasoning that another server has encrypted cannot be read here and is left out.
+        if text:
+            turn = self._of_assistant(where, "reasoning_content", "content", "tool_calls")
+            turn["reasoning_content"] = text
+
+    def _of_assistant(self, where: str, *taken: str) -> dict[str, Any]:
+        """Return the assistant's current message; a new one if it has a field in `taken`."""
+        if self._turn is None or any(name in self._turn for name in taken):
+            self._turn = {"role": "assistant"}
+            self.messages.append(self._turn)
+            self.named.append(where)
+        return self._turn
+
+
+def _string(item: Mapping[str, Any], field: str, where: str) -> str:
+    value = item.get(field)
+    if not isinstance(value, str):
+        raise InvalidRequestError(
+            f"{where}.{field} must be a string, got {shown_at(item, field)}",
+            param=f"{where}.{field}",
+        )
+    return value
+
+
+def _reasoning_text(item: Mapping[str, Any], field: str, where: str) -> str:
+    parts = item.get(field)
+    if parts is None:
+        return ""
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise InvalidRequestError(
+            f"{where}.{field} must be a list of parts", param=f"{where}.{field}"
+        )
+    return "\n".join(
+        _string(part, "text", f"{where}.{field}[{index}]") for index, part in enumerate(parts)
+    )
+
+
+def functions(request: ResponsesRequest) -> list[dict[str, Any]] | None:
+    """Return the tools of a request in a chat's form.
+
+    If `tool_choice` allows only some of them, the others are left out.
+
+    Raises:
+        InvalidRequestError: not a function.
+    """
+    if not request.tools:
+        return None
+    found = [_function(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]
+    choice = request.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return found
+    given = {tool["function"]["name"] for tool in found}
+    allowed = set(_allowed(choice))
+    if not allowed <= given:
+        raise InvalidRequestError(
+            f"tool_choice.tools names {min(allowed - given)[:80]!r}, which is none of the tools",
+            param="tool_choice.tools",
+        )
+    return [tool for tool in found if tool["function"]["name"] in allowed]
+
+
+def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        raise InvalidRequestError(
+            f"{where}: tools must be of type 'function', which your own code runs; got "
+            f"{shown_at(tool, 'type')}: inlay runs no tools itself",
+            param=f"{where}.type",
+        )
+    if not _string(tool, "name", where):
+        raise InvalidRequestError(f"{where}.name must not be empty", param=f"{where}.name")
+    parameters = tool.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidRequestError(
+            f"{where}.parameters must be a JSON schema, an object, got {type(parameters).__name__}",
+            param=f"{where}.parameters",
+        )
+    fields = ("name", "description", "parameters", "strict")
+    return {
+        "type": "function",
+        "function": {name: tool[name] for name in fields if tool.get(name) is not None},
+    }
+
+
+def choice_of_tool(request: ResponsesRequest) -> str | dict[str, Any] | None:
+    """Return `tool_choice` in a chat's form. Raises `InvalidRequestError` if it is malformed."""
+    choice = request.tool_choice
+    if isinstance(choice, dict):
+        kind, name = choice.get("type"), choice.get("name")
+        if kind == "function" and isinstance(name, str):
+            return {"type": "function", "function": {"name": name}}
+        if kind == "allowed_tools" and choice.get("mode") in ("auto", "required"):
+            return str(choice["mode"])
+    elif choice in (None, "none", "auto"):
+        return choice if request.tools else None
+    elif choice == "required":
+        return choice
+    raise InvalidRequestError(
+        "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'name': ...} or "
+        "{'type': 'allowed_tools', 'mode': 'auto' or 'required', 'tools': [...]}, got "
+        f"{shown_value(choice)}",
+        param="tool_choice",
+    )
+
+
+def _allowed(choice: Mapping[str, Any]) -> Sequence[str]:
+    tools = choice.get("tools")
+    if not isinstance(tools, list) or not tools:
+        raise InvalidRequestError(
+            "tool_choice.tools must be a list of functions, and not empty",
+            param="tool_choice.tools",
+        )
+    names: list[str] = []
+    for index, tool in enumerate(tools):
+        where = f"tool_choice.tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise InvalidRequestError(
+                f"{where} must be {{'type': 'function', 'name': ...}}", param=where
+            )
+        names.append(_string(tool, "name", where))
+    return names
+
+
+def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
+    """Return `text.format` as a chat's `response_format`; None for text.
+
+    Raises `InvalidRequestError` if it is malformed.
+    """
+    wanted = None if request.text is None else request.text.format
+    kind = None if wanted is None else wanted.get("type")
+    if wanted is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "json_object"}
+    if kind != "json_schema":
+        raise InvalidRequestError(
+            "text.format.type must be 'text', 'json_object' or 'json_schema', got "
+            f"{shown_value(kind)}",
+            param="text.format.type",
+        )
+    schema = wanted.get("schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(
+            f"text.format.schema must be a JSON schema, an object, got {shown_value(schema)}",
+            param="text.format.schema",
+        )
+    name = _string(wanted, "name", "text.format")
+    more = {
+        field: wanted[field] for field in ("strict", "description") if wanted.get(field) is not None
+    }
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, **more}}

@@ -1,0 +1,160 @@
+"""`POST /v1/responses`: translated to a chat and run by its code."""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+
+from inlay.api.generation.grammars import own_fields
+from inlay.api.generation.messages import read_messages
+from inlay.api.generation.respond import respond
+from inlay.api.openai.chat.route import prepare_chat
+from inlay.api.openai.fields import answer_id
+from inlay.api.openai.responses.checks import LOGPROBS, check_responses
+from inlay.api.openai.responses.input import (
+    PARTS,
+    Conversation,
+    choice_of_tool,
+    conversation,
+    format_of,
+    functions,
+    in_input,
+)
+from inlay.api.openai.responses.shape import ResponsesShape
+from inlay.api.openai.schema.chat import ChatRequest
+from inlay.api.openai.schema.responses import (
+    ReasoningOptions,
+    Response,
+    ResponsesRequest,
+    TextOptions,
+)
+from inlay.api.openai.schema.responses_events import ResponseEvent
+from inlay.errors import InvalidRequestError, Path
+from inlay.http.parsed_request import read_request
+from inlay.http.server import Call
+from inlay.http.sse import Framing, data_event
+from inlay.request import Sampling
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+
+def _named(event: msgspec.Struct) -> bytes:
+    named = b"event: %b\n" % event.name.encode() if isinstance(event, ResponseEvent) else b""
+    return named + data_event(event)
+
+
+_NAMED = Framing(_named, b"")
+"""Framing of responses: the event's type is also its name, and the last event ends the stream."""
+
+_OTHERWISE = {
+    "messages", "max_tokens", "max_completion_tokens", "response_format", "n", "stream_options",
+    "tools", "tool_choice", "top_logprobs",
+}  # fmt: skip
+_SAME = tuple(
+    name
+    for name in ResponsesRequest.__struct_fields__
+    if name in ChatRequest.__struct_fields__ and name not in _OTHERWISE
+)
+"""Fields with the same meaning in a chat."""
+
+_FIELDS: Mapping[str, Path] = {
+    "messages": ("input",),
+    "max_tokens": ("max_output_tokens",),
+    "max_completion_tokens": ("max_output_tokens",),
+    "response_format": ("text", "format"),
+    "logprobs": ("include",),
+    "reasoning_effort": ("reasoning", "effort"),
+}
+"""Fields of a chat, and the fields of a response they come from."""
+
+
+def _own_field(path: Path) -> Path:
+    """Return the field of a response that a chat's field comes from."""
+    match path:
+        case ("tools", int(index), "function", *rest):  # a chat's tool has one more level
+            return ("tools", index, *rest)
+        case (str(field), *rest):
+            return (*_FIELDS.get(field, (field,)), *rest)
+    return path
+
+
+async def responses(call: Call) -> None:
+    """Answer one request."""
+    server = call.server
+    incoming = await read_request(call, _decoder, in_input)
+    request = incoming.parsed.request
+    await server.prepare(call.memory.json, check_responses, request)
+    said, chat = await server.prepare(incoming.size, _as_chat, request)
+    request.input = None  # the chat's messages have it from here on
+    # As in vLLM, request_id is the whole id here.
+    response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
+    try:
+        asked = await prepare_chat(
+            call,
+            incoming,
+            chat,
+            response_id,
+            partial(read_messages, said.messages, named=said.named, served=PARTS),
+            request,
+        )
+        del incoming, said
+        opening = _opening(response_id, request, asked.model.name, asked.sampling)
+        shape = ResponsesShape(
+            opening,
+            asked.generation,
+            asked.renderer,
+            chat.top_logprobs,
+            shows_reasoning=chat.include_reasoning is not False,
+        )
+        await respond(call, chat, asked.model, asked.generation, shape, own_fields(chat), _NAMED)
+    except InvalidRequestError as error:
+        raise error.mapped(_own_field) from None
+
+
+def _as_chat(request: ResponsesRequest) -> tuple[Conversation, ChatRequest]:
+    """Return the conversation, and the request as a chat."""
+    said = conversation(request)
+    logprobs = LOGPROBS in (request.include or ())
+    return said, ChatRequest(
+        messages=said.messages,
+        tools=functions(request),
+        tool_choice=choice_of_tool(request),
+        max_completion_tokens=request.max_output_tokens,
+        response_format=format_of(request),
+        logprobs=logprobs,
+        top_logprobs=(request.top_logprobs or 0) if logprobs else None,
+        continue_final_message=said.continues or None,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        **{name: getattr(request, name) for name in _SAME},
+    )
+
+
+def _opening(
+    response_id: str, request: ResponsesRequest, model: str, sampling: Sampling
+) -> Response:
+    """Return the response before its first output."""
+    blank = {"description": None, "parameters": None, "strict": None}
+    text = request.text or TextOptions()
+    effort = None if request.reasoning is None else request.reasoning.effort
+    return Response(
+        id=response_id,
+        created_at=int(time.time()),
+        status="in_progress",
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        metadata=request.metadata or {},
+        model=model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=ReasoningOptions(effort),
+        safety_identifier=request.safety_identifier,
+        temperature=sampling.temperature,
+        text=TextOptions(text.format or {"type": "text"}, "medium"),
+        tool_choice=request.tool_choice or "auto",
+        tools=[{**blank, **tool} for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=sampling.top_p,
+        user=request.user,
+    )

@@ -1,0 +1,191 @@
+"""Types of `/v1/chat/completions`."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from inlay.api.openai.schema.generation import (
+    GenerationRequest,
+    PromptLogprob,
+    UsageInfo,
+    WholeResponse,
+)
+from inlay.api.openai.schema.unserved import Unserved
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """A request to `/v1/chat/completions`.
+
+    Attributes:
+        messages: as OpenAI's; further fields are passed on to the chat template. Content parts:
+            `text`, and `prompt_embeds` with one of `data` (base64), `ref`, `part`.
+        tools: functions the model may call.
+        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when
+            absent.
+        parallel_tool_calls: false allows at most one call.
+        include_reasoning: false leaves the reasoning out of the answer.
+        reasoning_effort: a value that the chat template reads; "none" switches reasoning off.
+        chat_template_kwargs: variables for the chat template.
+        continue_final_message: the output continues the last message.
+    """
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    audio: Unserved = None
+    chat_template: Unserved = None
+    documents: Unserved = None
+    function_call: Unserved = None
+    functions: Unserved = None
+    web_search_options: Unserved = None
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One alternative token at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """The token chosen at a position, and the most likely ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Logprobs of a message's content."""
+
+    content: list[TokenLogprob]
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A function's name, and its arguments as the model wrote them, which is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The assistant's answer.
+
+    Attributes:
+        content: None where there are only tool calls, or only reasoning.
+        reasoning: the model's reasoning before the answer; `reasoning_content` is the same under
+            vLLM's older name.
+    """
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    routed_experts: None = None
+
+
+class ChatCompletion(WholeResponse, frozen=True, kw_only=True):
+    """The response of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageInfo
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: None = None
+
+
+class FunctionCallDelta(msgspec.Struct, frozen=True):
+    """A piece of a function call."""
+
+    name: str | msgspec.UnsetType
+    arguments: str
+
+
+class ToolCallPiece(msgspec.Struct, frozen=True):
+    """Addition of an event to the tool call `index`; id, type and name come with the first."""
+
+    index: int
+    id: str | msgspec.UnsetType
+    type: Literal["function"] | msgspec.UnsetType
+    function: FunctionCallDelta
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Addition of an event to a message; the role comes with the first."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallPiece] | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of one answer.
+
+    The first has the role and no `token_ids`; only the last has `stop_reason`.
+    """
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Event of a chat stream.
+
+    The first event of a choice has the prompt's fields, the last one `system_fingerprint`.
+    """
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageInfo | msgspec.UnsetType = msgspec.UNSET
+    system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_text: msgspec.UnsetType | None = msgspec.UNSET

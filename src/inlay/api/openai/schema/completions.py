@@ -1,0 +1,173 @@
+"""Types of `/v1/completions`."""
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from inlay.api.openai.schema.generation import (
+    GenerationRequest,
+    PromptLogprob,
+    UsageInfo,
+    WholeResponse,
+)
+
+
+class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Reference to embeddings: a stored prompt, or a part of a multipart body.
+
+    Exactly one is set.
+    """
+
+    ref: str | None = None
+    part: str | None = None
+
+
+class TextPart(
+    msgspec.Struct, frozen=True, tag="text", tag_field="type", forbid_unknown_fields=True
+):
+    """Text within a prompt made of parts."""
+
+    text: str
+
+
+class TokenIdsPart(
+    msgspec.Struct, frozen=True, tag="token_ids", tag_field="type", forbid_unknown_fields=True
+):
+    """Token ids within a prompt made of parts."""
+
+    token_ids: list[int]
+
+
+class PromptEmbedsPart(
+    msgspec.Struct, frozen=True, tag="prompt_embeds", tag_field="type", forbid_unknown_fields=True
+):
+    """Embeddings within a prompt made of parts.
+
+    Exactly one of `data` (base64), `ref` and `part` is set.
+    """
+
+    data: str | None = None
+    ref: str | None = None
+    part: str | None = None
+
+
+class ImageUrlPart(
+    msgspec.Struct, frozen=True, tag="image_url", tag_field="type", forbid_unknown_fields=True
+):
+    """An image within a prompt made of parts, as in a chat.
+
+    Attributes:
+        image_url: `{"url": ..., "detail": ...}`, or the URL.
+        detail: "auto", "low" or "high".
+        uuid: accepted and not used: images are known by their content.
+    """
+
+    image_url: str | dict[str, Any]
+    detail: str | None = None
+    uuid: str | None = None
+
+
+class ImageEmbedsPart(
+    msgspec.Struct, frozen=True, tag="image_embeds", tag_field="type", forbid_unknown_fields=True
+):
+    """Rows of an image from a client's own encoder, within a prompt made of parts.
+
+    Attributes:
+        image_embeds: base64 of a tensor file, or an object of it and `image_grid_thw`.
+        uuid: accepted and not used.
+    """
+
+    image_embeds: str | dict[str, Any]
+    uuid: str | None = None
+
+
+PromptPart: TypeAlias = TextPart | TokenIdsPart | PromptEmbedsPart | ImageUrlPart | ImageEmbedsPart
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """A request to `/v1/completions`.
+
+    Attributes:
+        prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a
+            list is a prompt of its own.
+        prompt_embeds: base64 of a tensor file, a source, or a list of these; it takes precedence
+            over `prompt`.
+        logprobs: number of alternatives for each token.
+        best_of: outputs generated for each prompt; the `n` with the highest mean logprob are
+            returned.
+    """
+
+    prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None
+    prompt_embeds: str | EmbedsSource | list[str | EmbedsSource] | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+
+    DEFAULT_MAX_TOKENS: ClassVar[int | None] = 16
+
+    @property
+    def candidates(self) -> int:
+        """Outputs generated for each prompt, of which `n` are returned."""
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def only_echoes(self) -> bool:
+        """True if no token is to be generated: the answer is the prompt."""
+        return bool(self.echo) and self.max_tokens == 0
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Logprobs as parallel lists with one entry for each token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    routed_experts: None = None
+
+
+class Completion(WholeResponse, frozen=True, kw_only=True):
+    """The response of `/v1/completions`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageInfo
+
+
+class CompletionChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of a continuation; the prompt's ids come with the first."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Event of a completion's stream; the last one has `system_fingerprint`."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: UsageInfo | msgspec.UnsetType = msgspec.UNSET
+    system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,317 @@
+"""Types of `/v1/embeddings`, `/pooling`, `/classify`, `/v1/score` and `/v1/rerank`."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from inlay.api.openai.schema.completions import EmbedsSource
+from inlay.api.openai.schema.unserved import Unserved
+
+
+class InputsRequest(msgspec.Struct, kw_only=True):
+    """Fields of all requests whose results are vectors. Names beyond OpenAI's are vLLM's.
+
+    Attributes:
+        model: served name; the only model served when absent.
+        request_id: the answer's `id`, behind its prefix.
+        cache_salt: results are shared only under equal salts.
+        priority: lower values are served first.
+    """
+
+    model: str | None = None
+    user: str | None = None
+    request_id: str | None = None
+    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    priority: int | None = None
+
+    mm_processor_kwargs: Unserved = None
+
+
+class TextsRequest(InputsRequest, kw_only=True):
+    """Fields of all requests for embeddings or scores of texts.
+
+    Attributes:
+        truncate_prompt_tokens: positions of an input that are kept, special tokens included; -1
+            is the model's limit.
+        truncation_side: "right" keeps the first positions, as when absent; "left" the last.
+        use_activation: apply the model's last step (true when absent): unit length of embeddings,
+            probabilities from logits.
+    """
+
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_activation: bool | None = None
+
+    padding: Unserved = None
+
+
+Messages: TypeAlias = list[dict[str, Any]]
+PromptInput: TypeAlias = str | list[int | str | dict[str, Any] | list[int | dict[str, Any]]]
+
+
+class PromptsRequest(TextsRequest, kw_only=True):
+    """Fields of `/v1/embeddings`, `/pooling` and `/classify`.
+
+    Attributes:
+        input: a text, token ids, a chat's messages, or a list of one of these; each item of a
+            list is an input of its own.
+        messages: a chat, or a list of chats, instead of `input`.
+        prompt_embeds: inputs as embeddings, for decoders: base64 of a tensor file, a source, or a
+            list of these; instead of `input`.
+        add_special_tokens: add the tokenizer's special tokens around a text (true when absent).
+            A chat has those of its template.
+        add_generation_prompt: end a chat where the answer would begin (false when absent).
+        continue_final_message: end a chat where the content of its last message ends.
+        chat_template_kwargs: further variables for the chat template.
+        prompt_name: name of a prompt in the model's configuration, put before every text.
+    """
+
+    input: PromptInput | None = None
+    messages: list[dict[str, Any] | Messages] | None = None
+    prompt_embeds: str | EmbedsSource | list[str | EmbedsSource] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt_name: str | None = None
+
+    chat_template: Unserved = None
+    input_type: Unserved = None
+    media_io_kwargs: Unserved = None
+
+    @property
+    def chats(self) -> list[Messages]:
+        """Chats in `messages`, or else in `input`; empty where it holds something else."""
+        given = self.input if self.messages is None else self.messages
+        if not isinstance(given, list) or not given:
+            return []
+        if all(isinstance(item, dict) for item in given):
+            return [given]  # type: ignore[list-item]
+        if all(
+            isinstance(chat, list) and chat and all(isinstance(message, dict) for message in chat)
+            for chat in given
+        ):
+            return given  # type: ignore[return-value]
+        return []
+
+
+class EncodedRequest(PromptsRequest, kw_only=True):
+    """Fields of `/v1/embeddings` and `/pooling` for the encoding of vectors.
+
+    Attributes:
+        encoding_format: "float" (when absent): numbers in JSON; "base64": base64 in JSON;
+            "bytes": the body is the vectors one after another, described in the header
+            `metadata`; "bytes_only": without the header.
+        embed_dtype: dtype of base64 and bytes; "float32" when absent.
+        endianness: byte order of base64 and bytes; "native" (the server's machine) when absent.
+    """
+
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
+    endianness: Literal["native", "big", "little"] | None = None
+
+
+class EmbeddingRequest(EncodedRequest, kw_only=True):
+    """A request to `/v1/embeddings`.
+
+    Attributes:
+        dimensions: number of first elements that are kept; the vector gets length 1 again.
+        normalize: give vectors length 1; the model's setting when absent. vLLM's
+            `use_activation` is the same.
+    """
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class PoolingRequest(EncodedRequest, kw_only=True):
+    """A request to `/pooling`.
+
+    Attributes:
+        task: "embed" or "classify"; the model's own task when absent.
+    """
+
+    task: str | None = None
+
+    data: Unserved = None
+    dimensions: Unserved = None
+
+
+class ClassificationRequest(PromptsRequest, kw_only=True):
+    """A request to `/classify`."""
+
+
+class TextsUsage(msgspec.Struct, frozen=True):
+    """Positions of all inputs. Fields that inlay does not count have vLLM's default."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: None = None
+    completion_tokens_details: None = None
+
+
+class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
+    """One vector: numbers, or base64 of them."""
+
+    index: int
+    object: Literal["embedding"] = "embedding"
+    embedding: list[float] | str
+
+
+class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/v1/embeddings`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[EmbeddingData]
+    usage: TextsUsage
+
+
+class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
+    """Pooled vector of one input: numbers, or base64 of them."""
+
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float] | str
+
+
+class PoolingResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/pooling`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PoolingData]
+    usage: TextsUsage
+
+
+class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
+    """Class probabilities of one input; `label` is the model's name of the likeliest class."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/classify`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ClassificationData]
+    usage: TextsUsage
+
+
+class ScoringRequest(TextsRequest, kw_only=True):
+    """Fields of `/v1/score` and `/v1/rerank`.
+
+    Attributes:
+        max_tokens_per_query: tokens of a query that are kept, special tokens not counted; 0 or
+            absent for all.
+        max_tokens_per_doc: tokens of a document that are kept, special tokens not counted; 0 or
+            absent for all.
+    """
+
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+
+    chat_template_kwargs: Unserved = None
+    instruction: Unserved = None
+
+
+class ScoreRequest(ScoringRequest, kw_only=True):
+    """A request to `/v1/score`: one text against many, or texts pair by pair.
+
+    Each side has several names, as in vLLM.
+
+    Attributes:
+        text_1: the first side; also `queries`, `data_1`.
+        text_2: the second side; also `documents`, `items`, `data_2`.
+    """
+
+    text_1: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    items: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+
+
+class ScoreData(msgspec.Struct, frozen=True, kw_only=True):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/v1/score`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ScoreData]
+    usage: TextsUsage
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document to be ranked."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct, frozen=True):
+    """A document that was ranked; vLLM shows media under `multi_modal`."""
+
+    text: str
+    multi_modal: None = None
+
+
+class RerankRequest(ScoringRequest, kw_only=True):
+    """A request to `/v1/rerank`, as Jina, Cohere and vLLM take it.
+
+    Attributes:
+        query: text that the documents are ranked against.
+        documents: texts, or objects with `text`; or one text.
+        top_n: maximum number of results; 0 or absent for all.
+        return_documents: include each result's document (true when absent).
+    """
+
+    query: str
+    documents: str | list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Relevance score of one document; `index` is its place in the request."""
+
+    index: int
+    document: RankedDocument | msgspec.UnsetType = msgspec.UNSET
+    relevance_score: float
+
+
+class RerankUsage(msgspec.Struct, frozen=True):
+    """Positions of all pairs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/v1/rerank`, the best result first."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RerankResult]

@@ -1,0 +1,56 @@
+"""Types of `/v1/encode`."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from inlay.api.openai.schema.embeddings import InputsRequest
+
+
+class EncodeRequest(InputsRequest, kw_only=True):
+    """A request for the rows of images.
+
+    Attributes:
+        input: an image, or a list of them: a URL as a string, or a part as in a chat, `{"type":
+            "image_url", "image_url": {"url": ..., "detail": ...}}`.
+        encoding_format: "base64" of a tensor file (`torch.save`), or "float", numbers.
+    """
+
+    input: str | dict[str, Any] | list[str | dict[str, Any]]
+    encoding_format: Literal["base64", "float"] = "base64"
+
+
+class EncodedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one image. As it is, it is a value of `image_embeds` in a chat.
+
+    Attributes:
+        index: of the image in `input`.
+        image_embeds: base64 of a tensor file of shape (num_tokens, width), or the numbers. The
+            width is the hidden size; inner features of the image follow where the model has them.
+        image_grid_thw: [time, height, width] in patches; null for models without a grid.
+        num_tokens: positions that the image's rows take in a prompt.
+    """
+
+    object: Literal["image_embeds"] = "image_embeds"
+    index: int
+    image_embeds: str | list[list[float]]
+    image_grid_thw: list[int] | None
+    num_tokens: int
+
+
+class EncodeUsage(msgspec.Struct, frozen=True):
+    """Positions that the rows of all images take in a prompt."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EncodeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of all images, in their order."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[EncodedImage]
+    usage: EncodeUsage

@@ -1,0 +1,81 @@
+"""Types of `/v1/models`."""
+
+from typing import Literal
+
+import msgspec
+
+from inlay.card import Exactness, Refusal
+
+
+class ModelLimits(msgspec.Struct, frozen=True):
+    """Limits of one request to the model."""
+
+    max_model_len: int
+    max_logprobs: int
+    max_choices: int
+    max_prompt_embeds_bytes: int
+    max_prompt_embeds_abs: float | None
+    max_body_bytes: int
+
+
+class EmbeddingFacts(msgspec.Struct, frozen=True):
+    """Options of a model that makes embeddings or scores.
+
+    Attributes:
+        size: elements of a vector, or labels of a pair.
+        normalize: True if vectors have length 1 by default.
+        dimensions: values that `dimensions` may have, or "any" up to `size`.
+        prompts: prompts that may be put before texts, by name.
+        default_prompt: name of the prompt that is used when the request names none.
+    """
+
+    size: int
+    normalize: bool
+    dimensions: list[int] | Literal["any"]
+    prompts: dict[str, str]
+    default_prompt: str | None
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model.
+
+    Attributes:
+        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score",
+            "rerank", "classify", "encode".
+        embedding_table_id: identity of the input embedding table; clients write it into the
+            tensor files they send.
+        embedding_abs_max: largest absolute value in that table.
+        refusals: features that its engine does not support, with the reason.
+        resuming: continuation of an answer after its worker was lost, by feature: "exact",
+            "rounded", "sampled" or "impossible"; the last two end with an error.
+        embedding: options of a model that makes embeddings or scores.
+        adapters: names of the loaded adapters.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "inlay"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    hidden_size: int
+    vocab_size: int
+    dtype: str
+    embedding_table_id: str
+    embedding_abs_max: float
+    weights_id: str
+    engine: str
+    capabilities: list[str]
+    limits: ModelLimits
+    refusals: tuple[Refusal, ...] = ()
+    resuming: dict[str, Exactness] = {}
+    embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
+    adapters: list[str] = []
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]

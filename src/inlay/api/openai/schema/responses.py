@@ -1,0 +1,260 @@
+"""Types of `/v1/responses`."""
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from inlay.api.openai.schema.chat import TokenLogprob
+from inlay.api.openai.schema.unserved import Unserved
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True):
+    """Options of reasoning.
+
+    Attributes:
+        effort: value for the chat template.
+        summary: accepted and ignored; reasoning is returned whole.
+    """
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """Format of the answer's text.
+
+    Attributes:
+        format: an object of type "text", "json_object" or "json_schema", the last with `name` and
+            `schema`.
+        verbosity: only "medium" is served.
+    """
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Options of a stream; no obfuscation is ever added."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """A request to `/v1/responses`.
+
+    Names beyond OpenAI's are vLLM's, and mean what they mean in chat completions.
+
+    Attributes:
+        model: served name; the only model served when absent.
+        input: text, or items: messages, function calls, their outputs, reasoning. Parts of a
+            message's content: `input_text`, `output_text`, `refusal`, and `prompt_embeds` with
+            one of `data` (base64), `ref`, `part`.
+        instructions: a system message before all others.
+        include: "message.output_text.logprobs" requests logprobs; other values have no effect.
+        store: accepted; nothing is ever stored.
+        text: format of the answer.
+        tools: functions.
+        truncation: only "disabled" is served.
+    """
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    include: list[str] | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    text: TextOptions | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    top_logprobs: int | None = None
+    top_p: float | None = None
+    truncation: str | None = None
+    user: str | None = None
+
+    min_tokens: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    include_reasoning: bool | None = None
+    priority: int | None = None
+    structured_outputs: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    background: Unserved = None
+    context_management: Unserved = None
+    conversation: Unserved = None
+    ec_transfer_params: Unserved = None
+    enable_response_messages: Unserved = None
+    kv_transfer_params: Unserved = None
+    media_io_kwargs: Unserved = None
+    mm_payload: Unserved = None
+    mm_processor_kwargs: Unserved = None
+    moderation: Unserved = None
+    previous_input_messages: Unserved = None
+    previous_response_id: Unserved = None
+    prompt: Unserved = None
+    return_mm_kwargs: Unserved = None
+    vllm_xargs: Unserved = None
+    watermarking: Unserved = None
+
+    messages: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    response_format: Any = None
+    n: int | None = None
+
+    ELSEWHERE: ClassVar[dict[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+    }
+    """Fields of chat completions, and their names in responses."""
+
+
+class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type"):
+    """Text of a message."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag="reasoning_text", tag_field="type"):
+    """Text of reasoning."""
+
+    text: str
+
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputMessage(msgspec.Struct, frozen=True, tag="message", tag_field="type"):
+    """A message of the assistant."""
+
+    id: str
+    status: ItemStatus
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class OutputReasoning(msgspec.Struct, frozen=True, tag="reasoning", tag_field="type"):
+    """The assistant's reasoning, whole: neither summarised nor encrypted."""
+
+    id: str
+    status: ItemStatus
+    content: list[ReasoningText]
+    summary: list[Any] = []
+    encrypted_content: None = None
+
+
+class OutputFunctionCall(msgspec.Struct, frozen=True, tag="function_call", tag_field="type"):
+    """A function call of the assistant.
+
+    `arguments` is JSON text, as the model wrote it.
+    """
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem: TypeAlias = OutputMessage | OutputReasoning | OutputFunctionCall
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    """Counts of the prompt's positions. Positions written to the cache are not counted."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """Counts of the output's tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponsesUsage(msgspec.Struct, frozen=True):
+    """Prompt and output positions; embedding vectors count as tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Reason of an answer that ended early."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class FailureDetails(msgspec.Struct, frozen=True):
+    """Code and message of a response that failed."""
+
+    code: str
+    message: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `/v1/responses`.
+
+    The request's fields are repeated; `temperature` and `top_p` are the values that were used.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False] = False
+    error: FailureDetails | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    temperature: float
+    text: TextOptions
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponsesUsage | None = None
+    user: str | None

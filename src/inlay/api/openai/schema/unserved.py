@@ -1,0 +1,111 @@
+"""Fields that are known and not served: a request that sets one is refused.
+
+A request type declares such a field as `Unserved`; the reason is in the table `UNSERVED`. Null is
+treated as absent, and so are the values that change nothing, such as vLLM's default.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
+
+import msgspec
+
+_MARK = msgspec.Meta(description="Not served: a request that sets it is refused.")
+
+Unserved: TypeAlias = Annotated[Any, _MARK]
+"""The type of a field that is refused."""
+
+
+class Reason(NamedTuple):
+    """Reason why a field is refused.
+
+    Attributes:
+        text: completes "FIELD is not supported: ".
+        absent: values beside null that change nothing.
+    """
+
+    text: str
+    absent: tuple[object, ...] = ()
+
+    def allows(self, value: object) -> bool:
+        """Return True if `value` requests nothing. 0 is not false, and 1 is not true."""
+        return value is None or any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.absent
+        )
+
+
+_STRUCTURED = "say structured_outputs.{} instead"
+_RENDER = "it is a field of vLLM's /render routes, which are not served"
+_MEDIA = "requests hold text and embeddings, and no media"
+_TRANSFER = "clients do not say where keys and values go"
+_STATE = "inlay keeps no state between requests; "
+_SEND_ITEMS = f"{_STATE}send the items of the conversation as input"
+_EXPERTS = "the experts that a token went through are not shown"
+_NO_TEMPLATE = "scores are made without a chat template"
+
+UNSERVED: Mapping[str, Reason] = {
+    # OpenAI's
+    "audio": Reason("answers are text"),
+    "background": Reason(f"{_STATE}ask with stream, or wait for the answer", (False,)),
+    "context_management": Reason(f"{_STATE}send the items that are to be kept as input", ([],)),
+    "conversation": Reason(_SEND_ITEMS),
+    "function_call": Reason("it was replaced by tool_choice"),
+    "functions": Reason("it was replaced by tools"),
+    "moderation": Reason("nothing is moderated"),
+    "previous_response_id": Reason(_SEND_ITEMS),
+    "prompt": Reason(f"{_STATE}send the template's text as instructions and input"),
+    "web_search_options": Reason("nobody searches the web here"),
+    # vLLM's
+    "chat_template": Reason("the model's own is used; chat_template_kwargs sets its variables"),
+    "chat_template_kwargs": Reason(_NO_TEMPLATE, ({},)),
+    "documents": Reason("send chat_template_kwargs.documents to a template that reads it"),
+    "ec_transfer_params": Reason(_TRANSFER, ({},)),
+    "enable_response_messages": Reason("output holds all that the model wrote", (False,)),
+    "instruction": Reason(_NO_TEMPLATE),
+    "kv_transfer_params": Reason(_TRANSFER, ({},)),
+    "length_penalty": Reason("it weighs the outputs of a beam search, which is not served", (1.0,)),
+    "media_io_kwargs": Reason(_MEDIA, ({},)),
+    "mm_payload": Reason(_RENDER, ("tensors",)),
+    "mm_processor_kwargs": Reason(_MEDIA, ({},)),
+    "padding": Reason("inputs are computed without padding", ("do_not_pad",)),
+    "previous_input_messages": Reason("send the items of the conversation as input", ([],)),
+    "repetition_detection": Reason(
+        "outputs end by stop, stop_token_ids, an end token or max_tokens"
+    ),
+    "return_mm_kwargs": Reason(_RENDER, (True,)),
+    "return_prompt_text": Reason(
+        "return_token_ids gives the prompt's ids, /detokenize their text", (False,)
+    ),
+    "return_token_offsets": Reason(_RENDER, (False,)),
+    "routed_experts_prompt_start": Reason(_EXPERTS, (0,)),
+    "stream_interval": Reason("each event is sent as soon as there is text for it", (1,)),
+    "use_beam_search": Reason(
+        "there is no beam search; best_of chooses among several outputs", (False,)
+    ),
+    "vllm_xargs": Reason("engines take no arguments but the fields of this API", ({},)),
+    "watermarking": Reason("outputs carry no watermark", (False,)),
+    # older fields of vLLM, which it ignores now, and SGLang's
+    "guided_choice": Reason(_STRUCTURED.format("choice")),
+    "guided_grammar": Reason(_STRUCTURED.format("grammar")),
+    "guided_json": Reason(_STRUCTURED.format("json")),
+    "guided_regex": Reason(_STRUCTURED.format("regex")),
+    "ebnf": Reason(_STRUCTURED.format("grammar")),
+    "json_schema": Reason(_STRUCTURED.format("json")),
+    "regex": Reason(_STRUCTURED.format("regex")),
+    # embeddings
+    "data": Reason("there are no IO processor plugins; give input, messages or prompt_embeds"),
+    "dimensions": Reason("/pooling gives vectors whole, as in vLLM; /v1/embeddings shortens them"),
+    "input_type": Reason("name the model's own prompt in prompt_name"),
+}
+"""The refused fields of all requests, by name."""
+
+
+@cache
+def unserved(request: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the names of the refused fields of a request type."""
+    hints = get_type_hints(request, include_extras=True)
+    return tuple(
+        name
+        for name in request.__struct_fields__
+        if _MARK in getattr(hints[name], "__metadata__", ())
+    )

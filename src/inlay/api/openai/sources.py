@@ -1,0 +1,187 @@
+"""Sources of embeddings and images in the requests of each route, in order."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from inlay.api.openai.schema.completions import (
+    CompletionRequest,
+    EmbedsSource,
+    ImageEmbedsPart,
+    ImageUrlPart,
+    PromptEmbedsPart,
+)
+from inlay.api.openai.schema.embeddings import PromptsRequest
+from inlay.errors import InvalidRequestError
+from inlay.http.bodies.embeds import Source, TensorSource
+from inlay.http.bodies.media import ImageSource
+from inlay.http.quoting import shown_at, shown_value
+from inlay.media.embeds import parse_embeds
+from inlay.media.spec import Detail
+
+IMAGE_PARTS = ("image_url", "input_image", "image_embeds")
+"""Types of parts that are images."""
+
+_DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high"}
+
+
+def in_completion(request: CompletionRequest) -> list[Source]:
+    """Return the sources of a completions request, in order."""
+    found: list[Source] = [*in_prompt_embeds(request.prompt_embeds)]
+    if found:
+        return found
+    if isinstance(request.prompt, list):
+        for index, item in enumerate(request.prompt):
+            # A prompt may have a million ids, and this blocks the server: comparing types is twice
+            # as fast as `isinstance`.
+            if type(item) is int or type(item) is str:
+                continue
+            if isinstance(item, list):
+                for inner, part in enumerate(item):
+                    if type(part) is not int:
+                        found += _in_part(part, f"prompt[{index}][{inner}]", index)
+            else:
+                found += _in_part(item, f"prompt[{index}]", 0)
+    return found
+
+
+def _in_part(part: object, param: str, prompt: int) -> list[Source]:
+    if isinstance(part, PromptEmbedsPart):
+        return [part_source(part, param)]
+    if isinstance(part, ImageUrlPart | ImageEmbedsPart):
+        return [image_part_source(part, param, prompt)]
+    return []
+
+
+def in_prompt_embeds(
+    embeds: str | EmbedsSource | list[str | EmbedsSource] | None,
+) -> list[TensorSource]:
+    """Return the sources of a request's field `prompt_embeds`, in order."""
+    if embeds is None:
+        return []
+    if not isinstance(embeds, list):
+        return [_embeds(embeds, "prompt_embeds")]
+    return [_embeds(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
+
+
+def in_prompts(request: PromptsRequest) -> list[Source]:
+    """Return the sources of a request for vectors: `prompt_embeds`, then its chats, in order."""
+    found: list[Source] = [*in_prompt_embeds(request.prompt_embeds)]
+    for chat in request.chats:
+        found += in_messages(chat)
+    return found
+
+
+def _embeds(item: str | EmbedsSource, param: str) -> TensorSource:
+    if isinstance(item, str):
+        return TensorSource(item, None, None, param)
+    return TensorSource(None, item.ref, item.part, param)
+
+
+def part_source(part: PromptEmbedsPart, param: str) -> TensorSource:
+    """Return the source of a part of a completion's prompt."""
+    return TensorSource(part.data, part.ref, part.part, param)
+
+
+def image_part_source(
+    part: ImageUrlPart | ImageEmbedsPart, param: str, prompt: int = 0
+) -> ImageSource:
+    """Return the source of an image in a completion's prompt. Raises as `image_source`."""
+    return image_source(msgspec.structs.asdict(part), param, prompt)
+
+
+def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
+    """Return the sources of a chat, in order."""
+    found: list[Source] = []
+    for number, message in enumerate(messages):
+        found += in_content(message.get("content"), f"messages[{number}].content")
+    return found
+
+
+def in_content(content: object, where: str) -> list[Source]:
+    """Return the sources of a message's content at the path `where`, in order.
+
+    Raises:
+        InvalidRequestError: a malformed part that is an image.
+    """
+    if not isinstance(content, list):
+        return []
+    found: list[Source] = []
+    for index, part in enumerate(content):
+        kind = kind_of(part) if isinstance(part, dict) else None
+        if kind == "prompt_embeds":
+            found.append(content_source(part, f"{where}[{index}]"))
+        elif kind in IMAGE_PARTS:
+            found.append(image_source(part, f"{where}[{index}]"))
+    return found
+
+
+def kind_of(part: Mapping[str, Any]) -> object:
+    """Return the type of a part; as in vLLM, one without a type is named by its field."""
+    kind = part.get("type")
+    if kind is None:
+        return next((name for name in ("image_url", "image_embeds") if name in part), None)
+    return kind
+
+
+def content_source(part: Mapping[str, Any], param: str) -> TensorSource:
+    """Return the source of a part of a message's content."""
+    return TensorSource(part.get("data"), part.get("ref"), part.get("part"), param, part)
+
+
+def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageSource:
+    """Return the source of a part that is an image: of chats, completions, or responses.
+
+    Raises:
+        InvalidRequestError: a malformed part.
+    """
+    uuid = part.get("uuid")
+    if uuid is not None and not isinstance(uuid, str):
+        raise InvalidRequestError(
+            f"{param}.uuid must be a string, got {shown_value(uuid)}", param=f"{param}.uuid"
+        )
+    if kind_of(part) == "image_embeds":
+        return _image_embeds(part, param, prompt)
+    where = f"{param}.image_url"
+    image = part.get("image_url")
+    detail, url = part.get("detail"), image
+    if isinstance(image, dict):
+        detail, url = image.get("detail", detail), image.get("url")
+        where += ".url"
+    if part.get("file_id") is not None:
+        raise InvalidRequestError(
+            f"{param}.file_id: files are not stored here; send the image as image_url",
+            param=f"{param}.file_id",
+        )
+    if image is None and uuid is not None:
+        raise InvalidRequestError(
+            f"{where}: images are not kept by their uuid; send the image again", param=where
+        )
+    if not isinstance(url, str) or not url:
+        raise InvalidRequestError(
+            f"{where} must be a string, a URL: data:image/...;base64,... or https://..., got "
+            f"{shown_at(part, 'image_url') if url is image else shown_value(url)}",
+            param=where,
+        )
+    if detail is not None and detail not in _DETAILS:
+        raise InvalidRequestError(
+            f"{param}.detail must be one of {', '.join(_DETAILS)}, got {shown_value(detail)}",
+            param=f"{param}.detail",
+        )
+    return ImageSource(url, None, _DETAILS.get(detail or ""), param, prompt)
+
+
+def _image_embeds(part: Mapping[str, Any], param: str, prompt: int) -> ImageSource:
+    where = f"{param}.image_embeds"
+    try:
+        embeds = parse_embeds(part.get("image_embeds"))
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{where}: {error.message}", param=where) from None
+    if not isinstance(embeds.source, str):
+        raise InvalidRequestError(
+            f"{where} must be base64 of a tensor file, or an object that holds it, got "
+            f"{shown_value(embeds.source)}",
+            param=where,
+        )
+    return ImageSource(None, embeds, None, param, prompt)

@@ -1,1 +1,0 @@
-"""Routes that run no model: models, adapters, stored prompts, tokens, health, admin, pages."""

@@ -1,0 +1,363 @@
+"""Limits and memory of requests: bodies, parsed JSON, decoded tensors, rows.
+
+Memory is reserved before it is taken.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from threading import Lock
+
+import msgspec
+
+from inlay.card import EMBEDS_OFF, ModelCard
+from inlay.errors import BodyTooLargeError, InvalidRequestError, OverloadedError, RateLimitedError
+from inlay.http.bodies.structure import Counts, check_structure, count
+from inlay.http.callers.clients import RETRY_AFTER, Client
+from inlay.http.settings import AUTO, FrontendSettings
+from inlay.pace import yield_gil
+from inlay.prompt import DTYPE_SIZES, Media, Prompt, Rows
+from inlay.tensors import ReadLimits
+
+OVERHEAD_BYTES = 64 * 1024
+"""Allowance for a container's bytes beside the elements.
+
+Zip entries padded to 64 bytes, a header, metadata.
+"""
+
+
+class EmbedsLimits:
+    """Limits of one server.
+
+    Args:
+        settings: of the frontend.
+        models: returns the cards of the served models; `auto` depends on them.
+
+    Attributes:
+        max_prompts: maximum prompts in the batch of one tensor.
+    """
+
+    def __init__(
+        self, settings: FrontendSettings, models: Callable[[], Iterable[ModelCard]]
+    ) -> None:
+        self._max_bytes = settings.max_prompt_embeds_bytes
+        self._max_parts = settings.max_prompt_embeds_parts
+        self._max_total = settings.max_request_embeds_bytes
+        self._max_json = settings.max_json_bytes
+        self._models = models
+        self.max_prompts = settings.max_choices
+
+    @property
+    def off_everywhere(self) -> bool:
+        """True if all models' workers were started without embeddings as prompts."""
+        cards = list(self._models())
+        return bool(cards) and all(card.prompt_embeds == EMBEDS_OFF for card in cards)
+
+    def of(self, card: ModelCard) -> ReadLimits:
+        """Return the limits of one tensor file for a model."""
+        return ReadLimits(max_bytes=self._bytes(card))
+
+    @property
+    def any(self) -> ReadLimits:
+        """Limits of a tensor file whose model is not known yet: the largest of all models."""
+        if self._max_bytes != AUTO:
+            return ReadLimits(max_bytes=self._max_bytes)
+        return ReadLimits(max_bytes=max(map(self._bytes, self._models()), default=OVERHEAD_BYTES))
+
+    def _bytes(self, card: ModelCard) -> int:
+        if self._max_bytes != AUTO:
+            return self._max_bytes
+        rows = card.limits.max_model_len * card.hidden_size * DTYPE_SIZES[card.dtype]
+        return rows + OVERHEAD_BYTES
+
+    def check_count(self, count: int) -> None:
+        """Raise `InvalidRequestError` if `count` embeddings are too many for one request."""
+        if count > self._max_parts:
+            raise InvalidRequestError(
+                f"the request has {count} prompt_embeds; at most {self._max_parts} are allowed",
+                param="prompt_embeds",
+            )
+
+    def check_total(self, num_bytes: int) -> None:
+        """Raise `BodyTooLargeError` if a request's embeddings are too large, decoded."""
+        if num_bytes > self._max_total:
+            raise BodyTooLargeError(
+                f"the prompt_embeds of the request, with images, come to {num_bytes} bytes; at "
+                f"most {self._max_total} are allowed",
+                param="prompt_embeds",
+            )
+
+    def check_json(self, num_bytes: int) -> None:
+        """Raise `BodyTooLargeError` for too much JSON; extracted base64 strings do not count."""
+        if num_bytes > self._max_json:
+            raise BodyTooLargeError(
+                f"the body has {num_bytes} bytes of JSON text or more, which is over the limit of "
+                f"{self._max_json} bytes. Only strings of tensor data in base64 (`prompt_embeds`, "
+                "`data`) and data: URLs of 64 KB or more do not count; other base64 is text"
+            )
+
+
+class ByteBudget:
+    """Memory budget of all requests together.
+
+    Attributes:
+        limit: maximum bytes.
+        used: bytes held now.
+        taken: total bytes reserved since the start.
+    """
+
+    __slots__ = ("limit", "lock", "taken", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.taken = 0
+        self.lock = Lock()
+
+
+class Reservation:
+    """Bytes of one request, counted in a `ByteBudget` and in its client's quota.
+
+    They are given back at the end of its `with` block. Safe to call from any thread: bodies are
+    received on the event loop and decoded off it.
+
+    Attributes:
+        size: bytes held.
+        client: the client whose quota they count in. Set before any bytes are reserved.
+    """
+
+    __slots__ = ("_budget", "client", "size")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self.client: Client | None = None
+        self.size = 0
+
+    def grow_to(self, size: int) -> None:
+        """Reserve up to `size` bytes in all.
+
+        Raises:
+            BodyTooLargeError: more than any request may hold.
+            RateLimitedError: the client's quota is used up.
+            OverloadedError: the server's budget is used up.
+        """
+        with self._budget.lock:
+            self._take(size - self.size)
+
+    def grow(self, more: int) -> None:
+        """Reserve `more` bytes. Raises as `grow_to`."""
+        with self._budget.lock:
+            self._take(more)
+
+    def _take(self, more: int) -> None:
+        if more <= 0:
+            return
+        self._check(self.size + more, more)
+        self._budget.used += more
+        self._budget.taken += more
+        self.size += more
+        if self.client is not None:
+            self.client.bytes += more
+
+    def _check(self, size: int, more: int) -> None:
+        budget, client = self._budget, self.client
+        share = budget.limit
+        if client is not None and client.share.max_bytes is not None:
+            share = min(client.share.max_bytes, budget.limit)
+        if size > share:
+            raise BodyTooLargeError(
+                f"the request takes {size} bytes with what it decodes to; one client may hold "
+                f"{share}"
+            )
+        if client is not None and share < budget.limit and client.bytes + more > share:
+            raise RateLimitedError(
+                f"your requests hold {client.bytes} bytes; {more} more would pass your share of "
+                f"{share}",
+                retry_after=RETRY_AFTER,
+            )
+        if budget.used + more > budget.limit:
+            raise OverloadedError(
+                f"the server holds {budget.used} bytes of requests; {more} more would pass its "
+                f"limit of {budget.limit}",
+                retry_after=RETRY_AFTER,
+            )
+
+    def shrink_to(self, size: int) -> None:
+        """Release all but `size` bytes."""
+        with self._budget.lock:
+            less = self.size - size
+            if less > 0:
+                self._budget.used -= less
+                self.size = size
+                if self.client is not None:
+                    self.client.bytes -= less
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shrink_to(0)
+
+
+def bytes_alive(prompts: Iterable[Prompt]) -> int:
+    """Return the bytes of memory that the rows and media of `prompts` keep alive.
+
+    Rows may be a view of their file, which then lives as long as the rows; shared memory counts
+    once.
+    """
+    alive: dict[int, int] = {}
+    for prompt in prompts:
+        for segment in prompt.segments:
+            if isinstance(segment, Rows):
+                held = [segment.data, *(field.data for field in segment.bundle)]
+            elif isinstance(segment, Media) and segment.data is not None:
+                held = [segment.data]
+            else:
+                continue
+            for buffer in held:
+                owner = buffer.view.obj
+                alive[id(owner)] = memoryview(owner).nbytes
+    return sum(alive.values())
+
+
+_MADE = {"objects": 176, "arrays": 64, "colons": 48, "commas": 64}
+"""Maximum bytes of the objects that the parser makes for each such character.
+
+Measured with CPython 3.11 and msgspec.
+"""
+
+_WIDE = 7
+"""Maximum bytes of a character while a string with non-ASCII characters is parsed.
+
+4 for the character, and 3 for growing the buffer.
+"""
+
+_SMALL = 4096
+"""Bytes of JSON below which the worst case is assumed instead of counting."""
+
+_WORST = 24
+
+
+class RequestMemory:
+    """Accounting of one request's memory, from its body to its prompts.
+
+    Safe to call from any thread, by one at a time.
+
+    Args:
+        reservation: of the request; it holds the body.
+        limits: of its embeddings.
+
+    Attributes:
+        json: bytes of the parsed JSON, without the extracted embeddings.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_body",
+        "_inline",
+        "_limits",
+        "_parsed",
+        "_reservation",
+        "_whole",
+        "json",
+    )
+
+    def __init__(self, reservation: Reservation, limits: EmbedsLimits) -> None:
+        self._reservation = reservation
+        self._limits = limits
+        self._body = reservation.size
+        self._parsed = 0
+        self._arrived = 0
+        self._inline = 0
+        self._whole = 0
+        self.json = 0
+
+    def parsing(self, rest: bytes | bytearray) -> None:
+        """Reserve the maximum memory of parsing `rest` as JSON.
+
+        Raises:
+            BodyTooLargeError: it is over `--max-json-bytes`.
+            InvalidRequestError: as `check_structure`.
+            InlayError: as `Reservation.grow_to`.
+        """
+        self._limits.check_json(len(rest))
+        self.json = max(self.json, len(rest))
+        if len(rest) < _SMALL:
+            size = len(rest) * _WORST
+        else:
+            counts = count(rest)
+            check_structure(rest, counted=counts)
+            size = parsed_size(counts)
+        self._parsed = max(self._parsed, size)
+        self._reservation.grow_to(self._body + self._parsed)
+
+    def on_reassembled(self, size: int) -> None:
+        """Reserve a reassembled body of `size` bytes, beside its extracted pieces.
+
+        Raises as `Reservation.grow_to`.
+        """
+        self._body += size
+        self._reservation.grow_to(self._body)
+
+    def on_decoded(self, sizes: Iterable[int]) -> None:
+        """Count embeddings that were decoded while the body arrived, of `sizes` bytes each.
+
+        Their memory is reserved as that of the body.
+
+        Raises:
+            BodyTooLargeError: the request's embeddings are over the limit.
+        """
+        self._arrived = sum(sizes)
+        self._check_total()
+
+    def decoding(self, sizes: Iterable[int]) -> None:
+        """Reserve embeddings that are decoded from the JSON, of `sizes` bytes each.
+
+        Raises as `check_total` and as `Reservation.grow_to`.
+        """
+        self._inline = sum(sizes)
+        self._check_total()
+        self._reservation.grow_to(self._body + self._parsed + self._inline)
+
+    def body_freed(self, kept: int = 0) -> None:
+        """Release the body, but for embeddings decoded as it arrived and `kept` bytes of files."""
+        self._body = kept + self._arrived
+        self._reservation.shrink_to(self._body + self._parsed + self._inline)
+
+    def check_total(self, sizes: Iterable[int]) -> None:
+        """Count embeddings of files or stored prompts, which take no further memory.
+
+        Raises:
+            BodyTooLargeError: the request's embeddings are over the limit.
+        """
+        self._whole += sum(sizes)
+        self._check_total()
+
+    def settle(self, prompts: Iterable[Prompt], kept: int) -> None:
+        """Release all but the rows of `prompts` and the `kept` bytes of the parsed request."""
+        self._reservation.shrink_to(bytes_alive(prompts) + kept)
+
+    def _check_total(self) -> None:
+        self._limits.check_total(self._arrived + self._inline + self._whole)
+
+
+def parsed_size(counts: Counts) -> int:
+    """Return the maximum bytes of parsing a JSON text, from the counts of its characters."""
+    made: int = sum(getattr(counts, name) * size for name, size in _MADE.items())
+    return counts.size * (_WIDE if counts.wide else 1) + made
+
+
+def size_of(request: msgspec.Struct, *without: str) -> int:
+    """Return the approximate bytes of a parsed request, without the fields `without`."""
+    fields = (getattr(request, name) for name in request.__struct_fields__ if name not in without)
+    items: list[object] = [value for value in fields if value is not None]
+    size = 0
+    while items:
+        yield_gil()
+        item = items.pop()
+        size += sys.getsizeof(item)
+        if isinstance(item, dict):
+            items.extend(item)
+            items.extend(item.values())
+        elif isinstance(item, list):
+            items.extend(item)
+    return size

@@ -1,0 +1,241 @@
+"""HTTP connections that read a large body directly from the socket.
+
+uvicorn passes a body on in pieces, each copied from socket to bytes, parser, cycle and message,
+with a task switch every 64 KB. For a body of known length, a `BodySource` takes over the transport
+for exactly that many bytes. The event loop reads into the caller's memory, or into one reused
+buffer, and the transport is given back before the next request's first byte.
+"""
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from inlay.http.errors import ClientGone
+
+EXTENSION = "inlay.body"
+"""Key of the `BodySource` in the extensions of a scope."""
+
+_AT_A_TIME = 256 * 1024
+"""Maximum bytes of one read, so that they are processed while in the CPU cache."""
+
+_IN_A_ROW = 1 << 20
+"""Bytes of one body after which others are served: libuv would read 32 times in a row."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with a `BodySource` in its scopes."""
+
+    _given_up = False
+
+    def on_headers_complete(self) -> None:
+        """Start the app; called by the parser."""
+        super().on_headers_complete()
+        scope: MutableMapping[str, Any] = cast("MutableMapping[str, Any]", self.scope)
+        scope.setdefault("extensions", {})[EXTENSION] = BodySource(self, self.cycle)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse received data; called by the transport."""
+        if not self._given_up:
+            super().data_received(data)
+
+    def start_over(self) -> None:
+        """Reset the parser after a body that bypassed it: the next byte begins a request."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def give_up(self) -> None:
+        """Ignore all further data after a partly read body: it cannot be parsed."""
+        self._given_up = True
+        self.cycle.keep_alive = False
+
+
+class BodySource:
+    """Body of one request, readable into the caller's memory."""
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    async def fill(self, view: memoryview, progress: Callable[[int], None]) -> None:
+        """Read a body of exactly `len(view)` bytes into `view`, from the start.
+
+        Args:
+            view: writable.
+            progress: called at intervals with the number of bytes received.
+
+        Raises:
+            ClientGone: the client left before the end.
+        """
+        here = self._begin()
+        view[: len(here)] = here
+        await self._rest(
+            len(view),
+            len(here),
+            lambda position: view[position : position + _AT_A_TIME],
+            lambda _: None,
+            progress,
+        )
+
+    async def stream(
+        self, size: int, take: Callable[[memoryview], None], progress: Callable[[int], None]
+    ) -> None:
+        """Read a body of exactly `size` bytes piece by piece.
+
+        Args:
+            size: of the body.
+            take: called with each piece, whose memory is reused; its errors are raised.
+            progress: as for `fill`.
+
+        Raises:
+            ClientGone: the client left before the end.
+        """
+        here = self._begin()
+        if here:
+            take(memoryview(here))
+        room = memoryview(bytearray(min(_AT_A_TIME, max(size - len(here), 1))))
+        await self._rest(
+            size,
+            len(here),
+            lambda position: room[: size - position],
+            lambda count: take(room[:count]),
+            progress,
+        )
+
+    def _begin(self) -> bytearray:
+        """Return the bytes received so far."""
+        connection, cycle = self._connection, self._cycle
+        if cycle.disconnected:
+            raise ClientGone
+        if cycle.waiting_for_100_continue:
+            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+        here = cycle.body
+        cycle.body = bytearray()
+        return here
+
+    async def _rest(
+        self,
+        size: int,
+        position: int,
+        space: Callable[[int], memoryview],
+        came: Callable[[int], None],
+        progress: Callable[[int], None],
+    ) -> None:
+        connection, cycle = self._connection, self._cycle
+        if cycle.more_body and position < size:
+            await _Filling(connection, size, position, space, came, progress).run()
+            connection.start_over()
+        cycle.more_body = False
+
+
+class _Filling(asyncio.BufferedProtocol):
+    """Protocol that holds the transport until a body is complete.
+
+    Args:
+        connection: owner of the transport.
+        size: bytes of the body.
+        position: number of bytes received so far.
+        space: returns the memory for the bytes from a position on.
+        came: called with the number of bytes written there.
+        progress: called with the number of bytes received.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        size: int,
+        position: int,
+        space: Callable[[int], memoryview],
+        came: Callable[[int], None],
+        progress: Callable[[int], None],
+    ) -> None:
+        self._connection = connection
+        self._transport = connection.transport
+        self._size = size
+        self._position = position
+        self._space = space
+        self._came = came
+        self._progress = progress
+        self._in_a_row = 0
+        self._paused = False
+        self._done: asyncio.Future[None] = connection.loop.create_future()
+
+    async def run(self) -> None:
+        self._transport.set_protocol(self)
+        self._connection.flow.resume_reading()
+        try:
+            await self._done
+        except BaseException:
+            self._connection.give_up()
+            raise
+        finally:
+            self._space = lambda _: memoryview(b"")
+            self._came = lambda _: None
+            # The future holds the error, whose frames hold this object and all that was read.
+            # Dropping it breaks the cycle, so that the memory is freed without a collection.
+            self._done = self._connection.loop.create_future()
+            self._done.cancel()
+            self._transport.set_protocol(self._connection)
+            if self._paused:
+                self._transport.resume_reading()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._space(self._position)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._came(nbytes)
+        except Exception as error:
+            self._end(error)
+            return
+        self._position += nbytes
+        if self._position == self._size:
+            self._end(None)
+            return
+        self._progress(self._position)
+        self._in_a_row += nbytes
+        if self._in_a_row >= _IN_A_ROW:
+            self._pause()
+            self._connection.loop.call_soon(self._go_on)
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._in_a_row = 0
+        if not self._done.done():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _end(self, error: Exception | None) -> None:
+        # The next bytes belong to another request, and to the parser.
+        self._pause()
+        if self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+
+    def eof_received(self) -> None:
+        self._lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose()
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def _lose(self) -> None:
+        # Set before the app ends without an answer, which uvicorn would log as a fault.
+        self._connection.cycle.disconnected = True
+        if not self._done.done():
+            self._done.set_exception(ClientGone())

@@ -1,0 +1,251 @@
+"""Images in requests: their sources, fetching, and the segments of a prompt they become.
+
+A source is a URL (data:, https:, or file: where a setting allows it), or embeddings that the
+client's own encoder made. Only headers are read here; a worker decodes the picture.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from inlay.card import ModelCard
+from inlay.digest import Secret, row_digests
+from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
+from inlay.http.bodies.accounting import EmbedsLimits
+from inlay.media.data_url import data_url_body, decode_data_url
+from inlay.media.embeds import EmbedsPart, embeds_segments
+from inlay.media.fetch import Fetcher
+from inlay.media.items import image_item
+from inlay.media.spec import Detail, MediaSpec
+from inlay.prompt import DTYPE_SIZES, Buffer, Rows, Segment
+from inlay.tensors import read
+
+_AT_A_TIME = 8
+"""URLs of one request that are fetched at the same time."""
+
+
+class ImageSource(NamedTuple):
+    """One source of an image; either `url` or `embeds` is set.
+
+    Attributes:
+        url: of the file.
+        embeds: rows from a client's own encoder.
+        detail: OpenAI's.
+        param: path in the request.
+        prompt: index of the prompt it is in.
+    """
+
+    url: str | None
+    embeds: EmbedsPart | None
+    detail: Detail | None
+    param: str
+    prompt: int = 0
+
+    @property
+    def tensor(self) -> object:
+        """Base64 of a tensor file, where the image is one."""
+        return None if self.embeds is None else self.embeds.source
+
+    @property
+    def is_data(self) -> bool:
+        """True if the URL holds the file itself."""
+        return self.url is not None and self.url[:5].lower() == "data:"
+
+
+def file_data(sources: Sequence[object]) -> list[str]:
+    """Return the base64 of the files that `sources` hold in data: URLs.
+
+    Raises:
+        InvalidRequestError: a data: URL that is not in base64.
+    """
+    return [_base64_of(each) for each in sources if isinstance(each, ImageSource) and each.is_data]
+
+
+def _base64_of(source: ImageSource) -> str:
+    url = source.url or ""
+    try:
+        return url[data_url_body(url) :]
+    except InvalidRequestError as error:
+        raise _at(source, error) from None
+
+
+def _at(source: ImageSource, error: InlayError) -> InvalidRequestError:
+    """Return the error of a source, which names its place."""
+    return InvalidRequestError(f"{source.param}: {error.message}", param=source.param)
+
+
+def spec_for(card: ModelCard, sources: Sequence[ImageSource]) -> MediaSpec:
+    """Return the facts about a model's images.
+
+    Raises:
+        InvalidRequestError: it takes no images, not so many, or no embeddings of them.
+    """
+    first = sources[0]
+    spec = card.media
+    if spec is None or spec.image is None:
+        raise InvalidRequestError(
+            f"{first.param}: the model `{card.name}` takes no images", param=first.param
+        )
+    for count in Counter(source.prompt for source in sources).values():
+        try:
+            spec.check_counts({"image": count})
+        except InvalidRequestError as error:
+            raise _at(first, error) from None
+    embeds = next((source for source in sources if source.embeds is not None), None)
+    if embeds is not None and not spec.embeds:
+        raise InvalidRequestError(
+            f"{embeds.param}: You must set --enable-mm-embeds on the server, or on the workers of "
+            f"the model `{card.name}`, to send image_embeds.",
+            param=embeds.param,
+            reason="disabled",
+        )
+    return spec
+
+
+async def fetched(
+    fetcher: Fetcher, sources: Sequence[ImageSource], hold: Callable[[int], None]
+) -> dict[str, Buffer]:
+    """Return the files of all sources that have to be fetched, by URL.
+
+    Args:
+        fetcher: fetches them.
+        sources: of one request.
+        hold: reserves bytes as they arrive.
+
+    Raises:
+        InvalidRequestError: one is not allowed, or cannot be had.
+        InlayError: `hold` refuses the bytes.
+    """
+    wanted: dict[str, ImageSource] = {}
+    for source in sources:
+        if source.url is not None and not source.is_data:
+            wanted.setdefault(source.url, source)
+    turns = asyncio.Semaphore(_AT_A_TIME)
+
+    async def fetch(url: str, source: ImageSource) -> Buffer:
+        async with turns:
+            try:
+                return Buffer(await fetcher.fetch(url, hold=hold))
+            except InvalidRequestError as error:
+                raise _at(source, error) from None
+
+    tasks = [asyncio.create_task(fetch(url, source)) for url, source in wanted.items()]
+    try:
+        return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class Images:
+    """Images of one request as segments of its model's prompt.
+
+    CPU work, for one thread at a time.
+
+    Args:
+        card: of the model.
+        spec: its facts about images.
+        secret: key of digests.
+        limits: of embeddings.
+        max_bytes: of one file.
+        files: those that were fetched, by URL.
+        lifted: files and tensors that were decoded as the body arrived, by what stands for them.
+        decode: decodes a string of tensor data to a file.
+        hold: reserves bytes of rows that are cast to another dtype.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        spec: MediaSpec,
+        secret: Secret,
+        limits: EmbedsLimits,
+        *,
+        max_bytes: int,
+        files: Mapping[str, Buffer],
+        lifted: Mapping[str, Buffer],
+        decode: Callable[[str], Buffer],
+        hold: Callable[[int], None],
+    ) -> None:
+        self._card = card
+        self._spec = spec
+        self._secret = secret
+        self._limits = limits
+        self._max_bytes = max_bytes
+        self._files = files
+        self._lifted = lifted
+        self._decode = decode
+        self._hold = hold
+        self._made: dict[tuple[str, Detail | None], tuple[Segment, ...]] = {}
+
+    @property
+    def num_fetched_bytes(self) -> int:
+        """Bytes of the files that were fetched."""
+        return sum(map(len, self._files.values()))
+
+    def segments(self, source: ImageSource) -> Sequence[Segment]:
+        """Return the positions of an image.
+
+        Raises:
+            InvalidRequestError: no image, or no embeddings of one, that the model takes.
+            InlayError: `hold` refuses the bytes.
+        """
+        try:
+            if source.embeds is not None:
+                return self._of_embeds(source.embeds)
+            key = source.url or "", source.detail
+            if key not in self._made:
+                item = image_item(
+                    self._spec, self._file(source), self._secret, detail=source.detail
+                )
+                self._made[key] = item.segments
+            return self._made[key]
+        except EmbeddingsError as error:
+            message = error.message.replace("prompt_embeds", "image_embeds")
+            raise EmbeddingsError(
+                f"{source.param}: {message}", param=source.param, reason=error.reason
+            ) from None
+        except InvalidRequestError as error:
+            raise _at(source, error) from None
+
+    def _file(self, source: ImageSource) -> Buffer:
+        url = source.url or ""
+        if not source.is_data:
+            return self._files[url]
+        data = self._lifted.get(_base64_of(source))
+        if data is None:
+            return Buffer(decode_data_url(url, max_bytes=self._max_bytes))
+        if len(data) > self._max_bytes:
+            raise InvalidRequestError(
+                f"a data: URL holds {len(data)} bytes; allowed: {self._max_bytes}"
+            )
+        return data
+
+    def _of_embeds(self, part: EmbedsPart) -> list[Segment]:
+        card = self._card
+        data = self._decode(part.source)
+        tensor = read(data, limits=self._limits.of(card))
+        if tensor.dtype != card.dtype:
+            self._hold(len(tensor.data) // DTYPE_SIZES[tensor.dtype] * DTYPE_SIZES[card.dtype])
+        found = embeds_segments(
+            self._spec,
+            tensor,
+            grid=part.grid,
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            max_abs=card.limits.max_prompt_embeds_abs,
+        )
+        return [self._named(segment) for segment in found]
+
+    def _named(self, segment: Segment) -> Segment:
+        if not isinstance(segment, Rows):
+            return segment
+        return Rows(
+            segment.data,
+            segment.dtype,
+            segment.shape,
+            segment.bundle,
+            segment.atomic,
+            row_digests(segment, self._secret),
+        )

@@ -1,0 +1,137 @@
+"""Errors as HTTP responses.
+
+The one place where an `InlayError`, or an error of the JSON parser, becomes a status and a body.
+
+Four errors belong to HTTP alone and never cross the transport: `BodyTimeoutError` (408),
+`MethodNotAllowedError` (405), `TransferCodingError` (501) and `ClientGone`, which gets no answer.
+"""
+
+import math
+import re
+from typing import ClassVar
+
+import msgspec
+
+from inlay.errors import (
+    AuthenticationError,
+    EngineError,
+    ErrorBody,
+    InlayError,
+    InvalidRequestError,
+)
+
+MAX_TEXT = 2000
+"""Maximum characters of an error's message, and of its param."""
+
+HOW_TO_SEND = (
+    "send base64 of a tensor file, or name what was sent with ref or part (see docs/api.md)"
+)
+"""Advice in the error for embeddings that are sent in another form."""
+
+_tensor_data = re.compile(r"(?:.*\.)?data|prompt_embeds(?:\[[^\]]*\])*")
+_PART = (
+    "a part is an object with type 'text' and text, with type 'token_ids' and token_ids, or with "
+    "type 'prompt_embeds' and one of data, ref and part"
+)
+_part_of_prompt = re.compile(r"prompt(?:\[[^\]]*\])+(?:\.type)?")
+_encoder = msgspec.json.Encoder()
+_path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """Every error, as a response's body and as an SSE event."""
+
+    error: ErrorBody
+
+
+class BodyTimeoutError(InlayError):
+    """The body arrived too slowly."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class TransferCodingError(InlayError):
+    """The body has a transfer coding other than chunked."""
+
+    status = 501
+    type = "invalid_request_error"
+
+
+class MethodNotAllowedError(InlayError):
+    """The route exists, but not for this method.
+
+    Attributes:
+        allowed: methods of the route.
+    """
+
+    status: ClassVar[int] = 405
+    type = "invalid_request_error"
+
+    def __init__(self, method: str, path: str, allowed: frozenset[str]) -> None:
+        super().__init__(
+            f"{path} takes {', '.join(sorted(allowed))}, got {method}", code="method_not_allowed"
+        )
+        self.allowed = allowed
+
+
+class ClientGone(Exception):
+    """The client has closed the connection; there is nobody to answer."""
+
+
+def shown(error: InlayError) -> ErrorBody:
+    """Return an error as clients see it.
+
+    A long message is cut, or a large quoted body would be sent back whole.
+    """
+    body = error.body()
+    return msgspec.structs.replace(
+        body, message=_cut(body.message), param=body.param and _cut(body.param)
+    )
+
+
+def error_json(error: InlayError) -> bytes:
+    """Return `{"error": {...}}` as JSON."""
+    return _encoder.encode(ErrorResponse(shown(error)))
+
+
+def _cut(text: str) -> str:
+    return (
+        text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
+    )
+
+
+def error_headers(error: InlayError) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an error: `Retry-After`, `Allow`, `WWW-Authenticate`."""
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()))
+    if isinstance(error, MethodNotAllowedError):
+        headers.append((b"allow", ", ".join(sorted(error.allowed)).encode()))
+    if isinstance(error, AuthenticationError):
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def internal_error(request_id: str) -> EngineError:
+    """Return the error for a fault in the server; it names the request id that the log has."""
+    return EngineError(f"Internal error; the server's log has it under request id {request_id}.")
+
+
+def from_parser(error: Exception) -> InvalidRequestError:
+    """Return an error of the JSON parser as a 400, with the field as `param`."""
+    if isinstance(error, RecursionError):
+        return InvalidRequestError("The body is nested too deeply.")
+    text = str(error)
+    match = _path.match(text)
+    if match is not None:
+        path = match["path"]
+        what = match["what"][:1].lower() + match["what"][1:]
+        how = f": {HOW_TO_SEND}" if _tensor_data.fullmatch(path) else ""
+        if _part_of_prompt.fullmatch(path):
+            how = f": {_PART}"
+        return InvalidRequestError(f"{path or 'the body'}: {what}{how}", param=path or None)
+    if isinstance(error, msgspec.ValidationError):
+        missing = re.search(r"required field `([^`]+)`", text)
+        return InvalidRequestError(f"Invalid request body: {text}", param=missing and missing[1])
+    return InvalidRequestError(f"The body is not valid JSON: {text}")

@@ -1,0 +1,165 @@
+"""Metrics of the workers' engines, under vLLM's names where the meaning is the same."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inlay.card import Stats
+from inlay.commands import ReadStats
+from inlay.errors import InlayError
+from inlay.transport.api import Worker
+
+WITHIN = 0.5
+"""Seconds a worker has to answer; the metrics of one that does not are left out."""
+
+_LABELS = ("model_name", "engine")
+
+_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
+    ("vllm:num_requests_running", "Sequences in the engine's steps.", lambda stats: stats.running),
+    (
+        "vllm:num_requests_waiting",
+        "Sequences that wait to be admitted.",
+        lambda stats: stats.waiting,
+    ),
+    (
+        "vllm:kv_cache_usage_perc",
+        "Part of the KV cache in use, 0 to 1.",
+        lambda stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+    ),
+    ("inlay:kv_cache_blocks", "Blocks of the KV cache.", lambda stats: stats.blocks_total),
+    (
+        "inlay:worker_prompt_store_bytes",
+        "Bytes of stored embeddings held by the worker.",
+        lambda stats: stats.kept_bytes,
+    ),
+    (
+        "inlay:image_cache_bytes",
+        "Bytes of the rows of encoded images held by the engine.",
+        lambda stats: stats.image_cache_bytes,
+    ),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
+    (
+        "vllm:num_preemptions",
+        "Preempted sequences.",
+        lambda stats: stats.preemptions,
+    ),
+    (
+        "vllm:prefix_cache_queries",
+        "Prompt positions looked up in the prefix cache.",
+        lambda stats: stats.prompt_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits",
+        "Prompt positions found in the prefix cache.",
+        lambda stats: stats.cached_tokens,
+    ),
+    (
+        "inlay:engine_rows",
+        "Embedding vectors in the prompts of the engine.",
+        lambda stats: stats.rows_served,
+    ),
+    (
+        "inlay:engine_generated_tokens",
+        "Generated tokens, including those cut off later.",
+        lambda stats: stats.generated_tokens,
+    ),
+    ("inlay:engine_steps", "Steps of the engine.", lambda stats: stats.steps),
+    ("inlay:engine_positions", "Positions computed.", lambda stats: stats.progress),
+    (
+        "inlay:worker_prompt_store_hits",
+        "Uses of stored embeddings whose rows the worker had.",
+        lambda stats: stats.kept_hits,
+    ),
+    (
+        "inlay:worker_prompt_store_misses",
+        "Uses of stored embeddings whose rows were sent to the worker.",
+        lambda stats: stats.kept_misses,
+    ),
+    (
+        "inlay:worker_prompt_store_evictions",
+        "Stored embeddings evicted from the worker's memory.",
+        lambda stats: stats.kept_evictions,
+    ),
+    (
+        "inlay:image_cache_hits",
+        "Uses of images whose rows the engine had or was computing.",
+        lambda stats: stats.image_cache_hits,
+    ),
+    (
+        "inlay:image_cache_misses",
+        "Images that the engine encoded.",
+        lambda stats: stats.image_cache_misses,
+    ),
+    (
+        "inlay:image_cache_evictions",
+        "Encoded images evicted from the engine's memory.",
+        lambda stats: stats.image_cache_evictions,
+    ),
+    (
+        "inlay:engine_busy_seconds",
+        "Seconds in which the model computed a batch; engines for embeddings only.",
+        lambda stats: stats.busy_seconds,
+    ),
+)
+
+
+class _Seen(NamedTuple):
+    """One worker's counters at the last refresh; `stats` is None if it did not answer."""
+
+    model: str
+    id: str
+    stats: Stats | None
+
+
+class EngineMetrics(Collector):
+    """Collector of the workers' counters at the last `refresh`.
+
+    Args:
+        workers: returns the ready workers.
+    """
+
+    def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
+        self._workers = workers
+        self._seen: list[_Seen] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    async def refresh(self) -> None:
+        """Ask all workers at once, for at most `WITHIN` s.
+
+        Concurrent calls share one refresh.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        # Shielded: a scrape that is cancelled must not cancel the others'.
+        await asyncio.shield(self._looking)
+
+    async def _look(self) -> None:
+        self._seen = list(await asyncio.gather(*map(_seen, self._workers())))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric, by model and worker."""
+        up = GaugeMetricFamily(
+            "inlay:worker_answers", "1 if a ready worker answered, else 0.", labels=_LABELS
+        )
+        for worker in self._seen:
+            up.add_metric([worker.model, worker.id], worker.stats is not None)
+        yield up
+        for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, value in rows:
+                metric = family(name, text, labels=_LABELS)
+                for worker in self._seen:
+                    if worker.stats is not None:
+                        metric.add_metric([worker.model, worker.id], value(worker.stats))
+                yield metric
+
+
+async def _seen(worker: Worker) -> _Seen:
+    name, id_ = worker.card.name, worker.id
+    try:
+        return _Seen(name, id_, await worker.call(ReadStats(), WITHIN))
+    except InlayError:
+        return _Seen(name, id_, None)

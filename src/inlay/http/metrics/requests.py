@@ -1,0 +1,253 @@
+"""Metrics of a frontend, under vLLM's names where the meaning is the same."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from inlay.errors import EmbeddingsError, InlayError
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0,
+    160.0,
+)  # fmt: skip
+_LENGTHS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+class _TokenIntervals(Collector):
+    """Histogram by model of what happens at every token.
+
+    It is filled and read by the event loop alone, so it takes no lock: `Histogram.observe` costs
+    as much as making the JSON of a token's event.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
+        self._seconds: dict[str, float] = {}
+        self._counts: dict[str, list[int]] = {}
+
+    def observe(self, model: str, seconds: float, count: int = 1) -> None:
+        """Count `count` intervals of `seconds` in all as one, of their mean."""
+        mean = seconds / count
+        counts = self._counts.get(model)
+        if counts is None:
+            counts = self._counts[model] = [0] * (len(_SECONDS) + 1)
+            self._seconds[model] = 0.0
+        counts[bisect_left(_SECONDS, mean)] += 1
+        self._seconds[model] += mean
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the histogram."""
+        family = HistogramMetricFamily(self._name, self._text, labels=("model_name",))
+        bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
+        for model, counts in self._counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric((model,), buckets, self._seconds[model])
+        yield family
+
+
+class Metrics:
+    """Counters of one frontend, in a registry of their own.
+
+    Args:
+        held_bytes: returns the bytes of bodies and embeddings held now.
+        running: returns the number of running requests.
+    """
+
+    def __init__(self, held_bytes: Callable[[], int], running: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        model = ("model_name",)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = model) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, model, buckets=buckets, registry=self.registry)
+
+        Gauge("inlay:requests_under_way", "Running requests.", registry=self.registry).set_function(
+            running
+        )
+        Gauge(
+            "inlay:held_bytes",
+            "Bytes of bodies and embeddings held for requests.",
+            registry=self.registry,
+        ).set_function(held_bytes)
+        self._prompt_tokens = counter(
+            "vllm:prompt_tokens", "Prompt positions, embedding vectors included."
+        )
+        self._cached = counter(
+            "vllm:prompt_tokens_cached", "Prompt positions found in the prefix cache."
+        )
+        self._generated = counter("vllm:generation_tokens", "Tokens shown to clients.")
+        self._success = counter(
+            "vllm:request_success",
+            "Choices that ended, by reason.",
+            ("model_name", "finished_reason"),
+        )
+        self._first = histogram(
+            "vllm:time_to_first_token_seconds", "From request to first token.", _SECONDS
+        )
+        self._between = _TokenIntervals(
+            "vllm:inter_token_latency_seconds", "Between tokens of a choice."
+        )
+        self.registry.register(self._between)
+        self._whole = histogram(
+            "vllm:e2e_request_latency_seconds", "From request to last token.", _SECONDS
+        )
+        self._each = histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Decoding of a choice, divided by its tokens after the first.",
+            _SECONDS,
+        )
+        self._queued = histogram(
+            "vllm:request_queue_time_seconds",
+            "Of a choice, from its worker to its first step.",
+            _SECONDS,
+        )
+        self._decoding = histogram(
+            "vllm:request_decode_time_seconds",
+            "Of a choice, from its first token to its last.",
+            _SECONDS,
+        )
+        self._lengths = histogram(
+            "vllm:request_prompt_tokens", "Prompt positions of a request.", _LENGTHS
+        )
+        self._outputs = histogram("vllm:request_generation_tokens", "Tokens of a choice.", _LENGTHS)
+        self._texts = counter("inlay:embedded_texts", "Texts embedded, or pairs scored.")
+        self._http = counter(
+            "inlay:http_requests", "Answers, by route and status.", ("route", "status")
+        )
+        self._bodies = counter(
+            "inlay:http_body_bytes", "Bytes of request bodies, by route.", ("route",)
+        )
+        self._reading = histogram(
+            "inlay:prompt_embeds_decode_seconds",
+            "Time to read, check, cast and hash one tensor, after its bytes have arrived.",
+            _SECONDS,
+        )
+        self._gone = counter("inlay:client_disconnects", "Clients that left before the end.", ())
+        self._bytes = counter("inlay:prompt_embeds_bytes", "Container bytes of embeddings read.")
+        self._rows = counter("inlay:prompt_embeds_rows", "Embedding vectors read.")
+        self._rejects = counter(
+            "inlay:prompt_embeds_rejected", "Embeddings refused, by reason.", ("reason",)
+        )
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def answered(self, route: str, status: int) -> None:
+        """Count an answer."""
+        self._http.labels(route, str(status)).inc()
+
+    def failed(self, error: InlayError) -> None:
+        """Count an error of a kind that has a counter."""
+        if isinstance(error, EmbeddingsError) or error.param == "prompt_embeds":
+            self._rejects.labels(error.reason or "other").inc()
+
+    def left(self) -> None:
+        """Count a client that left."""
+        self._gone.inc()
+
+    def body_read(self, route: str, size: int) -> None:
+        """Count a received body."""
+        self._bodies.labels(route).inc(size)
+
+    def embeds_read(self, model: str, size: int, rows: int, seconds: float) -> None:
+        """Count embeddings, and the seconds of reading them."""
+        self._reading.labels(model).observe(seconds)
+        self._bytes.labels(model).inc(size)
+        self._rows.labels(model).inc(rows)
+
+    def embedded(self, model: str, texts: int, positions: int, began: float) -> None:
+        """Count an answered request with `texts` vectors or scores, which arrived at `began`."""
+        self._prompt_tokens.labels(model).inc(positions)
+        self._lengths.labels(model).observe(positions)
+        self._texts.labels(model).inc(texts)
+        self._whole.labels(model).observe(time.perf_counter() - began)
+
+    def request(self, model: str, prompt_tokens: int, began: float) -> "RequestTimes":
+        """Begin to measure a request that arrived at `began` (`time.perf_counter`)."""
+        self._prompt_tokens.labels(model).inc(prompt_tokens)
+        self._lengths.labels(model).observe(prompt_tokens)
+        return RequestTimes(self, model, prompt_tokens, began)
+
+
+class RequestTimes:
+    """Times of one request.
+
+    Times are taken for each write, not each token: the tokens of one write share the time since
+    the last one.
+    """
+
+    __slots__ = (
+        "_began", "_between", "_cached", "_first", "_firsts", "_last", "_metrics", "_model",
+        "_output", "_prompt",
+    )  # fmt: skip
+
+    def __init__(self, metrics: Metrics, model: str, prompt_tokens: int, began: float) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._began = began
+        self._prompt = prompt_tokens
+        self._cached = 0
+        self._output = 0
+        self._first: float | None = None
+        self._firsts: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._between = metrics._between
+
+    def tokens(self, choice: int, count: int) -> None:
+        """Record `count` tokens of a choice."""
+        if not count:
+            return
+        now = time.perf_counter()
+        self._output += count
+        if self._first is None:
+            self._first = now
+        last = self._last.get(choice)
+        if last is None:
+            self._firsts[choice] = now
+            self._metrics._first.labels(self._model).observe(now - self._began)
+        else:
+            self._between.observe(self._model, now - last, count)
+        self._last[choice] = now
+
+    def ended(self, choice: int, reason: str, tokens: int, queued: float) -> None:
+        """Record the end of a choice with `tokens` in all; `queued` is seconds, 0 if unknown."""
+        if choice in self._firsts:
+            decoding = self._last[choice] - self._firsts[choice]
+            self._metrics._decoding.labels(self._model).observe(decoding)
+            if tokens > 1:
+                self._metrics._each.labels(self._model).observe(decoding / (tokens - 1))
+        if queued:
+            self._metrics._queued.labels(self._model).observe(queued)
+        self._metrics._success.labels(self._model, reason).inc()
+        self._metrics._generated.labels(self._model).inc(tokens)
+        self._metrics._outputs.labels(self._model).observe(tokens)
+
+    def finished(self, cached_tokens: int) -> None:
+        """Record the end of the request."""
+        self._cached = cached_tokens
+        self._metrics._cached.labels(self._model).inc(cached_tokens)
+        self._metrics._whole.labels(self._model).observe(time.perf_counter() - self._began)
+
+    def log_fields(self) -> dict[str, str | int | float | bool]:
+        """Return the fields of the request's log line and span."""
+        fields: dict[str, str | int | float | bool] = {
+            "model": self._model,
+            "prompt_tokens": self._prompt,
+            "cached_tokens": self._cached,
+            "output_tokens": self._output,
+        }
+        if self._first is not None:
+            fields["ttft_ms"] = round((self._first - self._began) * 1000, 3)
+        return fields

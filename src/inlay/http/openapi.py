@@ -1,0 +1,130 @@
+"""OpenAPI description, made from the types that parse requests."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from inlay.http.asgi import OCTETS
+from inlay.http.bodies.multipart import MULTIPART
+from inlay.http.errors import ErrorResponse
+
+_REF = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of a route.
+
+    Attributes:
+        method: upper case.
+        path: path, with `{name}` for parameters.
+        summary: description in one line.
+        request: type of the body, or None.
+        response: type of the answer, or None where it is not JSON.
+        event: type, or union of types, of a stream's events; None where there is no stream.
+        multipart: the body may also be a form: a part `request` of that type, and files.
+        octets: the body may also be a raw file.
+        open: no API key is required.
+        admin: for admins only.
+    """
+
+    method: str
+    path: str
+    summary: str
+    request: type | None = None
+    response: type | None = None
+    event: Any = None
+    multipart: bool = False
+    octets: bool = False
+    open: bool = False
+    admin: bool = False
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+_FILE = {"type": "string", "format": "binary"}
+
+
+def _bodies(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
+    content = _json(schema)
+    if operation.multipart:
+        form = {"type": "object", "properties": {"request": schema}, "required": ["request"]}
+        content[MULTIPART] = {
+            "schema": form | {"additionalProperties": _FILE},
+            "encoding": {"request": {"contentType": "application/json"}},
+        }
+    if operation.octets:
+        content[OCTETS] = {"schema": _FILE}
+    return content
+
+
+def _responses(operation: Operation, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if operation.response is not None:
+        content |= _json(schemas[operation.response])
+    if operation.event is not None:
+        content["text/event-stream"] = {"schema": schemas[operation.event]}
+    ok: dict[str, Any] = {"description": "The answer."}
+    if content:
+        ok["content"] = content
+    error = {"description": "An error.", "content": _json(schemas[ErrorResponse])}
+    return {"200": ok, "default": error}
+
+
+def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
+    """Return an OpenAPI 3.1 document of `operations`."""
+    listed = tuple(operations)
+    types = {
+        kind
+        for operation in listed
+        for kind in (operation.request, operation.response, operation.event)
+        if kind is not None
+    } | {ErrorResponse}
+    ordered = sorted(types, key=str)
+    found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
+    schemas = dict(zip(ordered, found, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in listed:
+        entry: dict[str, Any] = {
+            "summary": operation.summary,
+            "responses": _responses(operation, schemas),
+        }
+        if operation.request is not None:
+            entry["requestBody"] = {
+                "required": True,
+                "content": _bodies(operation, schemas[operation.request]),
+            }
+        if "{" in operation.path:
+            name = operation.path.split("{")[1].split("}")[0]
+            entry["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            ]
+        if not operation.open:
+            entry["security"] = [{"key": []}]
+        if operation.admin:
+            entry["tags"] = ["admin"]
+        paths.setdefault(operation.path, {})[operation.method.lower()] = entry
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "inlay",
+            "version": version,
+            "description": "OpenAI's API for models whose prompts may be embeddings.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+@cache
+def document(operations: tuple[Operation, ...], version: str) -> bytes:
+    """Return the result of `describe` as JSON."""
+    return msgspec.json.encode(describe(operations, version))

@@ -1,0 +1,306 @@
+"""Reading requests that may hold embeddings: JSON, multipart, or a raw tensor file."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from inlay.card import ModelCard
+from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay.http.asgi import (
+    JSON,
+    OCTETS,
+    ContentType,
+    check_content_type,
+    content_type_of,
+    declared_length,
+)
+from inlay.http.bodies import base64_extractor as lift
+from inlay.http.bodies.base64_extractor import ExtractedBody, Parsed
+from inlay.http.bodies.body import body_limit, read_pieces, read_whole, receive_body
+from inlay.http.bodies.embeds import Embeddings, Source, TensorSource, check_source
+from inlay.http.bodies.media import Images, ImageSource, fetched, file_data, spec_for
+from inlay.http.bodies.memory import Memory
+from inlay.http.bodies.multipart import MULTIPART, Form
+from inlay.http.server import Call
+from inlay.prompt import Buffer, Rows
+from inlay.store import StoredPrompt, StoredPrompts
+from inlay.tensors import check_size
+from inlay.tensors.tensor import quoted
+
+SWEEP_SECONDS = 10.0
+"""Interval at which expired prompts are removed from the store."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest(Generic[T]):
+    """A request after parsing.
+
+    Attributes:
+        parsed: its JSON.
+        size: bytes of its body.
+        sources: the sources of embeddings and images in it, in order.
+        parts: files of a multipart body, by name; None for a JSON body.
+    """
+
+    parsed: Parsed[T]
+    size: int
+    sources: Sequence[Source]
+    parts: Mapping[str, Buffer] | None = None
+
+    async def embeddings(self, call: Call, card: ModelCard) -> Embeddings:
+        """Return the embeddings and images of the request for the model of `card`.
+
+        Images that are elsewhere are fetched.
+
+        Raises:
+            InvalidRequestError: the body has a part that the request does not name, or the model
+                takes no images, or not these.
+            InlayError: as `stored_rows` and `inlay.http.bodies.media.fetched`.
+        """
+        tensors = [source for source in self.sources if isinstance(source, TensorSource)]
+        unused = sorted(set(self.parts or ()) - {source.part for source in tensors})
+        if unused:
+            raise InvalidRequestError(
+                f"the request does not use part {quoted(unused[0])} of its body",
+                param=unused[0][:80],
+            )
+        reader, parsed = call.server.embeds, self.parsed
+        stored = await stored_rows(call, tensors, card) if tensors else {}
+
+        def decode(text: str) -> Buffer:
+            return parsed.data(text, limits=reader.limits)
+
+        return Embeddings(
+            reader,
+            card,
+            decode,
+            hold=call.reservation.grow,
+            parts=self.parts,
+            stored=stored,
+            images=await self._images(call, card, decode),
+        )
+
+    async def _images(
+        self, call: Call, card: ModelCard, decode: Callable[[str], Buffer]
+    ) -> Images | None:
+        sources = [source for source in self.sources if isinstance(source, ImageSource)]
+        if not sources:
+            return None
+        server, hold = call.server, call.reservation.grow
+        spec = spec_for(card, sources)
+        files = await fetched(server.fetcher, sources, hold)
+        call.memory.check_total(map(len, files.values()))
+        return Images(
+            card,
+            spec,
+            server.secret,
+            server.limits,
+            max_bytes=server.settings.max_media_bytes,
+            files=files,
+            lifted=self.parsed.lifted,
+            decode=decode,
+            hold=hold,
+        )
+
+
+async def read_request(
+    call: Call, decoder: msgspec.json.Decoder[T], sources_in: Callable[[T], Sequence[Source]]
+) -> ParsedRequest[T]:
+    """Read a request with its files, JSON or multipart.
+
+    Args:
+        call: the HTTP request.
+        decoder: of the request's type.
+        sources_in: returns the sources of embeddings and images in a request, in order.
+
+    Raises:
+        InvalidRequestError: not JSON of the expected type, or not a valid multipart body.
+        EmbeddingsError: tensor data over the limit.
+        InlayError: as `inlay.http.bodies.body.receive_body`.
+    """
+    server = call.server
+    media = content_type_of(call.scope["headers"])
+    check_content_type(media, JSON, MULTIPART)
+    parts: Mapping[str, Buffer] | None = None
+    body: ExtractedBody | bytes
+    sources: list[Source] = []
+
+    def tensors_in(request: T) -> list[str]:
+        sources[:] = sources_in(request)
+        return server.embeds.tensors(sources)
+
+    if media.kind == JSON:
+        body = await call.body(server.room)
+        size = len(body)
+    else:
+        form = await _read_form(call, media)
+        body, parts, size = form.request, form.parts, form.size
+        call.memory.check_total(map(len, parts.values()))
+    parsed = await parse(call, body, decoder, tensors_in, lambda _: file_data(sources))
+    del body
+    call.memory.body_freed(kept=sum(map(len, (parts or {}).values())))
+    return ParsedRequest(parsed, size, sources, parts)
+
+
+async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
+    """Read a request that is JSON without embeddings; `empty` if there is no body.
+
+    Raises as `read_request`.
+    """
+    check_content_type(content_type_of(call.scope["headers"]), JSON)
+    body = await call.body()
+    if empty is not None and not len(body):
+        return empty
+    return (await parse(call, body, decoder, lambda _: ())).request
+
+
+async def parse(
+    call: Call,
+    body: ExtractedBody | bytes,
+    decoder: msgspec.json.Decoder[T],
+    tensors_in: Callable[[T], Sequence[str]],
+    files_in: Callable[[T], Sequence[str]] = lift.no_files,
+) -> Parsed[T]:
+    """Parse a body. Arguments and errors as `inlay.http.bodies.base64_extractor.parse`."""
+    limits = call.server.embeds.limits
+    return await call.server.prepare(
+        len(body),
+        lift.parse,
+        body,
+        decoder,
+        tensors_in,
+        limits=limits,
+        files_in=files_in,
+        intake=call.memory,
+    )
+
+
+async def _read_form(call: Call, media: ContentType) -> Form:
+    server = call.server
+    server.embeds.require_enabled()
+    limits, settings, headers = server.embeds.limits, server.settings, call.scope["headers"]
+    declared = declared_length(headers)
+    boundary = media.parameters.get("boundary")
+    form = Form(boundary, declared, limits, server.room)
+    await read_pieces(
+        call.scope,
+        call.receive,
+        settings,
+        call.reservation,
+        check=body_limit(settings),
+        take=lambda piece: form.feed(bytes(piece)),
+    )
+    call.body_read = True
+    form.close()
+    return form
+
+
+async def read_tensor(call: Call) -> Buffer:
+    """Read a body that is a tensor file.
+
+    Raises:
+        EmbeddingsError: over the limit; from Content-Length, before anything is read.
+        BodyTooLargeError: over the limit of bodies.
+        InlayError: as `inlay.http.bodies.body.receive_body`.
+    """
+    server = call.server
+    check_content_type(content_type_of(call.scope["headers"]), OCTETS)
+    fits = body_limit(server.settings)
+    limits = server.embeds.limits
+
+    def check(size: int) -> None:
+        fits(size)
+        if size > limits.max_bytes:
+            check_size(size, limits=limits)
+
+    whole = await read_whole(call.scope, server.settings, call.reservation, check)
+    if whole is not None:
+        call.body_read = True
+        return Buffer(whole)
+    # Allocated at the first byte: by then the declared size has been checked.
+    memory: Memory | None = None
+
+    def take(piece: bytes) -> None:
+        nonlocal memory
+        if memory is None:
+            memory = Memory(declared_length(call.scope["headers"]))
+        memory.write(piece)
+
+    await receive_body(
+        call.scope, call.receive, server.settings, call.reservation, check=check, take=take
+    )
+    call.body_read = True
+    if memory is None:
+        raise EmbeddingsError(
+            "prompt_embeds decoded data must be at least 100 bytes, got an empty body",
+            reason="too_small",
+        )
+    return memory.buffer()
+
+
+def store_for(call: Call) -> StoredPrompts:
+    """Return the store of uploaded embeddings.
+
+    Raises:
+        InvalidRequestError: this server accepts no embeddings.
+        NotFoundError: this server has no store.
+    """
+    server = call.server
+    server.embeds.require_enabled()
+    if server.store is None:
+        raise NotFoundError("prompt_embeds not found: this server stores none")
+    return server.store
+
+
+async def stored_rows(
+    call: Call, sources: Sequence[TensorSource], card: ModelCard
+) -> dict[str, tuple[Rows, ...]]:
+    """Return the rows of every reference among `sources`, by id.
+
+    Rows that this model has used before are looked up, not computed again.
+
+    Args:
+        call: the HTTP request.
+        sources: sources of embeddings that the request names.
+        card: of the model.
+
+    Raises:
+        EmbeddingsError: not acceptable for the model.
+        InvalidRequestError: a source that is not exactly one string.
+        NotFoundError: no such stored prompt, or not the caller's.
+        BodyTooLargeError: they are over the limit of one request.
+        OverloadedError: reading them would exceed the memory budget.
+    """
+    wanted: dict[str, str] = {}
+    for source in sources:
+        check_source(source)
+        if isinstance(source.ref, str):
+            wanted.setdefault(source.ref, source.param)
+    if not wanted:
+        return {}
+    store, target, tenant = store_for(call), call.server.embeds.target(card), call.tenant.id
+
+    def look(stored: StoredPrompt) -> None:
+        call.memory.check_total([stored.bytes])
+
+    found: dict[str, tuple[Rows, ...]] = {}
+    for ref, param in wanted.items():
+        try:
+            found[ref] = await store.rows(
+                tenant, ref, target, look=look, hold=call.reservation.grow
+            )
+        except NotFoundError as error:
+            raise NotFoundError(error.message, param=param) from error
+    return found
+
+
+async def sweep(store: StoredPrompts) -> None:
+    """Remove expired prompts at intervals, until cancelled."""
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        await store.sweep()

@@ -1,0 +1,352 @@
+"""`Server`, the state all endpoints share, and `Call`, one HTTP request."""
+
+import asyncio
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+
+from inlay.card import ModelCard
+from inlay.digest import Secret
+from inlay.embedding.cache import ResultCache
+from inlay.errors import DeadlineExceededError, InvalidRequestError
+from inlay.http.asgi import Receive, Scope, Send, header
+from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
+from inlay.http.bodies.base64_extractor import ExtractedBody
+from inlay.http.bodies.body import read_body
+from inlay.http.bodies.embeds import EmbedsReader
+from inlay.http.bodies.memory import Room, private
+from inlay.http.callers.access import Keys
+from inlay.http.callers.auth import ANYONE, Caller, Tenant
+from inlay.http.callers.clients import Clients
+from inlay.http.metrics.cache import CacheMetrics
+from inlay.http.metrics.engine import EngineMetrics
+from inlay.http.metrics.requests import Metrics, RequestTimes
+from inlay.http.metrics.router import RouterMetrics
+from inlay.http.metrics.store import StoreMetrics
+from inlay.http.metrics.worker import WorkerMetrics
+from inlay.http.renderers import Renderers
+from inlay.http.request_scope import Deadline, Inflight
+from inlay.http.settings import FrontendSettings
+from inlay.media.fetch import Fetcher
+from inlay.pace import mark_background
+from inlay.request import Task
+from inlay.router import Router, ServedModel
+from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
+from inlay.telemetry import Span, Tracing
+
+OFFLOAD_BYTES = 16 * 1024
+"""Bytes of a body from which it is parsed and prepared off the event loop.
+
+For smaller bodies the change of thread costs more than it saves.
+"""
+
+_QUERY_FIELDS = 16
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_encode = msgspec.json.Encoder().encode
+
+JSON = (b"content-type", b"application/json")
+"""Header of a response in JSON."""
+
+
+ROUTES: dict[Task, tuple[str, ...]] = {
+    Task.GENERATE: ("/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    Task.EMBED: ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
+    Task.SCORE: ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
+    Task.ENCODE: ("/v1/encode",),
+}
+"""Routes of each task, the usual one first."""
+
+_DOES = {
+    Task.GENERATE: "generates text",
+    Task.EMBED: "makes embeddings",
+    Task.SCORE: "scores or classifies",
+    Task.ENCODE: "encodes images",
+}
+_DOES_NOT = {
+    Task.GENERATE: "does not generate text",
+    Task.EMBED: "makes no embeddings",
+    Task.SCORE: "has no classification head",
+    Task.ENCODE: "does not encode images",
+}
+
+
+class Server:
+    """One frontend: its settings and all objects of its lifetime.
+
+    Attributes:
+        created: Unix time of the start, shown by `/v1/models`.
+        store: store of uploaded embeddings, or None; closed with the server.
+        secret: of the namespace.
+        fetcher: fetches media by URL.
+        results: cache of computed embeddings, with those being computed.
+        tracing: makes spans, or None; closed with the server.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        settings: FrontendSettings,
+        secret: Secret,
+        store: PromptStore | StoredPrompts | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.router = router
+        self.settings = settings
+        self.store = LocalStoredPrompts(store) if isinstance(store, PromptStore) else store
+        self.secret = secret
+        self.tracing = tracing
+        self.created = int(time.time())
+        self.keys = Keys(settings)
+        self.clients = Clients(settings)
+        self.budget = ByteBudget(settings.max_inflight_bytes)
+        self.inflight = Inflight(settings.max_inflight_requests)
+        self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
+        self.engines = EngineMetrics(router.ready)
+        self.metrics.registry.register(self.engines)
+        self.metrics.registry.register(WorkerMetrics(router.ready, router.unavailable))
+        self.metrics.registry.register(RouterMetrics(router))
+        if self.store is not None:
+            self.metrics.registry.register(StoreMetrics(self.store))
+        self.results = ResultCache(settings.embedding_cache_bytes)
+        self.metrics.registry.register(CacheMetrics(self.results))
+        self.limits = EmbedsLimits(settings, router.models)
+        self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
+        self.fetcher = Fetcher(settings.fetching)
+        self.renderers = Renderers(settings.chat_template)
+        self._pool = ThreadPoolExecutor(
+            min(4, os.cpu_count() or 1),
+            thread_name_prefix="inlay-prepare",
+            initializer=mark_background,
+        )
+
+    def card(self, model: str | None) -> ModelCard:
+        """Return the card of a model, or of an adapter's model. Raises as `Router.card`."""
+        return self.model(model).card
+
+    def model(self, name: str | None, *tasks: Task) -> ServedModel:
+        """Return the named model or adapter; without a name, the first model that fits.
+
+        Args:
+            name: `model` of the request.
+            tasks: the model must do one of them; no tasks means any model.
+
+        Raises:
+            InvalidRequestError: it does none of the tasks.
+            InlayError: as `Router.card`.
+        """
+        if name is not None:
+            found = self.router.model(name)
+        else:
+            cards = self.router.models()
+            if not cards:
+                raise self.router.unready()
+            found = ServedModel(
+                next((card for card in cards if set(tasks) & set(card.tasks)), cards[0])
+            )
+        if tasks:
+            check_task(found.card, *tasks)
+        return found
+
+    async def awake(self, name: str) -> None:
+        """Wait until a model is awake, if the settings say that requests wait.
+
+        Raises `NotFoundError`.
+        """
+        if self.settings.asleep_requests == "wait":
+            await self.router.wait_awake(name)
+
+    def room(self, num_bytes: int) -> memoryview:
+        """Return writable memory for a tensor file, shared with the worker while there is room."""
+        shared = self.router.room(num_bytes) if num_bytes >= OFFLOAD_BYTES else None
+        return private(num_bytes) if shared is None else shared
+
+    async def prepare(
+        self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `function`, CPU work on `size` bytes of a request, in a thread if it is large."""
+        if size < OFFLOAD_BYTES:
+            return function(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, functools.partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Stop the threads after their current tasks, and close the store and the tracing."""
+        self._pool.shutdown(wait=False)
+        if self.store is not None:
+            self.store.close()
+        if self.tracing is not None:
+            self.tracing.close()
+
+
+def check_task(card: ModelCard, *tasks: Task) -> None:
+    """Check that a model does one of `tasks`.
+
+    Raises:
+        InvalidRequestError: it does none; names the routes that serve it.
+    """
+    if set(tasks) & set(card.tasks):
+        return
+    served = sorted(card.tasks)
+    does = " and ".join(_DOES[task] for task in served)
+    routes = list(dict.fromkeys(route for task in served for route in ROUTES[task]))
+    raise InvalidRequestError(
+        f"The model `{card.name}` {does}, and {_DOES_NOT[tasks[0]]}: use POST {', '.join(routes)}. "
+        f"This route needs a model served with --task {' or '.join(tasks)}.",
+        param="model",
+    )
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP request that is being answered.
+
+    Attributes:
+        caller: the caller, once authenticated.
+        reservation: the bytes it holds.
+        timeout: seconds it may take in all, or None.
+        began: `time.perf_counter` at its arrival.
+        clock: ends the call when its time is up, until `take_clock`.
+        body_read: True if nothing of the body is left on the connection.
+        quiet: True for probes and metrics, which are logged at level DEBUG.
+        times: its measurements, once they have begun.
+        sent: `time.perf_counter` when its engine requests were sent.
+        span: span of the request, if spans are made.
+        failed: error that ended its stream after the answer had begun.
+    """
+
+    server: Server
+    scope: Scope
+    receive: Receive
+    send: Send
+    request_id: str
+    reservation: Reservation
+    caller: Caller = ANYONE
+    timeout: float | None = None
+    began: float = field(default_factory=time.perf_counter)
+    body_read: bool = False
+    clock: asyncio.Timeout | None = None
+    quiet: bool = False
+    times: RequestTimes | None = None
+    sent: float | None = None
+    span: Span | None = None
+    failed: BaseException | None = None
+    _intake: RequestMemory | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the value of the first header `name` (lower case), or None."""
+        return header(self.scope["headers"], name)
+
+    async def body(self, room: Room = private) -> ExtractedBody:
+        """Read the body; arguments and errors as `inlay.http.bodies.body.read_body`."""
+        body = await read_body(
+            self.scope,
+            self.receive,
+            self.server.settings,
+            self.reservation,
+            self.server.limits,
+            room,
+        )
+        self.body_read = True
+        self.server.metrics.body_read(self.scope.get("inlay.route", "other"), len(body))
+        return body
+
+    @property
+    def memory(self) -> RequestMemory:
+        """Accounting of the request's memory, once the body has been read."""
+        if self._intake is None:
+            self._intake = RequestMemory(self.reservation, self.server.limits)
+        return self._intake
+
+    @property
+    def tenant(self) -> Tenant:
+        """The caller's tenant."""
+        return self.caller.tenant
+
+    @property
+    def client(self) -> str | None:
+        """Name of the client for fair scheduling, once it is known."""
+        return None if self.reservation.client is None else self.reservation.client.name
+
+    @property
+    def remaining(self) -> float | None:
+        """Remaining seconds of the request, or None.
+
+        Raises `DeadlineExceededError` if there are none.
+        """
+        if self.timeout is None:
+            return None
+        left = self.timeout - (time.perf_counter() - self.began)
+        if left <= 0:
+            raise self.too_late()
+        return left
+
+    def too_late(self) -> DeadlineExceededError:
+        """Return the error of a request whose time is up."""
+        return DeadlineExceededError(f"the request took longer than its {self.timeout or 0:g} s")
+
+    def take_clock(self) -> "Deadline | None":
+        """Return the deadline and stop the call's own clock; the caller enforces it from now on."""
+        left = self.remaining
+        if left is None:
+            return None
+        if self.clock is not None:
+            self.clock.reschedule(None)
+        return Deadline(left, self.too_late())
+
+    def query(self, *names: str) -> dict[str, list[str]]:
+        """Return the values of the query parameters `names`, as far as they are given.
+
+        Raises:
+            InvalidRequestError: the query cannot be parsed, or has another parameter.
+        """
+        query: bytes = self.scope.get("query_string", b"")
+        try:
+            found = parse_qs(query.decode("latin-1"), max_num_fields=_QUERY_FIELDS)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"the query cannot be read: {error}", param="query"
+            ) from error
+        unknown = next((name for name in found if name not in names), None)
+        if unknown is not None:
+            allowed = ", ".join(names) or "none"
+            raise InvalidRequestError(
+                f"unknown query parameter {unknown[:40]!r}; allowed: {allowed}", param="query"
+            )
+        return found
+
+    @property
+    def path_params(self) -> dict[str, Any]:
+        """Parameters of the route's path."""
+        params: dict[str, Any] = self.scope.get("path_params", {})
+        return params
+
+    async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
+        """Answer with `answer` as JSON."""
+        await self.bytes(_encode(answer), JSON, status)
+
+    async def prepared_json(self, size: int, make: Callable[[], msgspec.Struct]) -> None:
+        """Answer with the result of `make` as JSON, made in a thread if `size` bytes are many."""
+        await self.bytes(await self.server.prepare(size, lambda: _encode(make())), JSON)
+
+    async def bytes(
+        self,
+        body: bytes,
+        media: tuple[bytes, bytes],
+        status: int = 200,
+        more: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Answer with `body` and the headers `more`."""
+        length = (b"content-length", str(len(body)).encode())
+        headers = [media, length, *more]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})

@@ -1,0 +1,91 @@
+"""HTTPS: the server's certificate, and verification of clients' certificates."""
+
+import logging
+import ssl
+
+from inlay.errors import InvalidRequestError
+from inlay.http.settings import FrontendSettings
+
+_log = logging.getLogger(__name__)
+
+
+class Tls:
+    """Certificate of a server, replaceable at run time.
+
+    TLS 1.2 and later, with Python's own ciphers.
+
+    Args:
+        settings: of the frontend, with a certificate.
+
+    Attributes:
+        context: context for connections.
+
+    Raises:
+        InvalidRequestError: a file cannot be used.
+    """
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        self._settings = settings
+        self.context = self._made()
+
+    @classmethod
+    def of(cls, settings: FrontendSettings) -> "Tls | None":
+        """Return the certificate of `settings`, or None for HTTP. Raises `InvalidRequestError`."""
+        return None if settings.ssl_certfile is None else cls(settings)
+
+    def _made(self) -> ssl.SSLContext:
+        settings = self._settings
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        self._load(context)
+        context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
+        if settings.ssl_ca_certs is not None:
+            try:
+                context.load_verify_locations(settings.ssl_ca_certs)
+            except (OSError, ssl.SSLError) as error:
+                raise InvalidRequestError(
+                    f"cannot use {settings.ssl_ca_certs} as certificates of authorities: "
+                    f"{_why(error)}",
+                    param="ssl_ca_certs",
+                ) from error
+        elif settings.ssl_cert_reqs:
+            raise InvalidRequestError(
+                "--ssl-cert-reqs needs --ssl-ca-certs: nothing else says whose certificates "
+                "clients may have",
+                param="ssl_cert_reqs",
+            )
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        certificate, key = self._settings.ssl_certfile, self._settings.ssl_keyfile
+        if certificate is None:
+            raise InvalidRequestError("HTTPS needs a certificate", param="ssl_certfile")
+        try:
+            # Without a password OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(certificate, key, password="")
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidRequestError(
+                f"cannot use {certificate} with the key in {key or certificate}: {_why(error)}",
+                param="ssl_certfile",
+            ) from error
+
+    def reload(self) -> None:
+        """Read certificate and key again, for new connections.
+
+        If they cannot be used, the old ones stay. The authorities of clients' certificates are
+        read at the start only.
+        """
+        try:
+            # On a separate context first: a failure half way must not leave the one in use with a
+            # certificate and key that do not match.
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
+        except InvalidRequestError as error:
+            _log.error("the certificate was not reloaded: %s", error)
+        else:
+            _log.info("certificate read again from %s", self._settings.ssl_certfile)
+
+
+def _why(error: OSError) -> str:
+    return getattr(error, "reason", None) or error.strerror or str(error)

@@ -1,0 +1,124 @@
+"""Models, tokenizing, probes, metrics and pages."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import inlay
+from tests.equality.reference import tokenizer_of
+from tests.live import Fleet
+from tests.payloads import TEXT, constant, error, post
+
+
+def test_models_are_listed_with_what_a_client_must_know(llama: Fleet, url: str) -> None:
+    with openai.OpenAI(base_url=url + "/v1", api_key="none") as client:
+        assert [model.id for model in client.models.list()] == ["tiny", "org/tiny"]
+        entry: Any = client.models.retrieve("org/tiny")
+    (card,) = llama.router.models()
+    assert (entry.max_model_len, entry.hidden_size, entry.dtype) == (512, 48, "float32")
+    assert entry.embedding_table_id == card.embedding_table_id
+    assert entry.root == "tiny"
+    assert set(entry.capabilities) == {"completions", "chat", "responses", "prompt_embeds"}
+    assert entry.limits["max_prompt_embeds_bytes"] == 10 * 1024 * 1024
+
+
+def test_a_server_without_the_flag_does_not_claim_embeds(plain_url: str) -> None:
+    assert (
+        "prompt_embeds" not in httpx.get(plain_url + "/v1/models").json()["data"][0]["capabilities"]
+    )
+
+
+def test_tokenize_and_detokenize_are_each_others_inverse(llama: Fleet, url: str) -> None:
+    answer = post(
+        url, "/tokenize", {"model": "tiny", "prompt": TEXT, "return_token_strs": True}
+    ).json()
+    assert answer["tokens"] == tokenizer_of(llama.path)(TEXT)["input_ids"]
+    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 512)
+    assert "".join(answer["token_strs"]).replace("Ġ", " ") == TEXT
+    assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": TEXT}
+    chat = post(url, "/tokenize", {"messages": [{"role": "user", "content": TEXT}]}).json()
+    assert chat["count"] > answer["count"]
+    assert "exactly one" in error(post(url, "/tokenize", {}))["message"]
+    assert "out of vocabulary" in error(post(url, "/detokenize", {"tokens": [400]}))["message"]
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health"])
+def test_probes_answer(url: str, path: str) -> None:
+    assert httpx.get(url + path).status_code == 200
+    assert httpx.head(url + path).status_code == 200
+
+
+def test_metrics_count_what_was_asked(llama: Fleet) -> None:
+    url = llama.serve(enable_prompt_embeds=True)
+    post(
+        url,
+        "/v1/completions",
+        {"prompt_embeds": constant(0.5, rows=7), "max_tokens": 3, "ignore_eos": True},
+    )
+    post(url, "/v1/completions", {"prompt_embeds": constant(float("nan")), "max_tokens": 3})
+    text = httpx.get(url + "/metrics").text
+    for line in (
+        'vllm:prompt_tokens_total{model_name="tiny"} 7.0',
+        'vllm:generation_tokens_total{model_name="tiny"} 3.0',
+        'vllm:request_success_total{finished_reason="length",model_name="tiny"} 1.0',
+        'vllm:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+        'vllm:request_time_per_output_token_seconds_count{model_name="tiny"} 1.0',
+        'vllm:request_decode_time_seconds_count{model_name="tiny"} 1.0',
+        'vllm:request_queue_time_seconds_count{model_name="tiny"} 1.0',
+        'inlay:prompt_embeds_decode_seconds_count{model_name="tiny"} 1.0',
+        'vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
+        'inlay:prompt_embeds_rows_total{model_name="tiny"} 7.0',
+        'inlay:prompt_embeds_rejected_total{reason="not_finite"} 1.0',
+        'inlay:http_requests_total{route="/v1/completions",status="200"} 1.0',
+        'inlay:http_requests_total{route="/v1/completions",status="400"} 1.0',
+    ):
+        assert line in text
+
+
+def test_the_description_covers_every_route_and_resolves(url: str) -> None:
+    document = httpx.get(url + "/openapi.json").json()
+    assert document["info"]["version"] == inlay.__version__
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models/{id}", "/tokenize"} <= set(
+        document["paths"]
+    )
+
+    bodies = {path: set(document["paths"][path]["post"]["requestBody"]["content"]) for path in (
+        "/v1/completions", "/v1/chat/completions", "/v1/prompt_embeds", "/tokenize"
+    )}  # fmt: skip
+    assert bodies == {
+        "/v1/completions": {"application/json", "multipart/form-data"},
+        "/v1/chat/completions": {"application/json", "multipart/form-data"},
+        "/v1/prompt_embeds": {"application/json", "application/octet-stream"},
+        "/tokenize": {"application/json"},
+    }
+
+    def references(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            own = {value["$ref"]} if "$ref" in value else set()
+            return own.union(*(references(child) for child in value.values()))
+        return (
+            set().union(*(references(child) for child in value))
+            if isinstance(value, list)
+            else set()
+        )
+
+    names = {
+        reference.removeprefix("#/components/schemas/")
+        for reference in references(document["paths"])
+    }
+    assert (
+        {"CompletionRequest", "ChatRequest", "ErrorResponse"}
+        <= names
+        <= set(document["components"]["schemas"])
+    )
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_nothing_from_elsewhere(url: str, path: str) -> None:
+    response = httpx.get(url + path)
+    assert response.headers["content-type"].startswith("text/html")
+    assert "sha256-" in response.headers["content-security-policy"]
+    assert inlay.__version__ in response.text
+    assert "https://" not in response.text

@@ -1,0 +1,112 @@
+"""Nobody waits long for another's computation.
+
+Threads in the background give way, and collections look at little.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from inlay import pace
+from inlay.digest import Secret, row_digests
+from inlay.http.server import OFFLOAD_BYTES
+from inlay.prompt import Buffer, Rows
+from inlay.tensors.cast import cast, largest_magnitude
+from tests.live import Fleet
+
+T = TypeVar("T")
+
+
+def in_background(function: Callable[[], T]) -> T:
+    """Return the result of a function run in a background thread."""
+    found: list[T] = []
+
+    def run() -> None:
+        pace.mark_background()
+        found.append(function())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times at which somebody gave way, by a clock that goes on by 0.1 ms whenever it is read."""
+    now = 0.0
+    made: list[float] = []
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.0001
+        return now
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(time, "sleep", lambda _: made.append(now))
+    return made
+
+
+def test_a_thread_in_the_background_gives_way_once_a_turn(pauses: list[float]) -> None:
+    def often() -> None:
+        for _ in range(100):
+            pace.yield_gil()
+
+    in_background(often)
+    assert 5 < len(pauses) < 15
+    assert min(np.diff(pauses)) > pace.TURN
+
+
+def test_other_threads_never_give_way(pauses: list[float]) -> None:
+    for _ in range(100):
+        pace.yield_gil()
+    assert not pauses
+
+
+def test_digests_checks_and_casts_of_a_large_prompt_give_way_and_come_out_the_same(
+    pauses: list[float],
+) -> None:
+    values = np.random.default_rng(0).standard_normal((2000, 1024), np.float32)
+    rows = Rows(Buffer(values.data.cast("B")), "float32", values.shape)
+    bits, secret = values.view(np.uint32).ravel(), Secret(bytes(32))
+
+    def computed() -> tuple[bytes, int, bytes]:
+        return (
+            row_digests(rows, secret),
+            largest_magnitude(bits),
+            cast(bits, "float32", "bfloat16").tobytes(),
+        )
+
+    here = computed()
+    assert not pauses
+    counts = []
+    for part in (lambda: row_digests(rows, secret), lambda: largest_magnitude(bits), lambda: cast(bits, "float32", "bfloat16")):  # fmt: skip
+        in_background(part)
+        counts.append(len(pauses))
+    assert 0 < counts[0] < counts[1] < counts[2]
+    assert in_background(computed) == here
+    one_by_one = [row_digests(rows.slice(index, index + 1), secret) for index in range(len(rows))]
+    assert here[0] == b"".join(one_by_one)
+
+
+def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: list[float]) -> None:
+    server = llama.apps[llama.serve()].server
+    llama.run(server.prepare(1, pace.yield_gil))
+    assert not pauses
+    llama.run(server.prepare(OFFLOAD_BYTES, pace.yield_gil))
+    assert len(pauses) == 1
+
+
+def test_what_a_process_has_loaded_is_not_collected_again() -> None:
+    code = (
+        "import gc, inlay.api.app, inlay.pace as pace; pace.freeze_gc();"
+        "print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]

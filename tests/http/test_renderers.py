@@ -1,0 +1,69 @@
+"""Requests for a model whose tokenizer the frontend cannot read."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inlay.card import Limits, ModelCard
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.http.renderers import Renderers, read_template
+from inlay.http.serve import check
+from inlay.http.settings import FrontendSettings
+from tests.models import tiny
+
+
+def card(path: Path) -> ModelCard:
+    return ModelCard(
+        name="m",
+        path=str(path),
+        weights_id="0" * 32,
+        dtype="float32",
+        vocab_size=1,
+        hidden_size=1,
+        limits=Limits(max_model_len=64, max_num_seqs=1),
+        engine="echo",
+        engine_version="0",
+    )
+
+
+async def test_a_client_is_not_shown_where_the_server_has_its_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    renderers = Renderers(None)
+    with caplog.at_level(logging.ERROR), pytest.raises(EngineError) as caught:
+        await renderers.of(card(tmp_path))
+    assert str(tmp_path) not in caught.value.message
+    assert str(tmp_path) in caplog.text
+    # The next one who asks finds it where it has been mended.
+    there = msgspec.structs.replace(card(tmp_path), path=str(tiny("llama")))
+    assert (await renderers.of(there)).vocab_size > 0
+
+
+SHORT = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+
+
+async def test_a_chat_template_may_be_given_itself_or_as_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "short.jinja"
+    path.write_text(SHORT)
+    for given in (SHORT, str(path)):
+        of = await Renderers(given).of(card(tiny("llama")))
+        assert "[hello]" in of.decode(of.chat([{"role": "user", "content": "hello"}]).token_ids())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no/such/file.jinja", "cannot read the chat template"),
+        ("{% for message in messages %}", "the chat template is not valid, line 1"),
+        ("{{ a }}" * 1000 + "{%", "the chat template is not valid"),
+    ],
+)
+def test_a_chat_template_that_is_none_is_refused_before_a_model_is_loaded(
+    given: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        read_template(given)
+    with pytest.raises(InvalidRequestError, match=said):
+        check(FrontendSettings(chat_template=given))

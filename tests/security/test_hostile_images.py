@@ -1,0 +1,280 @@
+"""Images that no client should have sent: a precise 4xx each, and neighbours that notice nothing.
+
+One server of a tiny model answers all of them; after each one the same good chat has the same
+answer, and at the end the server has hardly grown.
+"""
+
+import base64
+import io
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+from tests.models import tiny
+from tests.serving import Served, serving
+from tests.vision_models import vision
+
+MIB = 1024 * 1024
+ROWS, HIDDEN = 16, 64
+
+
+@pytest.fixture(scope="module")
+def quiet_port() -> Iterator[int]:
+    """A port that takes connections and never says anything."""
+    with socket.create_server(("127.0.0.2", 0)) as listening, ExitStack() as open_:
+
+        def accept() -> None:
+            while True:
+                try:
+                    open_.enter_context(listening.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(
+        vision("llava"), "--served-model-name", "m", "--enable-prompt-embeds",
+        "--enable-mm-embeds", "--limit-mm-per-prompt", '{"image": {"count": 2}}',
+        "--media-timeout", 1, "--max-media-bytes", MIB, "--allowed-media-networks", "127.0.0.2/32",
+    ) as served:  # fmt: skip
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.v1, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def chat(client: openai.OpenAI, *content: Any, **more: Any) -> Any:
+    return client.chat.completions.create(
+        model=more.pop("model", "m"),
+        messages=[{"role": "user", "content": list(content)}],
+        max_tokens=4,
+        temperature=0,
+        **more,
+    )
+
+
+def by_url(url: object) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def by_data(data: bytes) -> dict[str, Any]:
+    return by_url("data:image/png;base64," + base64.b64encode(data).decode())
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+GOOD = encoded(PICTURE)
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of one bit a pixel, `side` x `side`, in a few kilobytes."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    packer = zlib.compressobj(9)
+    line = bytes(1 + (side + 7) // 8)
+    data = b"".join(packer.compress(line) for _ in range(side)) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+def rows(*shape: int, value: float = 0.1) -> str:
+    file = io.BytesIO()
+    torch.save(torch.full(shape, value), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def by_embeds(value: object) -> dict[str, Any]:
+    return {"type": "image_embeds", "image_embeds": value}
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "bomb of 9000": (by_data(bomb(9000)), "9000 x 9000 pixels; allowed: 40000000"),
+    "bomb of 20000": (by_data(bomb(20000)), "20000 x 20000 pixels"),
+    "truncated png": (by_data(GOOD[: len(GOOD) // 2]), "image"),
+    "truncated jpeg": (by_data(encoded(PICTURE, "JPEG")[:400]), "image"),
+    "eps": (by_data(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "PostScript"),
+    "svg": (by_data(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "SVG"),
+    "tiff": (by_data(encoded(PICTURE, "TIFF")), "TIFF"),
+    "empty": (by_data(b""), "empty"),
+    "no image": (by_data(bytes(range(200))), "no known format"),
+    "too many bytes": (by_data(GOOD + bytes(MIB)), "allowed: 1048576"),
+    "no base64": (by_url("data:image/png;base64,a b"), "valid base64"),
+    "long and no base64": (by_url("data:image/png;base64," + "QUJD" * 20_000 + "!"), "base64"),
+    "no base64 said": (by_url("data:image/png,abc"), "must be in base64"),
+    "no comma": (by_url("data:image/png;base64"), "data:TYPE;base64,DATA"),
+    "http": (by_url("http://example.com/a.png"), "https and data: URLs"),
+    "file": (by_url("file:///etc/hostname"), "--allowed-local-media-path"),
+    "loopback": (by_url("https://127.0.0.1/a.png"), "cannot be fetched"),
+    "mapped loopback": (by_url("https://[::ffff:127.0.0.1]/a.png"), "cannot be fetched"),
+    "metadata of a cloud": (by_url("https://169.254.169.254/a"), "cannot be fetched"),
+    "a password": (by_url("https://a:b@example.com/a.png"), "no plain host"),
+    "no url": (by_url(None), "must be a string, a URL"),
+    "an empty url": (by_url(""), "must be a string, a URL"),
+    "a number": (by_url(5), "got 5"),
+    "a uuid alone": (
+        {"type": "image_url", "image_url": None, "uuid": "u1"},
+        "not kept by their uuid",
+    ),
+    "a uuid that is none": ({**by_data(GOOD), "uuid": 5}, "uuid must be a string"),
+    "another detail": (
+        {"type": "image_url", "image_url": {"url": "x", "detail": "most"}},
+        "one of auto, low, high",
+    ),
+    "rows of half the width": (by_embeds(rows(ROWS, HIDDEN // 2)), "must be 64 wide"),
+    "too few rows": (by_embeds(rows(ROWS - 4, HIDDEN)), "have 12 rows; this model's have 16"),
+    "a grid where none is": (
+        by_embeds({"image_embeds": rows(ROWS, HIDDEN), "image_grid_thw": [1, 80000, 80000]}),
+        "take no image_grid_thw",
+    ),
+    "rows of NaN": (by_embeds(rows(ROWS, HIDDEN, value=float("nan"))), "finite"),
+    "embeds that are none": (by_embeds("QUJD" * 100), "image_embeds"),
+    "embeds that are null": (by_embeds(None), "null"),
+    "embeds in a list": (by_embeds([1.0]), "base64"),
+}
+
+
+@contextmanager
+def busy(client: openai.OpenAI) -> Iterator[list[str]]:
+    """Chats of a neighbour, one after another; their answers."""
+    answers: list[str] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set() or not answers:
+            answers.append(good(client))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        over.set()
+        thread.join()
+
+
+def good(client: openai.OpenAI) -> str:
+    answer = chat(client, {"type": "text", "text": "the harbour town"}, by_data(GOOD))
+    return str(answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_a_bad_image_is_a_precise_error_beside_neighbours_that_are_not(
+    client: openai.OpenAI, name: str
+) -> None:
+    part, phrase = BAD[name]
+    expected = good(client)
+    with busy(client) as answers, pytest.raises(openai.BadRequestError) as caught:
+        chat(client, {"type": "text", "text": "What is"}, part)
+    found = caught.value.body
+    assert isinstance(found, dict)
+    assert phrase in found["message"], found
+    assert len(found["message"]) < 400
+    assert set(answers) == {expected}
+
+
+FINE = {
+    "animated": encoded(
+        PICTURE, "GIF", save_all=True, append_images=[PICTURE.rotate(90)] * 3, duration=40
+    ),
+    "16 bits": encoded(Image.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40) * 40)),
+    "CMYK": encoded(PICTURE.convert("CMYK"), "JPEG"),
+    "alpha": encoded(PICTURE.convert("RGBA")),
+    "webp": encoded(PICTURE, "WEBP"),
+}
+
+
+@pytest.mark.parametrize("name", list(FINE))
+def test_odd_files_that_are_images_are_answered(client: openai.OpenAI, name: str) -> None:
+    assert chat(client, by_data(FINE[name])).choices[0].message.content
+
+
+def test_more_images_than_allowed_are_refused(client: openai.OpenAI) -> None:
+    assert chat(client, *[by_data(GOOD)] * 2)
+    with pytest.raises(openai.BadRequestError, match=r"at most 2 image\(s\).*got 3"):
+        chat(client, *[by_data(GOOD)] * 3)
+
+
+def test_a_host_that_never_answers_is_given_up(client: openai.OpenAI, quiet_port: int) -> None:
+    with pytest.raises(openai.BadRequestError, match="answers 200 within 1 s"):
+        chat(client, by_url(f"https://127.0.0.2:{quiet_port}/a.png"))
+
+
+def test_features_that_need_ids_say_so(client: openai.OpenAI, server: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="prompt_logprobs is not compatible"):
+        chat(client, by_data(GOOD), extra_body={"prompt_logprobs": 1})
+    parts: Any = [{"type": "text", "text": "It is"}, by_data(GOOD)]
+    with pytest.raises(openai.BadRequestError, match="echo is not compatible"):
+        client.completions.create(model="m", prompt=parts, echo=True, max_tokens=1)
+    message = {"role": "user", "content": [by_data(GOOD)]}
+    with pytest.raises(openai.BadRequestError, match="no tokens to show"):
+        client.post(
+            server.url + "/tokenize",
+            body={"model": "m", "messages": [message]},
+            cast_to=object,
+        )
+
+
+def test_too_long_an_image_is_refused_before_any_engine(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        chat(client, {"type": "text", "text": "lanterns " * 490}, by_data(GOOD))
+
+
+def test_the_server_has_hardly_grown(server: Served, client: openai.OpenAI) -> None:
+    processes = [psutil.Process(server.process.pid)]
+    processes += processes[0].children(recursive=True)
+    before = sum(process.memory_info().rss for process in processes)
+    for part, _ in BAD.values():
+        with pytest.raises(openai.BadRequestError):
+            chat(client, part)
+    after = sum(process.memory_info().rss for process in processes)
+    assert after - before < 100 * MIB
+
+
+@pytest.fixture(scope="module")
+def text_model() -> Path:
+    return tiny("llama")
+
+
+def test_a_text_model_takes_no_image(text_model: Path) -> None:
+    with (
+        serving(text_model, "--served-model-name", "words") as served,
+        openai.OpenAI(base_url=served.v1, api_key="unused", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        chat(client, by_data(GOOD), model="words")
+    assert caught.value.body == {
+        "message": "messages[0].content[0]: the model `words` takes no images",
+        "type": "invalid_request_error",
+        "param": "messages[0].content[0]",
+        "code": None,
+    }
