@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -44,11 +45,11 @@ class Shown:
         return shown[start : min([end for end in following if end > start], default=len(shown))]
 
 
-@pytest.fixture(scope="module")
-def shown() -> Iterator[Shown]:
+@contextmanager
+def demonstrated(*flags: str) -> Iterator[Shown]:
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "inlay.cli", "demo", "--port", str(port)],
+        [sys.executable, "-m", "inlay.cli", "demo", "--port", str(port), *flags],
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
@@ -66,6 +67,12 @@ def shown() -> Iterator[Shown]:
         process.terminate()
         process.stdout.close()
         assert process.wait(START_SECONDS) == 0
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[Shown]:
+    with demonstrated() as shown:
+        yield shown
 
 
 @pytest.fixture(scope="module")

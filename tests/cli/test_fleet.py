@@ -99,6 +99,23 @@ def test_a_fleet_answers_through_any_frontend_and_ends_as_told(nats: str) -> Non
         assert one.process.wait(END_SECONDS) == 0
 
 
+def test_a_worker_that_nobody_can_reach_dials_the_frontends_that_listen(nats: str) -> None:
+    names = ("--nats", nats, "--namespace", "dials")
+    here = ("--transport-host", "127.0.0.1")
+    port = free_port()
+    with (
+        worker(nats, "--namespace", "dials", "--served-model-name", "m", "--transport-dial"),
+        serving(*names, *here, command="frontend") as one,
+        serving(*names, *here, command="frontend") as other,
+        running("frontend", *names, "--port", port, until="HTTP at"),
+    ):
+        for server in (one, other):
+            assert ask(server)["usage"]["completion_tokens"] == 4
+        refused = httpx.get(f"http://127.0.0.1:{port}/health")
+        assert refused.status_code == 503
+        assert "--transport-host" in refused.text
+
+
 def test_each_rank_of_a_worker_is_one_of_the_fleet(nats: str) -> None:
     names = ("--nats", nats, "--namespace", "ranks")
     with (

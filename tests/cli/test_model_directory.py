@@ -17,7 +17,7 @@ from inlay.cli.model_directory import check_model
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.checks import cuda_lack
 from inlay.errors import InvalidRequestError
-from inlay.worker.load_adapter_request import check_adapters
+from inlay.worker.lora_modules import check_adapters
 from tests import adapters
 from tests.models import tiny
 

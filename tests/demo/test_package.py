@@ -36,7 +36,10 @@ def test_all_files_are_there_and_weigh_less_than_eight_megabytes() -> None:
 
 
 def test_the_demo_package_does_not_import_torch() -> None:
-    code = "import sys, inlay.demo; inlay.demo.examples(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from inlay.demo import examples, vision_examples; examples(); "
+        "vision_examples(); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from inlay import demo
 from inlay.client import SoftPrompt
-from tests.frontend.live import fleet
-from tests.frontend.payloads import post
+from tests.live import fleet
+from tests.payloads import post
 
 
 @pytest.mark.slow

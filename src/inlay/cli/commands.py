@@ -95,7 +95,8 @@ COMMANDS = (
         name="demo",
         summary="Serve a small bundled model with everything enabled, and show what it does.",
         details="Needs no network. Shows a text question, the same as embeddings, a chat that "
-        "mixes both and a soft prompt, each with the server's answer, then keeps serving.",
+        "mixes both and a soft prompt, each with the server's answer, then keeps serving. With "
+        "--images, the same for pictures.",
         settings=DemoSettings,
         run=_demo,
     ),

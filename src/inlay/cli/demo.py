@@ -13,14 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from inlay import demo
+from inlay.cli import demo_images
 from inlay.cli.process import Console
 from inlay.cli.serve import Running, run_host
 from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.frontend.address import check_address
-from inlay.frontend.settings import FrontendSettings
+from inlay.http.address import check_address
+from inlay.http.settings import FrontendSettings
 
 MODEL_NAME = "inlay-demo"
 DEFAULT_PORT = 8000
@@ -40,7 +41,10 @@ def run(settings: DemoSettings) -> int:
     served = ServeSettings(
         # Its answers were checked in float32, with the weights as they are stored.
         engine=EngineSettings(
-            model=str(demo.model_dir()), served_model_name=[MODEL_NAME], dtype="float32"
+            model=str(demo.vision_dir() if settings.images else demo.model_dir()),
+            served_model_name=[MODEL_NAME],
+            dtype="float32",
+            enable_mm_embeds=settings.images,
         ),
         frontend=FrontendSettings(
             host=settings.host,
@@ -51,7 +55,7 @@ def run(settings: DemoSettings) -> int:
     )
 
     async def show(running: Running) -> None:
-        await asyncio.to_thread(_show, running.url, console)
+        await asyncio.to_thread(_show_images if settings.images else _show, running.url, console)
         if settings.keep_serving:
             console.line("serving until Ctrl-C")
         else:
@@ -121,6 +125,14 @@ def _show(url: str, console: Console) -> None:
     console.out("\nTry it:\n\n")
     for snippet in (_curl(url, question), _curl_embeds(url, question), _python(url, question)):
         console.out(snippet + "\n\n")
+
+
+def _show_images(url: str, console: Console) -> None:
+    for line in demo_images.demonstration(_Server(url).chat):
+        console.out(line + "\n")
+    console.out("\nTry it:\n\n")
+    console.out(demo_images.curl(url, MODEL_NAME) + "\n\n")
+    console.out(demo_images.python(url, MODEL_NAME, _interpreter()) + "\n\n")
 
 
 def _demonstration(server: _Server, question: str) -> Iterator[str]:
@@ -215,7 +227,8 @@ def _python(url: str, question: str) -> str:
         embedder = PromptEmbedder.from_pretrained({str(demo.model_dir())!r})
         chat = embedder.embed_messages([{{"role": "user", "content": {question!r}}}])
         answer = client.completions.create(
-            model="{MODEL_NAME}", temperature=0, max_tokens={ANSWER_TOKENS}, **chat.completion_args()
+            model="{MODEL_NAME}", temperature=0, max_tokens={ANSWER_TOKENS},
+            **chat.completion_args(),
         )
         print(answer.choices[0].text)
         EOF""")

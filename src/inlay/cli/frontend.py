@@ -4,12 +4,14 @@ import sys
 from contextlib import AsyncExitStack
 
 import inlay
+from inlay.api import build_app
 from inlay.cli.process import Console, run_until_signal
 from inlay.cli.settings import FleetFrontendSettings
 from inlay.digest import Secret
-from inlay.frontend import build_app
-from inlay.frontend.address import check_address
-from inlay.frontend.serve import check, serve
+from inlay.errors import InvalidRequestError
+from inlay.http.address import check_address
+from inlay.http.serve import check, serve
+from inlay.pace import freeze_gc
 from inlay.router import Router
 from inlay.store import PromptStore
 from inlay.store.fleet import FleetStore
@@ -18,6 +20,7 @@ from inlay.telemetry import Tracing, configure
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
+from inlay.transport.tls import load_identity, make_certificate
 
 
 def run(settings: FleetFrontendSettings) -> int:
@@ -42,8 +45,7 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
     async with AsyncExitStack() as undo:
         undo.push_async_callback(member.leave)
         secret = await member.secret(own)
-        plane = NatsPlane(member, secret)
-        await plane.start()
+        plane = await _plane(settings, member, secret)
         undo.pop_all()
         undo.push_async_callback(plane.close)
         store = await _store(settings, secret, member)
@@ -67,7 +69,26 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
                 f"{frontend.drain_timeout:g} s; Ctrl-C again ends at once"
             )
 
+        freeze_gc()
         await serve(app, frontend, on_started=started, on_stopping=stopping)
+
+
+async def _plane(settings: FleetFrontendSettings, member: Member, secret: Secret) -> NatsPlane:
+    """Begin to connect to workers, and to listen for those that dial."""
+    host, port = settings.transport_host, settings.transport_port
+    if host is None:
+        plane = NatsPlane(member, secret)
+    else:
+        plane = NatsPlane(member, secret, identity=load_identity(make_certificate()))
+        try:
+            await plane.listen_for_workers(host, settings.transport_bind or host, port)
+        except OSError as error:
+            raise InvalidRequestError(
+                f"cannot listen for workers on {settings.transport_bind or host}:{port}: {error} "
+                "(--transport-bind, --transport-port)"
+            ) from error
+    await plane.start()
+    return plane
 
 
 async def _store(

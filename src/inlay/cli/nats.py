@@ -16,7 +16,7 @@ from inlay.cli.nats_access import public_key, says_who, wants_key
 from inlay.cli.process import Console
 from inlay.cli.settings import NatsServerSettings
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.frontend.address import check_address
+from inlay.http.address import check_address
 
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0

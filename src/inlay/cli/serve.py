@@ -11,6 +11,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import inlay
+from inlay.api import build_app
 from inlay.card import EmbeddingCard, ModelCard
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
@@ -22,17 +23,16 @@ from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
-from inlay.frontend import build_app
-from inlay.frontend.address import check_address
-from inlay.frontend.serve import check, serve
-from inlay.frontend.settings import FrontendSettings
+from inlay.http.address import check_address
+from inlay.http.serve import check, serve
+from inlay.http.settings import FrontendSettings
 from inlay.pace import freeze_gc
 from inlay.request import Task
 from inlay.router import Router
 from inlay.telemetry import Tracing, configure
 from inlay.transport.local import LocalPlane, RoutedPlane
 from inlay.worker import RestartGroup, Supervisor, starting
-from inlay.worker.load_adapter_request import check_adapters
+from inlay.worker.lora_modules import check_adapters
 
 _ACCEPTING_SECONDS = 0.02
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from inlay.engine.settings import EngineSettings
-from inlay.frontend.settings import FrontendSettings
+from inlay.http.settings import FrontendSettings
 from inlay.router.settings import RouterSettings
 from inlay.store.settings import FleetStoreSettings, StoreSettings
 from inlay.telemetry import TelemetrySettings
@@ -119,6 +119,12 @@ class WorkerSettings(BaseModel):
         description="TCP port for frontends, of the first engine; further engines take the next "
         "ports. 0: any free one.",
     )
+    transport_dial: bool = Field(
+        default=False,
+        title="Fleet",
+        description="Connect to the frontends, as behind NAT, where they cannot connect here. They "
+        "need --transport-host.",
+    )
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
@@ -141,6 +147,24 @@ class FleetFrontendSettings(BaseModel):
     frontend: FleetHttpSettings = Field(default_factory=FleetHttpSettings, title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: FleetStoreSettings = Field(default_factory=FleetStoreSettings, title="Stored embeddings")
+    transport_host: str | None = Field(
+        default=None,
+        title="Fleet",
+        description="Name or IP address at which workers with --transport-dial reach this machine; "
+        "such workers are not used unless set.",
+    )
+    transport_bind: str | None = Field(
+        default=None,
+        title="Fleet",
+        description="Address to listen on for such workers; --transport-host unless set.",
+    )
+    transport_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        title="Fleet",
+        description="TCP port for such workers. 0: any free one.",
+    )
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
@@ -167,6 +191,11 @@ class DemoSettings(BaseModel):
         le=65535,
         description="Port to listen on; 0 takes a free one. 8000 or, where that is taken, a free "
         "one unless set.",
+    )
+    images: bool = Field(
+        default=False,
+        description="Serve a model that reads pictures of digits instead, and show images, image "
+        "embeddings and prompt embeddings in its chats.",
     )
     keep_serving: bool = Field(
         default=True,

@@ -37,8 +37,8 @@ SHORT: Mapping[str, str] = {
 
 ENGINE_VALUES = frozenset(
     """
-    additional-config all2all-backend allowed-local-media-path allowed-media-domains
-    attention-backend attention-config aux-output-config code-revision collect-detailed-traces
+    additional-config all2all-backend attention-backend attention-config aux-output-config
+    code-revision collect-detailed-traces
     compilation-config config-format cp-kv-cache-interleave-size cpu-distributed-timeout-seconds
     cpu-offload-gb cpu-offload-params cudagraph-capture-sizes custom-histogram-buckets
     data-parallel-address data-parallel-backend data-parallel-rpc-port dbo-decode-token-threshold
@@ -49,7 +49,7 @@ ENGINE_VALUES = frozenset(
     fault-tolerance-config gdn-prefill-backend hf-config-path hf-overrides ignore-patterns
     io-processor-plugin ir-op-priority jit-monitor-mode kda-decode-backend kda-prefill-backend
     kernel-config kv-cache-dtype kv-cache-dtype-skip-layers kv-cache-metrics-sample
-    kv-offloading-backend kv-offloading-size limit-mm-per-prompt linear-backend load-format
+    kv-offloading-backend kv-offloading-size linear-backend load-format
     log-config-file logging-config logits-processors logprobs-mode long-prefill-token-threshold
     lora-dtype lora-target-modules mamba-backend mamba-block-size mamba-cache-dtype
     mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm
@@ -86,9 +86,9 @@ ENGINE_SWITCHES = frozenset(
     enable-flashinfer-autotune enable-hc-sp enable-layerwise-nvtx-tracing
     enable-logging-iteration-details enable-mamba-cache-stochastic-rounding
     enable-mamba-shared-prefix-checkpoint enable-mfu-metrics enable-mixed-moe-lora-format
-    enable-mm-embeds enable-moe-shared-loras enable-nccl-comm-suspend enable-return-routed-experts
+    enable-moe-shared-loras enable-nccl-comm-suspend enable-return-routed-experts
     enable-shm-tensor-arena enable-tower-connector-lora enable-trace-replay
-    fail-on-environ-validation fully-sharded-loras interleave-mm-strings jit-monitor-verbose
+    fail-on-environ-validation fully-sharded-loras jit-monitor-verbose
     kv-cache-metrics kv-sharing-fast-prefill language-model-only
     long-prefill-token-threshold-adaptive mm-device-do-normalize mm-encoder-only numa-bind
     ray-workers-use-nsight return-sampling-mask scheduler-reserve-full-isl skip-mm-profiling
@@ -154,6 +154,7 @@ INSTEAD: Mapping[str, str] = {
     "--h11-max-incomplete-event-size": "headers have bounds of their own, which are fixed",
     "--headless": "a worker without HTTP is `inlay worker`",
     "--hf-token": "set HF_TOKEN in the environment",
+    "--interleave-mm-strings": "leave it out, images stay where they are in a message",
     "--log-error-stack": "leave it out, errors inside the server are logged with their stack",
     "--log-level": _NONE + "; see --log-format and --no-log-requests",
     "--max-log-len": "prompts are never logged",
@@ -174,7 +175,7 @@ INSTEAD: Mapping[str, str] = {
     "--tool-server": "the server runs no tools",
     "--tool-strict-level": 'requests ask for it: "strict" of a function',
     "--trust-request-chat-template": "templates of clients are never run; see --chat-template",
-    "--trust-request-mm-kwargs": "prompts have text and embeddings alone",
+    "--trust-request-mm-kwargs": "requests do not set an image processor",
     "--uds": "listen on 127.0.0.1 and put a proxy in front",
     "--uvicorn-log-level": "see --log-format and --no-log-requests",
     "--worker-extension-cls": "inlay's own is used",

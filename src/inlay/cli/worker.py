@@ -27,7 +27,7 @@ from inlay.transport.nats.member import Member
 from inlay.transport.nats.worker import NatsWorker
 from inlay.transport.tls import make_certificate
 from inlay.worker import EngineProxy, RestartGroup, Supervisor, starting
-from inlay.worker.load_adapter_request import check_adapters
+from inlay.worker.lora_modules import check_adapters
 
 _EMBEDS = "--enable-prompt-embeds"
 
@@ -117,7 +117,7 @@ async def _place(
     )
     supervisor = Supervisor(plane, start, tied=together)
     engine = EngineProxy(plane)
-    worker = NatsWorker(member, engine)
+    worker = NatsWorker(member, engine, dial=engine.dial if settings.transport_dial else None)
     await worker.start()
     running = asyncio.create_task(supervisor.run())
     following = asyncio.create_task(engine.follow(worker.away))
@@ -144,6 +144,7 @@ def _listen(settings: WorkerSettings, index: int) -> Listen:
         settings.transport_port and settings.transport_port + index,
         make_certificate(),
         settings.prompt_store_memory_bytes,
+        settings.transport_dial,
     )
 
 

@@ -1,7 +1,8 @@
 """The bundled demo: a small model, a soft prompt for it, and questions with known answers.
 
 Everything here is made by `scripts/train_demo.py`; `README.md` beside this file is the model card.
-Nothing here needs torch.
+A second model answers questions about pictures; `scripts/train_vision_demo.py` makes it, and its
+card is `vision/README.md`. Nothing here needs torch.
 """
 
 from functools import cache
@@ -116,9 +117,70 @@ class Examples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     report: dict[str, float]
 
 
+class Picture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A picture of a handwritten digit that the model was not trained by.
+
+    Attributes:
+        name: of its files.
+        digit: 0 to 9.
+        colour: in a word.
+    """
+
+    name: str
+    digit: int
+    colour: str
+
+    @property
+    def path(self) -> Path:
+        """The PNG file."""
+        return _HERE / "pictures" / f"{self.name}.png"
+
+    @property
+    def rows_path(self) -> Path:
+        """A safetensors file with one tensor `embeddings`: its rows, (rows, hidden) float32."""
+        return self.path.with_suffix(".safetensors")
+
+
+class VisionExample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question about one or two pictures and the answer greedy decoding gives to it.
+
+    Attributes:
+        pictures: names of pictures, which stand before the question.
+        question: text.
+        answer: text.
+    """
+
+    pictures: tuple[str, ...]
+    question: str
+    answer: str
+
+
+class VisionExamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that the demo with images can show.
+
+    Attributes:
+        pictures: one of each colour.
+        examples: every question about each picture, and about a pair both ways round.
+        report: accuracy by question, over digits that were held out.
+    """
+
+    pictures: tuple[Picture, ...]
+    examples: tuple[VisionExample, ...]
+    report: dict[str, float]
+
+    def picture(self, name: str) -> Picture:
+        """The picture of that name."""
+        return next(picture for picture in self.pictures if picture.name == name)
+
+
 def model_dir() -> Path:
     """The model directory: config, bfloat16 safetensors, tokenizer with chat template."""
     return _HERE / "model"
+
+
+def vision_dir() -> Path:
+    """Directory of the model with images, as `model_dir`, with its image processor."""
+    return _HERE / "vision"
 
 
 def soft_prompt_path() -> Path:
@@ -139,3 +201,13 @@ def examples() -> Examples:
         msgspec.ValidationError: the file is not what `Examples` says.
     """
     return msgspec.json.decode((_HERE / "tasks.json").read_bytes(), type=Examples)
+
+
+@cache
+def vision_examples() -> VisionExamples:
+    """The examples in `vision.json`.
+
+    Raises:
+        msgspec.ValidationError: the file is not what `VisionExamples` says.
+    """
+    return msgspec.json.decode((_HERE / "vision.json").read_bytes(), type=VisionExamples)
