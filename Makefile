@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-fast check format bench test-engines reference clean
+.PHONY: demo install test test-fast test-unit check format site bench test-engines reference clean
 
 install: $(STAMP)
 
@@ -33,6 +33,12 @@ demo: $(DEMO_STAMP)
 test: install
 	$(PYTEST) -m "not engines and not gpu"
 
+# Parts that need no server, no broker and no engine.
+UNIT := $(wildcard tests/test_*.py) tests/tensors tests/render tests/router tests/media tests/embedding
+
+test-unit: install
+	$(PYTEST) -m "not slow and not engines and not gpu" $(UNIT)
+
 test-fast: install
 	$(PYTEST) -m "not engines and not gpu and not slow"
 
@@ -44,6 +50,10 @@ check: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# docs/ as a site of pages in build/site; a broken link fails.
+site: install
+	$(BIN)/zensical build --strict --clean
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -1,4 +1,4 @@
-"""What a second client waits, and what memory a server takes, during each attack of `benchmarks._attacks`.
+"""What a second client waits, and what memory a server takes, during each attack.
 
 Each row starts a server of its own with the bundled model and a key for each client. The second
 client asks for one token, every time on a new connection and every 20 ms, first with nobody else
@@ -83,7 +83,9 @@ def asking(port: int, attack: Attack, seconds: float) -> Waits:
     while (start := time.perf_counter()) < end:
         fields = {"prompt": "the harbour", "max_tokens": 1, **attack.asked(time.monotonic_ns())}
         body = json.dumps(fields).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", port, timeout=TIMEOUT, source_address=("127.0.0.2", 0)
+        )
         with contextlib.closing(connection):
             try:
                 connection.request("POST", "/v1/completions", body, headers)

@@ -36,18 +36,18 @@ from typing import Any, Protocol
 
 import httpx
 import torch
-from tests.frontend.live import fleet
+from tests.live import fleet
 from transformers import BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
 
 from inlay import engine as engines
+from inlay.api.openai.embeddings.gathering import normalized
+from inlay.api.openai.embeddings.inputs import TextInputs, Truncation, chunks
 from inlay.digest import Secret
 from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.threads import environment
-from inlay.frontend.vectors.gathering import normalized
-from inlay.frontend.vectors.inputs import TextInputs, Truncation, chunks
 from inlay.render import Renderer
-from inlay.request import EmbedOutput, EmbedRequest
+from inlay.request import Output, Pooling, Request, Task
 
 ONE = "what is the capital of the island on the hill and who rules it"
 PEERS = {
@@ -109,17 +109,18 @@ class Inlay:
     async def _embed(self, texts: list[str]) -> None:
         limit = self._engine.card.limits.max_model_len
         inputs = TextInputs(texts, self._renderer, Truncation(limit, limit))
-        answers: asyncio.Queue[EmbedOutput] = asyncio.Queue()
+        answers: asyncio.Queue[Output] = asyncio.Queue()
         stretches = list(chunks(inputs))
         for start, stop in stretches:
             prompts = tuple(piece.prompt for piece in inputs.pieces(start, stop))
-            self._engine.embed(EmbedRequest(id=str(start), prompts=prompts), answers.put_nowait)
+            request = Request(id=str(start), task=Task.EMBED, prompts=prompts, params=Pooling())
+            self._engine.submit(request, answers.put_nowait)
             await asyncio.sleep(0)
         for _ in stretches:
-            answer = await answers.get()
+            (payload,) = (await answers.get()).payloads
             normalized(
-                torch.frombuffer(bytearray(answer.data.view), dtype=torch.float32)
-                .view(-1, answer.size)
+                torch.frombuffer(bytearray(payload.data.view), dtype=torch.float32)
+                .view(payload.shape)
                 .numpy()
             )
 

@@ -198,7 +198,7 @@ class Ours:
             max_tokens=max_tokens, temperature=0.0, ignore_eos=True, grammar=grammar
         )
         prompt = Prompt.of(Tokens(ids))
-        request = Request(id=str(self._works), prompt=prompt, sampling=sampling, adapter=adapter)
+        request = Request(id=str(self._works), prompts=(prompt,), params=sampling, adapter=adapter)
         for delta in self.core.admit(request, grammar=state):
             raise RuntimeError(f"a work ended before it began: {delta}")
 

@@ -112,7 +112,7 @@ class Requests:
             # Choices are under way until the last of them is there, as real ones are.
             tokens = 2 if choices == 1 else 1000
             request = Request(
-                id=str(self._number), prompt=prompt, sampling=Sampling(max_tokens=tokens)
+                id=str(self._number), prompts=(prompt,), params=Sampling(max_tokens=tokens)
             )
             streams.append(worker.send(request))
         firsts = []

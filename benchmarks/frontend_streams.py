@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Never
 
 import psutil
 import uvicorn
@@ -24,20 +25,19 @@ import uvloop
 from tests.models import tiny
 
 from benchmarks import http_choice
+from inlay.api import build_app
 from inlay.card import ModelCard
+from inlay.commands import Command
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from inlay.frontend import FrontendSettings, build_app
-from inlay.frontend.serve import serve as serve_http
+from inlay.http import FrontendSettings
+from inlay.http.serve import serve as serve_http
+from inlay.pace import freeze_gc
 from inlay.request import (
-    Command,
-    EmbedOutput,
-    EmbedRequest,
     FinishReason,
     Output,
-    Reply,
     Request,
     Usage,
 )
@@ -79,9 +79,6 @@ class PacedWorker:
             self._clock = asyncio.create_task(self._run())
         return PacedStream(request, self._streams)
 
-    async def embed(self, request: EmbedRequest) -> EmbedOutput:
-        raise InvalidRequestError("a paced worker makes no vectors")
-
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TICK)
@@ -100,8 +97,8 @@ class PacedWorker:
     def room(self, num_bytes: int) -> memoryview | None:
         return None
 
-    async def call(self, command: Command, within: float = 30.0) -> Reply:
-        return Reply()
+    async def call(self, command: Command[object], within: float = 30.0) -> Never:
+        raise InvalidRequestError("a paced worker follows no commands")
 
 
 class PacedStream:
@@ -163,6 +160,8 @@ def serve(how: str, directory: str, port: int, tokens: int) -> None:
         )
         await uvicorn.Server(config).serve()
 
+    # As the commands do before they serve.
+    freeze_gc()
     uvloop.run({"floor": floor, "echo": echo, "paced": paced}[how]())
 
 

@@ -31,12 +31,13 @@ import msgspec
 import numpy as np
 
 from benchmarks._serving import HIDDEN, takes
-from inlay.api.openai.completions import CompletionRequest
+from inlay.api.openai.schema.completions import CompletionRequest
+from inlay.api.openai.sources import in_completion
 from inlay.digest import Secret, row_digests
-from inlay.frontend.bodies import base64_extractor as lift
-from inlay.frontend.bodies.allocator import keep_freed_memory
-from inlay.frontend.bodies.memory import private
-from inlay.frontend.bodies.sources import in_completion, tensor_data
+from inlay.http.bodies import base64_extractor as lift
+from inlay.http.bodies.allocator import keep_freed_memory
+from inlay.http.bodies.embeds import tensor_data
+from inlay.http.bodies.memory import private
 from inlay.prompt import Buffer, Rows
 from inlay.tensors import ReadLimits, read, to_rows, write
 from inlay.transport.local import Arena

@@ -60,7 +60,9 @@ def works_of(secret: Secret, seed: int) -> list[Request]:
             question = Tokens([int(token) for token in draw.integers(10, 300, QUESTION)])
             prompt = with_digests(Prompt.of(rows, question), secret)
             sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
-            requests.append(Request(id=f"{seed}-{number}-{turn}", prompt=prompt, sampling=sampling))
+            requests.append(
+                Request(id=f"{seed}-{number}-{turn}", prompts=(prompt,), params=sampling)
+            )
     random.Random(seed).shuffle(requests)
     return requests
 

@@ -153,8 +153,8 @@ async def tokens_a_cpu_second(plane: Plane, pids: list[int]) -> float:
     async def read(number: int) -> None:
         request = Request(
             id=f"s{number}",
-            prompt=Prompt.of(Tokens([1, 2, 3])),
-            sampling=Sampling(max_tokens=TOKENS),
+            prompts=(Prompt.of(Tokens([1, 2, 3])),),
+            params=Sampling(max_tokens=TOKENS),
         )
         async for _ in plane.workers()[0].send(request):
             pass
@@ -172,7 +172,7 @@ async def measure(settings: EngineSettings, rounds: int) -> None:
                 sampling = Sampling(max_tokens=2)
                 requests = [
                     Request(
-                        id=f"{case}{number}", prompt=prompt(num_bytes, secret), sampling=sampling
+                        id=f"{case}{number}", prompts=(prompt(num_bytes, secret),), params=sampling
                     )
                     for number in range(rounds)
                 ]

@@ -17,15 +17,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Never
 
 import msgspec
 import numpy as np
 
 from inlay.card import Limits, ModelCard
+from inlay.commands import Command
 from inlay.digest import BLOCK_SIZE, Secret
-from inlay.errors import OverloadedError
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.request import Command, EmbedOutput, EmbedRequest, Output, Reply, Request, Sampling
+from inlay.request import Output, Request, Sampling
 from inlay.router import Router
 from inlay.router.kv_index import keys_of
 from inlay.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
@@ -69,11 +70,8 @@ class Standing:
     def send(self, request: Request) -> Stream:
         return Idle()
 
-    async def embed(self, request: EmbedRequest) -> EmbedOutput:
-        raise OverloadedError("it does nothing")
-
-    async def call(self, command: Command, within: float = 30.0) -> Reply:
-        return Reply()
+    async def call(self, command: Command[object], within: float = 30.0) -> Never:
+        raise NotImplementedError
 
 
 class Standings:
@@ -189,14 +187,14 @@ async def decide(num_workers: int, num_blocks: int) -> None:
         prompts = [make(random, length) for _ in range(REQUESTS // 4) for make in (text, rows)]
         times = []
         for number, prompt in enumerate(prompts * 2):  # each a second time, when it is cached
-            request = Request(id=str(number), prompt=prompt, sampling=Sampling(max_tokens=1))
+            request = Request(id=str(number), prompts=(prompt,), params=Sampling(max_tokens=1))
             began = time.thread_time()
             (stream,) = await router.send("m", [request])
             times.append(time.thread_time() - began)
             if number % 3:
                 stream.cancel()
         print(f"  Router.send, {length} positions: {_percentiles(times)}")
-    request = Request(id="s", prompt=prompts[0], sampling=Sampling(max_tokens=1))
+    request = Request(id="s", prompts=(prompts[0],), params=Sampling(max_tokens=1))
     session = []
     for number in range(REQUESTS):
         began = time.thread_time()

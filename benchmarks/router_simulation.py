@@ -20,14 +20,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import msgspec
 
 from inlay.card import Limits, ModelCard
+from inlay.commands import Command
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
-from inlay.request import Command, EmbedOutput, EmbedRequest, Reply, Request
+from inlay.request import Request
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
 from inlay.router.peers import TELL_SECONDS, Peers
@@ -129,10 +130,7 @@ class Paper:
     def send(self, request: Request) -> Stream:
         raise NotImplementedError
 
-    async def embed(self, request: EmbedRequest) -> EmbedOutput:
-        raise NotImplementedError
-
-    async def call(self, command: Command, within: float = 30.0) -> Reply:
+    async def call(self, command: Command[object], within: float = 30.0) -> Never:
         raise NotImplementedError
 
     def has(self, chain: list[int]) -> int:
