@@ -15,6 +15,8 @@ from tests.equality.reference import rows_of
 from tests.serving import Served
 
 RANKS = 2
+SETTLING_SECONDS = 5
+"""Time for the ranks' cache events, that of the reset among them, to reach a busy router."""
 CHIEF = {"authorization": "Bearer chief"}
 
 
@@ -77,6 +79,7 @@ def test_a_prompt_goes_to_the_rank_that_has_it_until_all_forget(
     httpx.post(server.url + "/reset_prefix_cache", headers=CHIEF, timeout=120).raise_for_status()
     with ThreadPoolExecutor(len(prompts)) as together:
         assert list(together.map(lambda prompt: ask(server, prompt), prompts)) == [0] * len(prompts)
+    time.sleep(SETTLING_SECONDS)
     before = engines(server)
     for prompt in prompts:
         assert ask(server, prompt) >= 192 - 32
