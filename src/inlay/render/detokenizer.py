@@ -36,21 +36,27 @@ class ByteLevelDetokenizer:
     U+FFFD by the rule of "maximal subparts" (Unicode 15, section 3.9), as in Python and Rust.
     """
 
-    __slots__ = ("_decoder", "_skipped", "_vocabulary")
+    __slots__ = ("_held", "_skipped", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, *, skipped: frozenset[int]) -> None:
         self._vocabulary = vocabulary
         self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
 
     def push(self, ids: Sequence[int]) -> str:
         """As `Detokenizer.push`."""
         data, skipped = self._vocabulary.data, self._skipped
-        return self._decoder.decode(b"".join([data(id_) for id_ in ids if id_ not in skipped]))
+        known = b"".join([self._held, *[data(id_) for id_ in ids if id_ not in skipped]])
+        # As `codecs.getincrementaldecoder`, without its layers: this is done for each token.
+        text, used = codecs.utf_8_decode(known, "replace", False)
+        self._held = known[used:]
+        return text
 
     def flush(self) -> str:
         """As `Detokenizer.flush`."""
-        return self._decoder.decode(b"", final=True)
+        text, _ = codecs.utf_8_decode(self._held, "replace", True)
+        self._held = b""
+        return text
 
 
 class WindowDetokenizer:

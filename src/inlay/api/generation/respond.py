@@ -15,7 +15,7 @@ from inlay.http.callers.access import session_of
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call
-from inlay.http.sse import UNNAMED, EventStream, Framing
+from inlay.http.sse import UNNAMED, Event, EventStream, Framing
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -27,15 +27,15 @@ _TOKEN_BYTES = 32
 class ResponseShape(Protocol):
     """Response of a generation in one API's form."""
 
-    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+    def events(self, pieces: Pieces) -> Sequence[Event]:
         """Return the events for some pieces."""
         ...
 
-    def closing_events(self) -> Sequence[msgspec.Struct]:
+    def closing_events(self) -> Sequence[Event]:
         """Return the events after the last choice's end."""
         ...
 
-    def failure_events(self, error: InlayError) -> Sequence[msgspec.Struct]:
+    def failure_events(self, error: InlayError) -> Sequence[Event]:
         """Return the events that end a stream because of `error`."""
         ...
 

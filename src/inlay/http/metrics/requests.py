@@ -21,6 +21,21 @@ _SECONDS = (
 _LENGTHS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
+class _Intervals:
+    """Intervals between the tokens of one model."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.counts = [0] * (len(_SECONDS) + 1)
+
+    def observe(self, mean: float) -> None:
+        """Count some intervals of one write as one, of their mean in seconds."""
+        self.counts[bisect_left(_SECONDS, mean)] += 1
+        self.seconds += mean
+
+
 class _TokenIntervals(Collector):
     """Histogram by model of what happens at every token.
 
@@ -31,26 +46,23 @@ class _TokenIntervals(Collector):
     def __init__(self, name: str, text: str) -> None:
         self._name = name
         self._text = text
-        self._seconds: dict[str, float] = {}
-        self._counts: dict[str, list[int]] = {}
+        self._models: dict[str, _Intervals] = {}
 
-    def observe(self, model: str, seconds: float, count: int = 1) -> None:
-        """Count `count` intervals of `seconds` in all as one, of their mean."""
-        mean = seconds / count
-        counts = self._counts.get(model)
-        if counts is None:
-            counts = self._counts[model] = [0] * (len(_SECONDS) + 1)
-            self._seconds[model] = 0.0
-        counts[bisect_left(_SECONDS, mean)] += 1
-        self._seconds[model] += mean
+    def of(self, model: str) -> "_Intervals":
+        """Return the intervals of a model."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = _Intervals()
+        return found
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram."""
         family = HistogramMetricFamily(self._name, self._text, labels=("model_name",))
         bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
-        for model, counts in self._counts.items():
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
-            family.add_metric((model,), buckets, self._seconds[model])
+        for model, intervals in self._models.items():
+            if intervals.seconds:
+                buckets = list(zip(bounds, accumulate(intervals.counts), strict=True))
+                family.add_metric((model,), buckets, intervals.seconds)
         yield family
 
 
@@ -203,7 +215,7 @@ class RequestTimes:
         self._first: float | None = None
         self._firsts: dict[int, float] = {}
         self._last: dict[int, float] = {}
-        self._between = metrics._between
+        self._between = metrics._between.of(model)
 
     def tokens(self, choice: int, count: int) -> None:
         """Record `count` tokens of a choice."""
@@ -211,14 +223,13 @@ class RequestTimes:
             return
         now = time.perf_counter()
         self._output += count
-        if self._first is None:
-            self._first = now
         last = self._last.get(choice)
         if last is None:
+            self._first = self._first or now
             self._firsts[choice] = now
             self._metrics._first.labels(self._model).observe(now - self._began)
         else:
-            self._between.observe(self._model, now - last, count)
+            self._between.observe((now - last) / count)
         self._last[choice] = now
 
     def ended(self, choice: int, reason: str, tokens: int, queued: float) -> None:

@@ -1,15 +1,15 @@
 """JSON of chat completions, whole or as events."""
 
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
-from inlay.api.generation.generation import Generation, Pieces, UsageShown
+from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import LEAST, token_names
 from inlay.api.generation.tools import ToolChoice, ToolUse
+from inlay.api.openai.chunks import Chunks
 from inlay.api.openai.completions.shape import joined, prompt_ids
 from inlay.api.openai.schema.chat import (
     ChatChoice,
@@ -27,12 +27,14 @@ from inlay.api.openai.schema.chat import (
     ToolCallPiece,
     TopLogprob,
 )
-from inlay.api.openai.schema.generation import UsageInfo
-from inlay.errors import InlayError
-from inlay.http.errors import ErrorResponse, shown
-from inlay.render import ParsedOutput, Renderer, ToolCallDelta
+from inlay.http.sse import Event
+from inlay.render import ContentDelta, ParsedOutput, Renderer, ToolCallDelta
 
 _UNSET = msgspec.UNSET
+
+
+def _content(index: int, text: str) -> ChatChunkChoice:
+    return ChatChunkChoice(index, ChatDelta(content=text), token_ids=None)
 
 
 class _Said(NamedTuple):
@@ -64,30 +66,32 @@ class ChatShape:
         self._renderer = renderer
         self._generation = generation
         self._named = use.choice is ToolChoice.NAMED
-        self._created = int(time.time())
-        self._usage = UsageShown.of(request)
+        self._chunks = Chunks(ChatChunk, response_id, model, request, generation)
+        self.closing_events = self._chunks.closing_events
+        self.failure_events = self._chunks.failure_events
         self._begun: set[int] = set()
 
-    def _chunk(self, choices: list[ChatChunkChoice], **more: Any) -> ChatChunk:
-        return ChatChunk(
-            id=self._id, created=self._created, model=self._model, choices=choices, **more
-        )
-
-    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+    def events(self, pieces: Pieces) -> list[Event]:
         """Return an event for each piece, preceded by one with the role at a choice's start."""
-        events: list[msgspec.Struct] = []
-        with_ids = bool(self._request.return_token_ids)
+        events: list[Event] = []
+        chunks, with_ids = self._chunks, bool(self._request.return_token_ids)
+        more_than_text = with_ids or chunks.usage.continuous or bool(self._request.logprobs)
         for choice, piece in pieces:
             if choice.index not in self._begun:
                 self._begun.add(choice.index)
                 role = ChatChunkChoice(choice.index, ChatDelta(role="assistant", content=""))
                 ids = prompt_ids(choice.request.prompt) if with_ids else None
-                usage = self._usage_of(choice, None)
+                usage = chunks.usage_of(choice, None)
                 events.append(
-                    self._chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage)
+                    chunks.chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage)
                 )
-            delta = self._delta(piece)
             ends = piece.finish_reason is not None
+            if not (ends or more_than_text) and len(piece.output) == 1:
+                (only,) = piece.output
+                if isinstance(only, ContentDelta):
+                    events.append(chunks.text(choice.index, only.text, _content))
+                    continue
+            delta = self._delta(piece)
             # Clients expect the finish reason of a call in an event after its last piece.
             apart = ends and delta is not None and bool(delta.tool_calls)
             if delta is not None or ends or piece.logprobs or with_ids:
@@ -106,34 +110,13 @@ class ChatShape:
     def _piece(
         self, choice: ChoiceState, piece: ChoicePiece, shown: ChatChunkChoice, *, last: bool
     ) -> ChatChunk:
-        usage = self._usage_of(choice, piece)
+        usage = self._chunks.usage_of(choice, piece)
         if not last:
-            return self._chunk([shown], usage=usage)
+            return self._chunks.chunk([shown], usage=usage)
         ended = msgspec.structs.replace(
             shown, finish_reason=self._finish_reason(choice, piece), stop_reason=piece.stop_reason
         )
-        fingerprint = _UNSET if self._usage.at_end else self._generation.fingerprint
-        return self._chunk([ended], usage=usage, system_fingerprint=fingerprint)
-
-    def _usage_of(
-        self, choice: ChoiceState, piece: ChoicePiece | None
-    ) -> UsageInfo | msgspec.UnsetType:
-        return self._generation.usage_of(choice, piece) if self._usage.continuous else _UNSET
-
-    def closing_events(self) -> list[msgspec.Struct]:
-        """Return an event with usage and no choices, if the request wants it."""
-        if not self._usage.at_end:
-            return []
-        generation = self._generation
-        return [
-            self._chunk(
-                [], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint
-            )
-        ]
-
-    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
-        """Return the error as an event."""
-        return [ErrorResponse(shown(error))]
+        return self._chunks.chunk([ended], last=True, usage=usage)
 
     def response(self) -> msgspec.Struct:
         """Return the whole response."""
@@ -142,7 +125,7 @@ class ChatShape:
         scores = self._generation.scores_of(self._generation.choices[0])
         return ChatCompletion(
             id=self._id,
-            created=self._created,
+            created=self._chunks.created,
             model=self._model,
             choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
             usage=self._generation.usage(),

@@ -1,14 +1,13 @@
 """JSON of completions, whole or as events."""
 
-import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
-from inlay.api.generation.generation import Generation, Pieces, UsageShown
+from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import LEAST, token_names
+from inlay.api.openai.chunks import Chunks
 from inlay.api.openai.schema.completions import (
     Completion,
     CompletionChoice,
@@ -17,9 +16,7 @@ from inlay.api.openai.schema.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from inlay.api.openai.schema.generation import UsageInfo
-from inlay.errors import InlayError
-from inlay.http.errors import ErrorResponse, shown
+from inlay.http.sse import Event
 from inlay.prompt import Prompt
 from inlay.render import Detokenizer, Renderer
 from inlay.request import TokenLogprobs
@@ -42,23 +39,25 @@ class CompletionShape:
         self._renderer = renderer
         self._generation = generation
         self._name = token_names(request, renderer)
-        self._created = int(time.time())
-        self._usage = UsageShown.of(request)
+        self._chunks = Chunks(CompletionChunk, response_id, model, request, generation)
+        self.closing_events = self._chunks.closing_events
+        self.failure_events = self._chunks.failure_events
         self._begun: set[int] = set()
         self._offsets: dict[int, _Offsets] = {}
         self._echoed: dict[int, str] = {}
 
-    def _chunk(self, choices: list[CompletionChunkChoice], **more: Any) -> CompletionChunk:
-        return CompletionChunk(
-            id=self._id, created=self._created, model=self._model, choices=choices, **more
-        )
-
-    def events(self, pieces: Pieces) -> list[msgspec.Struct]:
+    def events(self, pieces: Pieces) -> list[Event]:
         """Return an event for each piece."""
-        events: list[msgspec.Struct] = []
+        events: list[Event] = []
+        chunks, with_ids = self._chunks, bool(self._request.return_token_ids)
+        more_than_text = chunks.usage.continuous or self._request.logprobs is not None
         for choice, piece in pieces:
             ends = piece.finish_reason is not None
-            if not (piece.text or ends or piece.logprobs or self._request.return_token_ids):
+            bare = not (ends or piece.logprobs or with_ids)
+            if bare and not piece.text:
+                continue
+            if bare and choice.index in self._begun and not more_than_text:
+                events.append(chunks.text(choice.index, piece.text, CompletionChunkChoice))
                 continue
             text, logprobs, prompt, ids = self._parts(choice, piece)
             part = CompletionChunkChoice(
@@ -70,43 +69,18 @@ class CompletionShape:
                 prompt_token_ids=prompt,
                 token_ids=ids,
             )
-            usage: UsageInfo | msgspec.UnsetType = msgspec.UNSET
-            if self._usage.continuous:
+            usage = chunks.usage_of(choice, piece)
+            if usage is not msgspec.UNSET:
                 # As in vLLM, without the details.
-                usage = msgspec.structs.replace(
-                    self._generation.usage_of(choice, piece),
-                    completion_tokens_details=msgspec.UNSET,
-                )
-            last = ends and not self._usage.at_end
-            events.append(
-                self._chunk(
-                    [part],
-                    usage=usage,
-                    system_fingerprint=self._generation.fingerprint if last else msgspec.UNSET,
-                )
-            )
+                usage = msgspec.structs.replace(usage, completion_tokens_details=msgspec.UNSET)
+            events.append(chunks.chunk([part], last=ends, usage=usage))
         return events
-
-    def closing_events(self) -> list[msgspec.Struct]:
-        """Return an event with usage and no choices, if the request wants it."""
-        if not self._usage.at_end:
-            return []
-        generation = self._generation
-        return [
-            self._chunk(
-                [], usage=generation.usage_at_end(), system_fingerprint=generation.fingerprint
-            )
-        ]
-
-    def failure_events(self, error: InlayError) -> list[msgspec.Struct]:
-        """Return the error as an event."""
-        return [ErrorResponse(shown(error))]
 
     def response(self) -> msgspec.Struct:
         """Return the whole response."""
         return Completion(
             id=self._id,
-            created=self._created,
+            created=self._chunks.created,
             model=self._model,
             choices=self._best() if self._request.best_of is not None else self._all(),
             usage=self._generation.usage(),
