@@ -14,6 +14,7 @@ from torch import Tensor as Values
 from transformers import AutoConfig
 
 from inlay.digest import Secret
+from inlay.engine.pictures import decode
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import batch
 from inlay.engine.torch.attention import gathered
@@ -21,7 +22,6 @@ from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.decode_graphs import Capture
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.vision.pictures import decode
 from inlay.engine.torch.vision.processing import ImageProcessor
 from inlay.engine.torch.vision.tower import ROWS, Tower, as_rows
 from inlay.engine.torch.weights.families import VISION_FAMILIES

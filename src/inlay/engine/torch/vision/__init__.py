@@ -1,10 +1,11 @@
 """Encoders of images: a file's bytes in, rows of the language model out.
 
-- `pictures.py` decodes a file: formats from a list, pixels bounded before decoding.
 - `processing.py` makes a tower's inputs of a picture, as transformers' image processors do.
 - `tower.py` runs towers and projectors, for several images at once.
 - `encoder.py` joins them: `ImageEncoder` reads, encodes and caches, within a byte budget.
 - `loading.py` loads a tower alone; `engine.py` serves one as an engine, `--task encode`.
 
-`prompt_media.py`, beside this package, keeps which images a sequence needs.
+Files are decoded by `inlay.engine.pictures`, in the threads and within the bytes of
+`inlay.engine.decoding`. `prompt_media.py`, beside this package, keeps which images a sequence
+needs.
 """

@@ -2,14 +2,10 @@
 
 import asyncio
 import logging
-import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
 
 from blake3 import blake3
 from msgspec.structs import replace
@@ -17,36 +13,22 @@ from torch import Tensor
 
 from inlay.card import Stats
 from inlay.embedding.cache import Bundle, ResultCache
-from inlay.engine.torch.vision.pictures import decode
+from inlay.engine.decoding import (
+    DECODING_THREADS,
+    MEMORY_BYTES,
+    PLACES,
+    Room,
+    in_thread,
+    sized_image,
+)
+from inlay.engine.pictures import decode
 from inlay.engine.torch.vision.processing import ImageProcessor
 from inlay.engine.torch.vision.tower import Arrays, Tower, as_rows
-from inlay.errors import EngineError, InlayError, InvalidRequestError
-from inlay.fair_queue import FairQueue
-from inlay.media.image import read_image_header
-from inlay.media.spec import Detail, MediaSpec, layout
+from inlay.errors import EngineError, InlayError
+from inlay.media.spec import MediaSpec
 from inlay.prompt import Media, Rows
 
 _logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
-
-DECODING_THREADS = max(2, min(8, (os.cpu_count() or 2) // 4))
-"""Files decoded and resized at the same time."""
-
-MEMORY_BYTES = 1 << 30
-"""Bytes of pictures and tower inputs at the same time; a larger picture is read alone."""
-
-PLACES = 16
-"""Images that are read, or wait for the tower, at the same time. The others wait by client."""
-
-_PICTURE_BYTES = 16
-"""Bytes of a pixel of the file while it is decoded and turned into an array.
-
-Measured with pictures of 40 million pixels: 14 for RGB and grey, 16 with transparency.
-"""
-
-_INPUT_BYTES = 60
-"""Bytes of a pixel that the tower sees, while patches are made of it; 57 measured for Qwen2-VL."""
 
 _BATCH_PIXELS = 4 << 20
 """Pixels of the images that a tower sees together, beyond the first image."""
@@ -102,7 +84,7 @@ class ImageEncoder:
         self._tower = tower
         self._processor = processor
         self.spec = spec
-        self._room = _Room(places, memory)
+        self._room = Room(places, memory)
         self._readers = ThreadPoolExecutor(DECODING_THREADS, "inlay-images")
         self._encoder = ThreadPoolExecutor(1, "inlay-tower")
         self._queue: deque[_Waiting] = deque()
@@ -160,28 +142,14 @@ class ImageEncoder:
 
     async def encode(self, run: Media, client: Hashable, priority: int) -> Arrays:
         """Compute the rows of an image, past the cache. Arguments and errors as for `rows`."""
-        if run.data is None:
-            raise InvalidRequestError(f"an {run.kind} of the prompt has no data")
-        data = run.data.view
-        header = await self._in_thread(
-            self._readers, partial(read_image_header, data, max_pixels=self.spec.max_pixels)
-        )
-        detail: Detail | None = "low" if run.detail == "low" else None
-        laid = layout(self.spec, header.height, header.width, detail)
-        if laid.rows != run.total:
-            raise InvalidRequestError(
-                f"an image of {header.width} x {header.height} pixels has {laid.rows} rows; the "
-                f"prompt has room for {run.total}"
-            )
-        pixels = laid.size[0] * laid.size[1]
-        settings = self.spec.processor_settings(detail)
-        needed = _PICTURE_BYTES * header.height * header.width + _INPUT_BYTES * pixels
+        data, sized = await in_thread(self._readers, sized_image, run, self.spec)
+        pixels = sized.layout.size[0] * sized.layout.size[1]
 
         def read() -> dict[str, Tensor]:
-            return self._processor(decode(data, header), settings)
+            return self._processor(decode(data, sized.header), sized.settings)
 
-        async with self._room.taken(needed, client, priority):
-            inputs = await self._in_thread(self._readers, read)
+        async with self._room.taken(sized.bytes, client, priority):
+            inputs = await in_thread(self._readers, read)
             waiting = _Waiting(inputs, run.total, pixels)
             self._queue.append(waiting)
             if self._running is None or self._running.done():
@@ -202,7 +170,7 @@ class ImageEncoder:
                 continue
             found: Sequence[Arrays | InlayError]
             try:
-                found = await self._in_thread(
+                found = await in_thread(
                     self._encoder,
                     self._tower.encode,
                     [waiting.inputs for waiting in batch],
@@ -230,63 +198,6 @@ class ImageEncoder:
             pixels += waiting.pixels
             batch.append(waiting)
         return batch
-
-    @staticmethod
-    async def _in_thread(
-        pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: object
-    ) -> _T:
-        """Run `function` in a thread of `pool`; a cancelled caller waits until it has ended."""
-        running = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait([running])
-            raise
-
-
-class _Room:
-    """Places and bytes for images in hand, given to clients in turn.
-
-    An image of more than all bytes is given all of them.
-    """
-
-    def __init__(self, places: int, memory: int) -> None:
-        self.memory = memory
-        self.free = memory
-        self._places = places
-        self._waiting: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue()
-
-    @asynccontextmanager
-    async def taken(self, count: int, client: Hashable, priority: int) -> AsyncIterator[None]:
-        """Hold a place and `count` bytes within this context, once they are free."""
-        count = min(count, self.memory)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.push((count, turn), client, priority)
-        self._give(0, 0)
-        try:
-            await turn
-            yield
-        finally:
-            if not turn.cancelled():
-                self._give(1, count)
-            else:
-                with suppress(KeyError, ValueError):  # it was passed over already
-                    self._waiting.remove((count, turn), client, priority)
-                self._give(0, 0)
-
-    def _give(self, places: int, count: int) -> None:
-        """Take a place and `count` bytes back, and give to those whose turn it is."""
-        self._places += places
-        self.free += count
-        while len(self._waiting):
-            wanted, turn = self._waiting.first()
-            if not turn.done() and (not self._places or wanted > self.free):
-                return
-            self._waiting.take()
-            if not turn.done():
-                self._places -= 1
-                self.free -= wanted
-                turn.set_result(None)
 
 
 __all__ = ["ImageEncoder"]

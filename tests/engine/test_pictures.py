@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from inlay.engine.torch.vision.pictures import decode
+from inlay.engine.pictures import decode
 from inlay.errors import InvalidRequestError
 from inlay.media.image import read_image_header
 

@@ -1,0 +1,144 @@
+"""Decoding of media beside the event loop: threads, and places and bytes that clients share."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+from inlay.errors import InvalidRequestError
+from inlay.fair_queue import FairQueue
+from inlay.media.geometry import Layout
+from inlay.media.image import ImageHeader, read_image_header
+from inlay.media.spec import Detail, MediaSpec, layout
+from inlay.prompt import Media
+
+_T = TypeVar("_T")
+
+DECODING_THREADS = max(2, min(8, (os.cpu_count() or 2) // 4))
+"""Files decoded and resized at the same time."""
+
+MEMORY_BYTES = 1 << 30
+"""Bytes of pictures and tower inputs at the same time; a larger picture is read alone."""
+
+PLACES = 16
+"""Images in hand at the same time, decoded or waiting to be encoded. Others wait by client."""
+
+_PICTURE_BYTES = 16
+"""Bytes of a pixel of the file while it is decoded and turned into an array.
+
+Measured with pictures of 40 million pixels: 14 for RGB and grey, 16 with transparency.
+"""
+
+_INPUT_BYTES = 60
+"""Bytes of a pixel that the tower sees, while patches are made of it; 57 measured for Qwen2-VL."""
+
+
+class SizedImage(NamedTuple):
+    """An image whose header was read.
+
+    Attributes:
+        header: of its file.
+        layout: of its rows, as the prompt has them.
+        settings: arguments of an image processor that make it so.
+    """
+
+    header: ImageHeader
+    layout: Layout
+    settings: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes while it is decoded and made into inputs of a tower."""
+        pixels = self.layout.size[0] * self.layout.size[1]
+        return _PICTURE_BYTES * self.header.height * self.header.width + _INPUT_BYTES * pixels
+
+
+def sized_image(run: Media, spec: MediaSpec) -> tuple[memoryview, SizedImage]:
+    """Return the file of the image that `run` is of, and what its header says.
+
+    Raises:
+        InvalidRequestError: the file is no picture, is too large, or is not of the size that the
+            prompt was laid out for.
+    """
+    if run.data is None:
+        raise InvalidRequestError(f"an {run.kind} of the prompt has no data")
+    data = run.data.view
+    header = read_image_header(data, max_pixels=spec.max_pixels)
+    detail: Detail | None = "low" if run.detail == "low" else None
+    laid = layout(spec, header.height, header.width, detail)
+    if laid.rows != run.total:
+        raise InvalidRequestError(
+            f"an image of {header.width} x {header.height} pixels has {laid.rows} rows; the "
+            f"prompt has room for {run.total}"
+        )
+    return data, SizedImage(header, laid, spec.processor_settings(detail))
+
+
+async def in_thread(
+    pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: object
+) -> _T:
+    """Run `function` in a thread of `pool`; a cancelled caller waits until it has ended."""
+    running = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+class Room:
+    """Places and bytes for images in hand, given to clients in turn.
+
+    An image of more than all bytes is given all of them.
+    """
+
+    def __init__(self, places: int, memory: int) -> None:
+        self.memory = memory
+        self.free = memory
+        self._places = places
+        self._waiting: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue()
+
+    @asynccontextmanager
+    async def taken(self, count: int, client: Hashable, priority: int) -> AsyncIterator[None]:
+        """Hold a place and `count` bytes within this context, once they are free."""
+        count = min(count, self.memory)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.push((count, turn), client, priority)
+        self._give(0, 0)
+        try:
+            await turn
+            yield
+        finally:
+            if not turn.cancelled():
+                self._give(1, count)
+            else:
+                with suppress(KeyError, ValueError):  # it was passed over already
+                    self._waiting.remove((count, turn), client, priority)
+                self._give(0, 0)
+
+    def _give(self, places: int, count: int) -> None:
+        """Take a place and `count` bytes back, and give to those whose turn it is."""
+        self._places += places
+        self.free += count
+        while len(self._waiting):
+            wanted, turn = self._waiting.first()
+            if not turn.done() and (not self._places or wanted > self.free):
+                return
+            self._waiting.take()
+            if not turn.done():
+                self._places -= 1
+                self.free -= wanted
+                turn.set_result(None)
+
+
+__all__ = [
+    "DECODING_THREADS",
+    "MEMORY_BYTES",
+    "PLACES",
+    "Room",
+    "SizedImage",
+    "in_thread",
+    "sized_image",
+]
