@@ -17,6 +17,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -155,6 +156,20 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
             "tie_word_embeddings": True,
+        },
+    ),
+    "llama4_text": (
+        Llama4TextConfig,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 512,
+            "no_rope_layer_interval": 4,
+            "layer_types": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
     "phi": (

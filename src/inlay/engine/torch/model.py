@@ -83,11 +83,14 @@ class CausalModel:
         Raises:
             InvalidRequestError: its attention layers use an unsupported option.
         """
-        self.tower = split_tower(model, family)
+        model, self.tower = split_tower(model, family)
         accelerate(model, family.fused, lora)
         if lora is not None and family.language is not None:
             # Adapters name modules as they are in the whole model.
-            lora.rename("model.", f"model.{family.language}.")
+            lora.rename(
+                "model.",
+                f"{family.language}.model." if family.own_head else f"model.{family.language}.",
+            )
         self.lora = lora
         config = model.config.get_text_config()
         generation = generation_config(directory)
@@ -146,6 +149,10 @@ class CausalModel:
         text = parsed.get_text_config()
         max_model_len = context_length(settings.max_model_len, text.to_dict())
         check_positions(text, max_model_len)
+        if getattr(text, "attn_temperature_tuning", None):
+            # It is 1 at the positions that were allowed; transformers computes it from places in
+            # the batch, where another sequence's may be.
+            text.attn_temperature_tuning = False
         model = load(
             getattr(transformers, family.architecture),
             directory,
@@ -153,6 +160,7 @@ class CausalModel:
             attn_implementation=(
                 IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
             ),
+            config=parsed,
         )
         model.to(device)
         lora = (
@@ -306,19 +314,26 @@ class _EmbeddingStub(nn.Module):
         return _HiddenStates(last_hidden_state=inputs_embeds)
 
 
-def split_tower(model: Any, family: Family) -> Any:
-    """Take the tower out of `model`, which is its language model alone afterwards.
+def split_tower(model: Any, family: Family) -> tuple[Any, Any]:
+    """Take `model` apart; it is not whole afterwards.
 
-    Returns the body without its language model, which computes image features; None if the family
-    has no tower.
+    Returns:
+        The causal language model, and the body without it, which computes image features; None if
+        the family has no tower.
     """
-    if family.language is None:
-        return None
-    body = getattr(model, model.base_model_prefix)
-    language = getattr(body, family.language)
-    delattr(body, family.language)
-    setattr(model, model.base_model_prefix, language)
-    return body
+    body: Any = None
+    if family.language is not None:
+        body = model if family.own_head else getattr(model, model.base_model_prefix)
+        language = getattr(body, family.language)
+        delattr(body, family.language)
+        if family.own_head:
+            model = language
+        else:
+            setattr(model, model.base_model_prefix, language)
+    if not hasattr(model, model.base_model_prefix):
+        # Llama 4's causal model gives the attribute of the whole model.
+        model.base_model_prefix = "model"
+    return model, body
 
 
 def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:

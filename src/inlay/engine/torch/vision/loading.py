@@ -90,7 +90,7 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
         attn_implementation={"text_config": "eager"},
         config=parsed,
     )
-    body = split_tower(model, family)
+    _, body = split_tower(model, family)
     return LoadedTower(
         body.to(device),
         directory,

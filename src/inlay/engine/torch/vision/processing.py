@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoImageProcessor, PreTrainedConfig
+from transformers.image_processing_backends import PilBackend
 
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.model_files import ModelFiles
@@ -47,6 +48,11 @@ class ImageProcessor:
             raise InvalidRequestError(
                 f"{directory} has no image processor that can be loaded: {error}"
             ) from error
+        if not isinstance(self._process, PilBackend):
+            raise InvalidRequestError(
+                f"{directory} has an image processor without a {BACKEND} backend "
+                f"({type(self._process).__name__})"
+            )
         self._nested = config.model_type in _IN_SAMPLES
         self._settings = _family_settings(directory, config)
 

@@ -23,7 +23,7 @@ The others depend on the longest position in the call, which in a packed batch b
 sequence.
 """
 
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Family:
         float32_scores: attention scores reach hundreds, where bfloat16 is too coarse.
         refuses_rows: why embedding vectors cannot be prompts, or None.
         language: attribute of the model's body that is its language model; None if it has no tower.
+        own_head: the language model inside is a causal one with its head.
         rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
         bidirectional: the positions of an image see all of it.
     """
@@ -47,6 +48,7 @@ class Family:
     float32_scores: bool = False
     refuses_rows: str | None = None
     language: str | None = None
+    own_head: bool = False
     rope_axes: int = 1
     bidirectional: bool = False
 
@@ -68,6 +70,11 @@ FAMILIES: dict[str, Family] = {
         Family("gemma3_text", "Gemma3ForCausalLM"),
         Family("gpt_oss", "GptOssForCausalLM"),
         Family("llama", "LlamaForCausalLM"),
+        # Its image processor needs torchvision, which is not used: it serves text alone.
+        Family(
+            "llama4", "Llama4ForConditionalGeneration", language="language_model", own_head=True
+        ),
+        Family("llama4_text", "Llama4ForCausalLM"),
         Family("mistral", "MistralForCausalLM"),
         Family("mixtral", "MixtralForCausalLM"),
         Family("phi", "PhiForCausalLM"),
@@ -132,8 +139,6 @@ REFUSED: dict[str, str] = {
     "gemma4_text": _PER_LAYER,
     "glm_moe_dsa": _SPARSE,
     "jamba": _STATE,
-    "llama4": "its chunked attention is not supported",
-    "llama4_text": "its chunked attention is not supported",
     "mamba": _STATE,
     "mamba2": _STATE,
     "mllama": "its layers have cross-attention to an image",
@@ -259,7 +264,10 @@ def check_positions(config: Any, max_model_len: int) -> None:
                 f"rotary embeddings of type {kind!r} depend on the batch; allowed: "
                 f"{', '.join(_STATIC_ROPES)}, and longrope within the original context length"
             )
-    unknown = set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if "chunked_attention" in kinds:
+        _check_first_chunk(config, max_model_len)
+    unknown = kinds - set(_LAYER_TYPES)
     if unknown:
         raise InvalidRequestError(
             f"layers of type {', '.join(sorted(map(str, unknown)))} are not served; allowed: "
@@ -269,6 +277,23 @@ def check_positions(config: Any, max_model_len: int) -> None:
         raise InvalidRequestError(
             "the model sees later positions too: it embeds texts and does not generate; start it "
             "with --task embed"
+        )
+
+
+def _check_first_chunk(config: Any, max_model_len: int) -> None:
+    """Refuse sequences that outgrow the first chunk of Llama 4's local attention.
+
+    Within it, attention in chunks is causal attention, and the temperature of the other layers is
+    1. Raises `InvalidRequestError`.
+    """
+    longest = int(config.attention_chunk_size)
+    if config.attn_temperature_tuning:
+        longest = min(longest, int(config.floor_scale) - 1)
+    if max_model_len > longest:
+        raise InvalidRequestError(
+            f"layers of type chunked_attention are served within their first chunk; got "
+            f"max_model_len {max_model_len}, allowed: at most {longest}",
+            param="max_model_len",
         )
 
 

@@ -245,10 +245,11 @@ def accelerate(
     for path, parent in list(model.named_modules()):
         for names in fused:
             siblings = [getattr(parent, name, None) for name in names]
-            if all(isinstance(sibling, nn.Linear) for sibling in siblings):
+            if all(type(sibling) is nn.Linear for sibling in siblings):
                 swap.fuse(path, parent, names, cast("list[nn.Linear]", siblings))
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
+            # Not a subclass, which computes something else (the router of Llama 4's experts).
+            if type(child) is nn.Linear:
                 setattr(
                     parent,
                     name,
