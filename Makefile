@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-fast test-unit check format site bench test-engines reference clean
+.PHONY: demo install test test-fast test-unit check format site bench test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -31,16 +31,16 @@ demo: $(DEMO_STAMP)
 	$(BIN)/inlay demo
 
 test: install
-	$(PYTEST) -m "not engines and not gpu"
+	$(PYTEST) -m "not engines and not gpu and not deploy"
 
 # Parts that need no server, no broker and no engine.
 UNIT := $(wildcard tests/test_*.py) tests/tensors tests/render tests/router tests/media tests/embedding
 
 test-unit: install
-	$(PYTEST) -m "not slow and not engines and not gpu" $(UNIT)
+	$(PYTEST) -m "not slow and not engines and not gpu and not deploy" $(UNIT)
 
 test-fast: install
-	$(PYTEST) -m "not engines and not gpu and not slow"
+	$(PYTEST) -m "not engines and not gpu and not deploy and not slow"
 
 check: install
 	$(BIN)/ruff check .
@@ -61,8 +61,13 @@ bench: install
 test-engines: install
 	$(BIN)/python scripts/test_engines.py
 
+# What operators use, with real tools: containers, Helm, Prometheus. Those that cannot be had skip.
+test-deploy: install
+	$(BIN)/python scripts/deploy_tools.py
+	$(BIN)/python -m pytest -m deploy tests/deploy
+
 reference: install
-	$(BIN)/python scripts/reference.py
+	$(BIN)/python -m scripts.reference
 
 clean:
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,128 @@
+{{/* Seconds in which a pool's engine must be ready; call with the pool. */}}
+{{- define "inlay.startupSeconds" -}}
+{{- if .startupSeconds -}}
+{{ int .startupSeconds }}
+{{- else -}}
+{{ add 300 (mul 10 (int (ceil (float64 .model.gigabytes)))) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "inlay.workerPod" -}}
+{{- $root := .root -}}
+{{- $pool := .pool -}}
+{{- $several := gt (int $pool.nodes) 1 -}}
+{{- $image := merge dict $pool.image -}}
+metadata:
+  labels:
+    {{- include "inlay.podLabels" (dict "root" $root "component" "worker") | nindent 4 }}
+    inlay/pool: {{ $pool.name }}
+  annotations:
+    inlay/config: {{ toYaml (list .config .arguments) | sha256sum | trunc 16 | quote }}
+    {{- with $root.Values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  {{- include "inlay.podSpec" $root | nindent 2 }}
+  {{- include "inlay.placement" $pool | nindent 2 }}
+  {{- include "inlay.spread" (dict "spread" $pool.topologySpread "labels" .selector) | nindent 2 }}
+  # The drain and 15 s for the rest: they cannot disagree. Nobody reaches a worker by a Service, so
+  # there is nothing to wait for before it.
+  terminationGracePeriodSeconds: {{ add (ceil (float64 $pool.drainTimeout)) 15 }}
+  containers:
+    - name: worker
+      image: {{ include "inlay.image" (dict "root" $root "image" $image) }}
+      imagePullPolicy: {{ default $root.Values.image.pullPolicy $image.pullPolicy }}
+      command: [inlay, worker]
+      {{- if $several }}
+      args:
+        - --
+        {{- range .arguments }}
+        - {{ . | replace "$LEADER" "$(LWS_LEADER_ADDRESS)" | quote }}
+        {{- end }}
+      {{- end }}
+      env:
+        {{- include "inlay.memberEnv" $root | nindent 8 }}
+        - {name: INLAY_TRANSPORT_HOST, value: $(POD_IP)}
+        {{- if $several }}
+        - name: INLAY_DATA_PARALLEL_RANK
+          valueFrom:
+            fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}
+        {{- end }}
+        {{- with $pool.model.hubTokenSecret }}
+        {{- if .name }}
+        - name: HF_TOKEN
+          valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
+        {{- end }}
+        {{- end }}
+        {{- if $pool.model.volume }}
+        - {name: HF_HUB_OFFLINE, value: "1"}
+        {{- end }}
+        {{- with $pool.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- $ports := max 1 (int $pool.ranks) }}
+      {{- if or (not $root.Values.transport.dial) $pool.extraPorts }}
+      ports:
+        {{- if not $root.Values.transport.dial }}
+        {{- range $rank := until (int $ports) }}
+        - {name: transport-{{ $rank }}, containerPort: {{ add $root.Values.transport.port $rank }}}
+        {{- end }}
+        {{- end }}
+        {{- range $pool.extraPorts }}
+        - {name: {{ .name }}, containerPort: {{ .port }}}
+        {{- end }}
+      {{- end }}
+      {{- if not $root.Values.transport.dial }}
+      # The port opens when the engine has answered its first probe. It is not asked again for
+      # liveness: the worker watches its engine itself, and a busy one must not be killed.
+      startupProbe:
+        tcpSocket: {port: transport-{{ sub $ports 1 }}}
+        periodSeconds: 10
+        failureThreshold: {{ div (add 9 (include "inlay.startupSeconds" $pool)) 10 }}
+      readinessProbe:
+        tcpSocket: {port: transport-{{ sub $ports 1 }}}
+        periodSeconds: 10
+        failureThreshold: 3
+      {{- end }}
+      resources:
+        {{- $resources := deepCopy $pool.resources }}
+        {{- if gt (int $pool.gpus.count) 0 }}
+        {{- $gpus := dict $pool.gpus.resource (int $pool.gpus.count) }}
+        {{- $_ := set $resources "limits" (merge (default dict $resources.limits) $gpus) }}
+        {{- end }}
+        {{- toYaml $resources | nindent 8 }}
+      securityContext:
+        {{- include "inlay.containerSecurity" $root | nindent 8 }}
+      volumeMounts:
+        {{- include "inlay.memberMounts" $root | nindent 8 }}
+        {{- if $pool.model.volume }}
+        - {name: model, mountPath: /models/{{ $pool.name }}, readOnly: true}
+        {{- end }}
+        {{- if $pool.sharedMemory }}
+        - {name: shared-memory, mountPath: /dev/shm}
+        {{- end }}
+        {{- with $pool.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    {{- include "inlay.memberVolumes" $root | nindent 4 }}
+    - name: config
+      configMap: {name: {{ .name }}}
+    - name: cache
+      {{- if $pool.cacheVolume }}
+      {{- toYaml $pool.cacheVolume | nindent 6 }}
+      {{- else }}
+      emptyDir: {sizeLimit: {{ $pool.cacheSize }}}
+      {{- end }}
+    {{- with $pool.model.volume }}
+    - name: model
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with $pool.sharedMemory }}
+    - name: shared-memory
+      emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+    {{- end }}
+    {{- with $pool.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}

@@ -1,0 +1,267 @@
+"""The chart, rendered over a matrix of values by two Helms and checked without a cluster."""
+
+import base64
+import json
+import math
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inlay.cli.command import Command
+from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.reading import parse, read
+from inlay.cli.settings import FleetFrontendSettings, WorkerSettings
+from inlay.http.callers.keys_file import read_keys
+from tests.deploy.chart import CHART, VALUES, Object, Pod, named, pods, render, without_made_secrets
+from tests.deploy.network import passes
+from tests.deploy.tools import ROOT, TOOLS, helms, run
+
+pytestmark = pytest.mark.deploy
+
+KUBERNETES = ("1.31", "1.37")
+CHECK = ROOT / "tests" / "deploy" / "check_objects.py"
+
+Objects = tuple[Object, ...]
+
+
+@pytest.fixture(scope="module", params=["helm3", "helm4"])
+def helm(request: pytest.FixtureRequest) -> str:
+    found = helms()
+    if request.param not in found:
+        pytest.skip(f"{request.param} is not there: make test-deploy fetches it")
+    return found[request.param]
+
+
+@pytest.fixture(scope="module")
+def any_helm() -> str:
+    found = helms()
+    if not found:
+        pytest.skip("no Helm is there: make test-deploy fetches it")
+    return next(iter(found.values()))
+
+
+@pytest.fixture(params=VALUES, ids=lambda path: path.stem)
+def objects(request: pytest.FixtureRequest, any_helm: str) -> Objects:
+    return render(any_helm, request.param)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_helm_finds_nothing_wrong(helm: str, values: Path) -> None:
+    assert "[ERROR]" not in run(helm, "lint", "--strict", CHART, "--values", values)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_both_helms_render_the_same(values: Path) -> None:
+    found = helms()
+    if len(found) < 2:
+        pytest.skip("two Helms are needed: make test-deploy fetches them")
+    texts = {without_made_secrets(render(helm, values)) for helm in found.values()}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_takes_every_object_strictly(
+    objects: Objects, version: str, tmp_path: Path
+) -> None:
+    if not (TOOLS / "schemas").exists():
+        pytest.skip("Kubernetes' schemas are not there: make test-deploy fetches them")
+    file = tmp_path / "objects.json"
+    file.write_text(json.dumps(objects))
+    path = os.pathsep.join((str(TOOLS / "schemas"), str(ROOT)))
+    said = run("env", f"PYTHONPATH={path}", sys.executable, CHECK, file, version)
+    assert said == f"{len(objects)} objects\n"
+
+
+def test_every_pod_is_without_rights(objects: Objects) -> None:
+    for pod in pods(objects):
+        security = pod.spec["securityContext"]
+        assert security["runAsNonRoot"] is True, pod.owner
+        assert security["runAsUser"] > 0
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod.spec["automountServiceAccountToken"] is False
+        # Else a release named inlay has variables INLAY_..., which inlay refuses.
+        assert pod.spec["enableServiceLinks"] is False
+        assert "hostNetwork" not in pod.spec
+        inner = pod.container["securityContext"]
+        assert inner["allowPrivilegeEscalation"] is False
+        assert inner["readOnlyRootFilesystem"] is True
+        assert inner["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_inlay_itself_takes_every_setting(objects: Objects, tmp_path: Path) -> None:
+    for pod in pods(objects):
+        if pod.config is not None:
+            settings = settings_of(pod, tmp_path)
+            assert settings.fleet.nats_wait >= 60
+
+
+def test_a_pod_is_given_longer_than_it_drains(objects: Objects, tmp_path: Path) -> None:
+    for pod in pods(objects):
+        if pod.config is None:
+            continue
+        settings, grace = settings_of(pod, tmp_path), pod.spec["terminationGracePeriodSeconds"]
+        if isinstance(settings, FleetFrontendSettings):
+            sleep = int(pod.container["lifecycle"]["preStop"]["exec"]["command"][1])
+            assert grace == math.ceil(settings.frontend.drain_timeout) + sleep + 15
+        else:
+            assert grace == math.ceil(settings.drain_timeout) + 15
+
+
+def test_the_start_is_given_time_by_the_size_of_the_model(any_helm: str) -> None:
+    objects = render(any_helm, CHART.parents[1] / "recipes" / "deepseek-r1.yaml")
+    (worker,) = [pod for pod in pods(objects) if "worker" in pod.owner]
+    probe = worker.container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 300 + 10 * 689
+
+
+def test_every_probe_asks_a_port_that_is_there(objects: Objects) -> None:
+    for pod in pods(objects):
+        ports = [port["name"] for port in pod.container.get("ports", [])]
+        assert len(set(ports)) == len(ports)
+        assert all(len(port) <= 15 for port in ports)
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = pod.container.get(kind)
+            if probe is not None:
+                asked = probe.get("tcpSocket") or probe["httpGet"]
+                assert asked["port"] in ports, (pod.owner, kind)
+
+
+def test_what_is_mounted_is_there_and_what_is_there_is_mounted(objects: Objects) -> None:
+    made = {
+        kind: {name: found.get("data", {}) for name, found in named(objects, kind).items()}
+        for kind in ("Secret", "ConfigMap")
+    }
+    for pod in pods(objects):
+        volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
+        claims = {"data"} if pod.owner.endswith("-nats") else set()
+        mounts = pod.container.get("volumeMounts", [])
+        assert {mount["name"] for mount in mounts} == set(volumes) | (claims & _names(mounts))
+        assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+        for volume in volumes.values():
+            secret = volume.get("secret")
+            if secret and secret["secretName"] in made["Secret"]:
+                data = made["Secret"][secret["secretName"]]
+                assert {item["key"] for item in secret.get("items", [])} <= set(data)
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in made["ConfigMap"]
+
+
+def test_selectors_choose_the_pods_they_mean(objects: Objects) -> None:
+    labels = [pod.labels for pod in pods(objects)]
+    for found in objects:
+        spec = found.get("spec", {})
+        selector = spec.get("podSelector") or spec.get("selector")
+        if not selector or found["kind"] in ("ServiceMonitor",):
+            continue
+        wanted = selector.get("matchLabels", selector)
+        assert any(wanted.items() <= of.items() for of in labels), found["metadata"]["name"]
+
+
+def test_the_network_lets_through_what_members_need_and_no_more(
+    objects: Objects, tmp_path: Path
+) -> None:
+    policies = list(named(objects, "NetworkPolicy").values())
+    if not policies:
+        pytest.skip("these values turn policies off")
+    members = [pod for pod in pods(objects) if pod.config is not None]
+    own = [pod for pod in pods(objects) if pod.owner.startswith("StatefulSet")]
+    frontends = [pod for pod in members if "frontend" in pod.owner]
+    workers = [pod for pod in members if "frontend" not in pod.owner]
+    for nats in own:
+        assert all(passes(policies, member, nats, 4222) for member in members)
+        assert not any(passes(policies, member, nats, 6222) for member in members)
+    for worker in workers:
+        settings = settings_of(worker, tmp_path)
+        assert isinstance(settings, WorkerSettings)
+        for frontend in frontends:
+            if settings.transport_dial:
+                port = settings_of(frontend, tmp_path).transport_port
+                assert passes(policies, worker, frontend, port)
+                continue
+            ranks = 1 if settings.engine.data_parallel_rank is not None else None
+            count = ranks or settings.engine.data_parallel_size
+            for port in range(settings.transport_port, settings.transport_port + count):
+                assert passes(policies, frontend, worker, port)
+                assert all(passes(policies, other, worker, port) for other in workers)
+            assert not passes(policies, frontend, worker, settings.transport_port - 1)
+        for port in (8000, 22):
+            assert not any(passes(policies, nats, worker, port) for nats in own)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"frontend": {"config": {"router-polcy": "kv"}}}, "router-polcy"),
+        ({"frontend": {"config": {"router-policy": "best"}}}, "router-policy"),
+        ({"frontend": {"config": {"api-key": ["sk-1"]}}}, "api-key"),
+        ({"frontend": {"replicas": "two"}}, "replicas"),
+        ({"workers": [{"model": {"path": "m"}}]}, "name"),
+        ({"workers": [{"name": "Upper", "model": {"path": "m"}}]}, "name"),
+        ({"workers": [{"name": "a", "model": {"path": "m"}, "config": {"nats": ["x"]}}]}, "nats"),
+        ({"workers": [{"name": "a", "model": {"pth": "m"}}]}, "pth"),
+        ({"workers": [{"name": "a", "model": {}}]}, "model.path is needed"),
+        ({"workers": [{"name": "a", "autoscaling": {"minReplicas": 0}}]}, "minReplicas"),
+        ({"workers": [{"name": "a", "env": [{"name": "INLAY_PORT", "value": "1"}]}]}, "env"),
+        ({"nats": {"replicas": 2}}, "replicas"),
+        ({"nats": {"external": {"urls": ["nats://user:word@host"]}}}, "urls"),
+        ({"netwrkPolicy": {}}, "netwrkPolicy"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_values_that_make_no_sense_are_refused(
+    helm: str, values: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    with pytest.raises(AssertionError, match=re.escape(said)):
+        run(helm, "template", "inlay", CHART, "--values", file)
+
+
+def test_a_made_secret_has_what_members_read(any_helm: str, tmp_path: Path) -> None:
+    objects = render(any_helm, ROOT / "tests" / "deploy" / "values" / "plain.yaml")
+    (secret,) = named(objects, "Secret").values()
+    data = {key: base64.b64decode(value) for key, value in secret["data"].items()}
+    assert len(bytes.fromhex(data["root-secret"].decode())) == 32
+    assert data["nats-password"].decode().isalnum()
+    file = tmp_path / "keys.yaml"
+    file.write_bytes(data["keys.yaml"])
+    file.chmod(0o600)
+    keys = read_keys(file)
+    assert len(keys) == 2
+
+
+def settings_of(pod: Pod, directory: Path) -> Any:
+    """The settings that `inlay` itself reads from the pod's file, environment and words."""
+    container, name = pod.container, pod.container["command"][1]
+    command: Command = next(command for command in COMMANDS if command.name == name)
+    file = directory / "inlay.yaml"
+    file.write_text(pod.config or "")
+    variables = {
+        "POD_IP": "10.1.2.3",
+        "NATS_PASSWORD": "word",
+        "LWS_LEADER_ADDRESS": "leader.example",
+    }
+    environ: dict[str, str] = {}
+    for given in container["env"]:
+        value = given.get("value")
+        if value is None:
+            value = "0" if "worker-index" in str(given) else variables.get(given["name"], "x")
+        environ[given["name"]] = _expanded(value, variables)
+    environ["INLAY_CONFIG"] = str(file)
+    words = [_expanded(word, variables) for word in container.get("args", [])]
+    assert container["command"][0] == "inlay"
+    return read(command, parse(command, words), environ, known_variables())
+
+
+def _expanded(text: str, variables: dict[str, str]) -> str:
+    """`$(NAME)` as Kubernetes expands it; a name that is nowhere is an error here."""
+    return re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], text)
+
+
+def _names(mounts: list[Object]) -> set[str]:
+    return {mount["name"] for mount in mounts}
