@@ -9,7 +9,8 @@ from typing import Any
 from inlay.digest import Secret
 from inlay.prompt import Rows
 from inlay.store import StoredPrompt
-from inlay.store.fleet import FleetLimits, FleetStore
+from inlay.store.fleet import FleetStore
+from inlay.store.space import FleetLimits
 from inlay.store.store import PromptStore
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts

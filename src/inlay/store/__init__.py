@@ -1,14 +1,16 @@
-"""Stored prompts: embeddings uploaded once and used by reference, each by its owner alone.
+"""Stored prompts: embeddings and images uploaded once, used by reference, by their owner alone.
 
 A frontend sees `StoredPrompts`. That is `LocalStoredPrompts` over one process's `PromptStore`, or
 `fleet.FleetStore` over the storage of a fleet with a `PromptStore` as its cache.
 
     store.py         PromptStore      tiers of one process: memory, and files below a directory
     index.py         StoreIndex       locations, sizes and eviction order; pure bookkeeping
+    tiers.py         Tiers            where a content goes, and how it comes back to memory
     disk.py          DiskTier         writes, reads and removes files, over directory.py
     file_format.py   FileFormat       the authenticated file; sealing.py encrypts it
     fleet.py         FleetStore       records and contents in a `shared.Shared`; no NATS
     shared.py        Record, Shared   metadata of a prompt in a fleet; storage with compare-and-set
+    space.py         SharedSpace      room in a fleet's storage, made of what is least used
     quotas.py        TenantQuotas     bytes of each tenant in a fleet, uploads in progress included
     reaper.py        Reaper           removes expired and orphaned objects, one frontend at a time
     secret.py        load_secret      the namespace's secret and other 32-byte keys
@@ -21,6 +23,8 @@ Invariants:
   name and then tries to put a record to it. Of two, one wins and the other's content is erased.
 - Deleting marks the record, erases the content, removes the record. Interrupted anywhere, the
   prompt is gone for everyone and the rest can be done later.
+- Of an image the file is kept, not its rows: they are 5 to 170 times larger and differ by model,
+  dtype and encoder. Workers make them once and keep them by content.
 - Another tenant's id is exactly as absent as one that was never given.
 """
 
@@ -29,7 +33,7 @@ from typing import TYPE_CHECKING
 from inlay.lazy import exported
 
 if TYPE_CHECKING:
-    from inlay.store.entry import StoredPrompt, StoreStats, Target
+    from inlay.store.entry import Picture, StoredPrompt, StoreStats, Target
     from inlay.store.prompts import LocalStoredPrompts, StoredPrompts
     from inlay.store.secret import load_secret, read_key
     from inlay.store.settings import FleetStoreSettings, StoreSettings
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FleetStoreSettings",
     "LocalStoredPrompts",
+    "Picture",
     "PromptStore",
     "StoreSettings",
     "StoreStats",
@@ -53,6 +58,7 @@ __getattr__ = exported(
     {
         "StoreStats": "entry",
         "StoredPrompt": "entry",
+        "Picture": "entry",
         "Target": "entry",
         "LocalStoredPrompts": "prompts",
         "StoredPrompts": "prompts",

@@ -1,10 +1,11 @@
 """One stored prompt: its metadata for clients, the metadata in its file, its data in memory."""
 
 import math
-from typing import TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import msgspec
 
+from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Rows
 from inlay.store.names import Key
 from inlay.tensors import Tensor, TensorFormat, prompts_of
@@ -24,22 +25,60 @@ def cost(num_bytes: int) -> int:
     return -(-num_bytes // PAGE) * PAGE + PAGE
 
 
+Kind: TypeAlias = Literal["embeds", "image"]
+"""Kinds of stored prompts: a tensor of embeddings, or the file of an image."""
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """An image to be stored.
+
+    The file is kept, not its rows: it is smaller than they are, and the same for every model,
+    dtype and encoder. Workers keep the rows by content while they have room.
+
+    Attributes:
+        data: the file.
+        format: of the file, by Pillow's name.
+        height: in pixels as it is seen, after its orientation.
+        width: likewise.
+    """
+
+    data: Buffer
+    format: str
+    height: int
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+
+Content: TypeAlias = Tensor | Picture
+"""Contents of the store."""
+
+
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of a stored prompt for its owner.
 
     Attributes:
         id: `pe-...`.
+        kind: embeddings or an image.
+        format: of the file it came in.
+        shape: of the tensor; (height, width) of an image.
         num_prompts: prompts in the tensor, each `num_tokens` long: 1 unless a batch was
             uploaded.
-        num_tokens: rows of one prompt.
-        hidden_size: elements of a row.
-        dtype: as it was uploaded.
-        bytes: of the tensor.
+        num_tokens: rows of one prompt; 0 for an image, whose rows depend on the model.
+        hidden_size: elements of a row; 0 for an image.
+        dtype: as it was uploaded; empty for an image.
+        bytes: of the tensor, or of the image's file.
         expires_at: seconds since the epoch; None while it is pinned.
         pinned: True if it is kept until it is unpinned or deleted.
     """
 
     id: str
+    kind: Kind
+    format: str
+    shape: tuple[int, ...]
     num_prompts: int
     num_tokens: int
     hidden_size: int
@@ -102,32 +141,35 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True):
-    """Metadata of a tensor.
+    """Metadata of a content.
 
     Attributes:
         tenant: digest of the owner.
         id: `pe-...`.
-        dtype: one of `inlay.prompt.DTYPE_SIZES`.
-        shape: (num_tokens, hidden) or (batch, num_tokens, hidden).
+        dtype: one of `inlay.prompt.DTYPE_SIZES`; empty for an image.
+        shape: (num_tokens, hidden) or (batch, num_tokens, hidden); (height, width) of an image.
         format: the container it came in.
         table_id: as the container said.
-        num_bytes: of the elements.
+        num_bytes: of the elements, or of the image's file.
+        kind: of the content.
     """
 
     tenant: bytes
     id: str
     dtype: str
     shape: tuple[int, ...]
-    format: TensorFormat
+    format: str
     table_id: str | None
     num_bytes: int
+    kind: Kind = "embeds"
 
     @classmethod
-    def of(cls, key: Key, tensor: Tensor) -> "Description":
-        """Of a tensor that is to be found by `key`."""
-        return cls(
-            *key, tensor.dtype, tensor.shape, tensor.format, tensor.table_id, len(tensor.data)
-        )
+    def of(cls, key: Key, content: Content) -> "Description":
+        """Of a content that is to be found by `key`."""
+        size = len(content.data)
+        if isinstance(content, Picture):
+            return cls(*key, "", content.shape, content.format, None, size, "image")
+        return cls(*key, content.dtype, content.shape, content.format, content.table_id, size)
 
     @property
     def key(self) -> Key:
@@ -136,9 +178,12 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
 
     def told(self, *, expires_at: float | None) -> StoredPrompt:
         """Metadata for its owner; without a time to expire it is pinned."""
-        *batch, num_tokens, hidden = self.shape
+        *batch, num_tokens, hidden = self.shape if self.kind == "embeds" else (0, 0)
         return StoredPrompt(
             id=self.id,
+            kind=self.kind,
+            format=self.format,
+            shape=self.shape,
             num_prompts=math.prod(batch),
             num_tokens=num_tokens,
             hidden_size=hidden,
@@ -148,9 +193,25 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
             pinned=expires_at is None,
         )
 
+    def check_kind(self, kind: Kind) -> None:
+        """Raise `InvalidRequestError` for a content of another kind."""
+        if self.kind != kind:
+            raise InvalidRequestError(
+                f"the stored {self.id} is an image: refer to it where an image may stand, "
+                "as {'type': 'image_url', 'ref': id}"
+                if self.kind == "image"
+                else f"the stored {self.id} holds embeddings, not an image: refer to it as "
+                "{'type': 'prompt_embeds', 'ref': id}"
+            )
+
     def prompts(self, data: Buffer) -> list[Tensor]:
-        """The prompts whose elements are in `data`, sharing its memory."""
-        return prompts_of(Tensor(data, self.dtype, self.shape, self.format, self.table_id))
+        """The prompts whose elements are in `data`, sharing its memory.
+
+        Raises `InvalidRequestError` for an image.
+        """
+        self.check_kind("embeds")
+        format_ = cast("TensorFormat", self.format)
+        return prompts_of(Tensor(data, self.dtype, self.shape, format_, self.table_id))
 
 
 class StoredFile(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,7 +16,16 @@ from inlay.digest import Secret
 from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
 from inlay.single_flight import SingleFlight
-from inlay.store.entry import Description, Entry, StoredPrompt, StoreStats, Target, cost
+from inlay.store.entry import (
+    Content,
+    Description,
+    Entry,
+    Kind,
+    StoredPrompt,
+    StoreStats,
+    Target,
+    cost,
+)
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
 from inlay.store.index import LONGEST_WAIT
 from inlay.store.names import Key, Names
@@ -32,37 +41,19 @@ from inlay.store.shared import (
     encode,
     fill,
     key_of,
-    listed,
     name_of,
     room,
 )
-from inlay.store.store import PromptStore, missing
-from inlay.tensors import Tensor, prompts_of
+from inlay.store.space import FleetLimits, SharedSpace
+from inlay.store.store import PromptStore, kind_of, missing
 
 _log = logging.getLogger(__name__)
 _id = re.compile(r"pe-[a-z2-7]{32}")
 
 _TRIES = 16
 """Attempts at a change that loses against concurrent ones."""
-_SPARE = 1 / 20
-"""Part of the store that is freed beyond need, so that not every upload must free room."""
 
-
-class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a fleet's storage, and lifetime of its prompts.
-
-    Attributes:
-        max_bytes: of all contents.
-        max_entries: prompts.
-        max_per_tenant_bytes: of one tenant, as `inlay.store.entry.cost` counts them; None for no
-            bound of its own.
-        ttl: seconds an unpinned prompt is kept after its last use.
-    """
-
-    max_bytes: int
-    ttl: float
-    max_entries: int = 65536
-    max_per_tenant_bytes: int | None = None
+T = TypeVar("T")
 
 
 class FleetStore:
@@ -107,11 +98,10 @@ class FleetStore:
         self._shares = TenantQuotas(
             shared, limits.max_per_tenant_bytes, min(limits.ttl, LONGEST_WAIT), clock
         )
-        self._making_room = asyncio.Lock()
-        self._writing = 0
+        self._space = SharedSpace(shared, limits, self._reaper, clock)
         self._fetching: SingleFlight[Key, Entry] = SingleFlight()
         self._later_tasks: set[asyncio.Task[object]] = set()
-        self._misses = self._evictions = self._fetches = self._shared_bytes = 0
+        self._misses = self._fetches = self._shared_bytes = 0
 
     async def start(self) -> None:
         """Begin to listen to what others delete, and forget what they have.
@@ -124,12 +114,13 @@ class FleetStore:
     # Upload
 
     async def put(
-        self, tenant: str, data: Buffer, tensor: Tensor, *, hold: Callable[[int], None] = nothing
+        self, tenant: str, data: Buffer, content: Content, *, hold: Callable[[int], None] = nothing
     ) -> StoredPrompt:
         """As `inlay.store.prompts.Prompts.put`."""
-        prompts_of(tensor)
-        key = self._names.key(tenant, await self._threads.run(self._names.id, tenant, data))
-        description = Description.of(key, tensor)
+        kind = kind_of(content)
+        id_ = await self._threads.run(self._names.id, tenant, data, kind)
+        key = self._names.key(tenant, id_)
+        description = Description.of(key, content)
         self._check_size(description)
         written: Record | None = None
         taken = False
@@ -146,7 +137,7 @@ class FleetStore:
                     if written is None:
                         await self._shares.take(description)
                         taken = True
-                        written = await self._written(description, tensor.data, hold)
+                        written = await self._written(description, content.data, hold)
                     new = written.used(now, self._limits.ttl)
                 swap = self._shared.swap(name_of(key), encode(new), revision)
                 if written is not None and new.content == written.content:
@@ -173,7 +164,7 @@ class FleetStore:
                 self._later(self._give_up(written, offered))
             elif taken:
                 self._shares.give_back(description)
-        await self._keep(description, tensor.data)
+        await self._keep(description, content.data)
         return kept.told()
 
     async def _give_up(self, written: Record, offered: "asyncio.Task[bool] | None") -> None:
@@ -205,49 +196,16 @@ class FleetStore:
         """The record of a content that has been written, not published yet."""
         size = self._format.file_size(description.num_bytes)
         name = secrets.token_hex(16)
-        async with self._making_room:
-            await self._make_room(size)
-            self._writing += size
-        try:
-            hold(size)
-            with room() as file:
-                await self._threads.run(fill, file, self._format, description, data)
-                await self._shared.write(name, file)
-        except BaseException:
-            self._later(self._shared.erase(name))
-            raise
-        finally:
-            self._writing -= size
+        async with self._space.taken(size):
+            try:
+                hold(size)
+                with room() as file:
+                    await self._threads.run(fill, file, self._format, description, data)
+                    await self._shared.write(name, file)
+            except BaseException:
+                self._later(self._shared.erase(name))
+                raise
         return Record(name, size, description, self._clock(), self._limits.ttl)
-
-    async def _make_room(self, size: int) -> None:
-        """Make room for `size` bytes; the least recently used prompts go, pinned ones stay."""
-        limits = self._limits
-        held, count = await self._shared.size()
-        short = held + self._writing + size - limits.max_bytes
-        over = count + 1 - limits.max_entries
-        if short <= 0 and over <= 0:
-            return
-        now = self._clock()
-        records = await listed(self._shared)
-        # The server counts those that were just removed too.
-        over = len(records) + 1 - limits.max_entries
-        victims = [found for found in records if not (found[2].pinned and found[2].is_live(now))]
-        victims.sort(key=lambda found: (found[2].is_live(now), found[2].used_at))
-        if sum(record.size for _, _, record in victims) < short or len(victims) < over:
-            raise OverloadedError(
-                f"the fleet's store of prompt_embeds is full of pinned ones; {size} bytes more "
-                "find no room",
-                retry_after=min(limits.ttl, LONGEST_WAIT),
-            )
-        short = max(0, short + int(_SPARE * limits.max_bytes))
-        over += int(_SPARE * limits.max_entries)
-        for name, revision, record in victims:
-            if short <= 0 and over <= 0:
-                break
-            if await self._reaper.remove(name, revision, record):
-                self._evictions += 1
-                short, over = short - record.size, over - 1
 
     # Use
 
@@ -265,7 +223,63 @@ class FleetStore:
         hold: Callable[[int], None] = nothing,
     ) -> tuple[Rows, ...]:
         """As `inlay.store.prompts.Prompts.rows`."""
+        local = self._local
+        key, made = await self._used(
+            (tenant, id_, "embeds"),
+            look,
+            hold,
+            ready=lambda: local.ready(tenant, id_, target),
+            load=lambda: local.rows(tenant, id_, target),
+            made=lambda entry: local.made(entry, target),
+        )
+        return tuple(
+            msgspec.structs.replace(rows, data=_named(key, rows.data, f"{rows.dtype}.{index}"))
+            for index, rows in enumerate(made)
+        )
+
+    async def file(
+        self,
+        tenant: str,
+        id_: str,
+        *,
+        look: Callable[[StoredPrompt], None],
+        hold: Callable[[int], None] = nothing,
+    ) -> Buffer:
+        """As `inlay.store.prompts.Prompts.file`."""
+        local = self._local
+        key, data = await self._used(
+            (tenant, id_, "image"),
+            look,
+            hold,
+            ready=lambda: local.ready_file(tenant, id_),
+            load=lambda: local.file(tenant, id_),
+            made=local.file_of,
+        )
+        return _named(key, data, "file")
+
+    async def _used(
+        self,
+        wanted: tuple[str, str, Kind],
+        look: Callable[[StoredPrompt], None],
+        hold: Callable[[int], None],
+        *,
+        ready: Callable[[], T | None],
+        load: Callable[[], T],
+        made: Callable[[Entry], T],
+    ) -> tuple[Key, T]:
+        """The key of a prompt and what is made of it, by the cache where that has it.
+
+        Args:
+            wanted: tenant, id and kind.
+            look: as in `rows`.
+            hold: likewise.
+            ready: answers from the cache at once, or None.
+            load: answers from the cache, in a thread.
+            made: answers from an entry, in a thread.
+        """
+        tenant, id_, kind = wanted
         key, revision, record = await self._live(tenant, id_)
+        record.description.check_kind(kind)
         look(record.told())
         now = self._clock()
         if record.is_late(now):
@@ -273,19 +287,19 @@ class FleetStore:
         held = 0
         try:
             if self._local.holds(tenant, id_):
-                made = self._local.ready(tenant, id_, target)
-                if made is not None:
-                    return _named(key, made)
+                found = ready()
+                if found is not None:
+                    return key, found
                 held = record.description.num_bytes
                 hold(held)
-                return _named(key, await self._threads.run(self._local.rows, tenant, id_, target))
+                return key, await self._threads.run(load)
         except NotFoundError:
             # It left the cache a moment ago, for others or for good: who is right is in the record.
             pass
         # The content, and its elements.
         hold(record.size + record.description.num_bytes - held)
         entry = await self._fetching.run(key, partial(self._fetch, key))
-        return _named(key, await self._threads.run(self._local.made, entry, target))
+        return key, await self._threads.run(made, entry)
 
     async def _note(self, key: Key, revision: int, record: Record) -> None:
         # Where another has changed it, that was a use too, or the end.
@@ -451,7 +465,7 @@ class FleetStore:
         return msgspec.structs.replace(
             self._local.stats(),
             misses=self._misses,
-            evictions=self._evictions,
+            evictions=self._space.evictions,
             expirations=self._reaper.expired,
             fetches=self._fetches,
             shared_bytes=self._shared_bytes,
@@ -466,17 +480,12 @@ class FleetStore:
         self._local.close()
 
 
-def _named(key: Key, made: tuple[Rows, ...]) -> tuple[Rows, ...]:
-    """The same, so that workers can keep them.
+def _named(key: Key, data: Buffer, part: str) -> Buffer:
+    """The same, so that workers can keep it: a part of an id is always the same.
 
-    An id's tensor, cast to a dtype, is always the same.
+    A tensor cast to a dtype is such a part, and the file of an image.
     """
-    return tuple(
-        msgspec.structs.replace(
-            rows, data=Buffer(rows.data.view, f"{name_of(key)}/{rows.dtype}.{index}")
-        )
-        for index, rows in enumerate(made)
-    )
+    return Buffer(data.view, f"{name_of(key)}/{part}")
 
 
 def _contended() -> OverloadedError:

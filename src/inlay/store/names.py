@@ -33,21 +33,25 @@ class Names:
         fingerprint: 8 bytes that tell two secrets apart and reveal neither.
     """
 
-    __slots__ = ("_id_key", "_tenant_key", "file_key", "fingerprint")
+    __slots__ = ("_id_keys", "_tenant_key", "file_key", "fingerprint")
 
     def __init__(self, secret: Secret) -> None:
-        self._id_key = blake3(b"ids", key=secret.store).digest()
+        self._id_keys = {
+            "embeds": blake3(b"ids", key=secret.store).digest(),
+            "image": blake3(b"image ids", key=secret.store).digest(),
+        }
         self._tenant_key = blake3(b"tenants", key=secret.store).digest()
         self.file_key = blake3(b"files", key=secret.store).digest()
         self.fingerprint = bytes.fromhex(secret.fingerprint)
 
-    def id(self, tenant: str, data: Buffer) -> str:
+    def id(self, tenant: str, data: Buffer, kind: str = "embeds") -> str:
         """`pe-` and 32 characters.
 
-        The id of the container bytes `data` for `tenant`, a keyed 160-bit BLAKE3 of both.
+        The id of the file `data` for `tenant`, a keyed 160-bit BLAKE3 of both. The same bytes
+        have one id as embeddings and another as an image.
         """
         name = tenant.encode()
-        hasher = blake3(_length.pack(len(name)) + name, key=self._id_key)
+        hasher = blake3(_length.pack(len(name)) + name, key=self._id_keys[kind])
         hasher.update(data.view)
         return ID_PREFIX + b32encode(hasher.digest(ID_DIGEST_SIZE)).decode().lower()
 

@@ -9,9 +9,8 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from inlay.pace import mark_background
 from inlay.prompt import Buffer, Rows
-from inlay.store.entry import StoredPrompt, StoreStats, Target
+from inlay.store.entry import Content, StoredPrompt, StoreStats, Target
 from inlay.store.store import PromptStore
-from inlay.tensors import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,9 +30,9 @@ class StoredPrompts(Protocol):
     """
 
     async def put(
-        self, tenant: str, data: Buffer, tensor: Tensor, *, hold: Callable[[int], None] = nothing
+        self, tenant: str, data: Buffer, content: Content, *, hold: Callable[[int], None] = nothing
     ) -> StoredPrompt:
-        """Store a tensor whose memory will never change.
+        """Store a tensor or an image, in memory that will never change.
 
         The same bytes again only start the TTL again.
         """
@@ -56,6 +55,17 @@ class StoredPrompts(Protocol):
 
         `look` sees what they are before anything is done for them.
         """
+        ...
+
+    async def file(
+        self,
+        tenant: str,
+        id_: str,
+        *,
+        look: Callable[[StoredPrompt], None],
+        hold: Callable[[int], None] = nothing,
+    ) -> Buffer:
+        """The file of the image `id_`. `look` sees what it is before anything is done for it."""
         ...
 
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
@@ -115,10 +125,10 @@ class LocalStoredPrompts:
         self._threads = Threads()
 
     async def put(
-        self, tenant: str, data: Buffer, tensor: Tensor, *, hold: Callable[[int], None] = nothing
+        self, tenant: str, data: Buffer, content: Content, *, hold: Callable[[int], None] = nothing
     ) -> StoredPrompt:
         """As `Prompts.put`."""
-        return await self._threads.run(self._store.put, tenant, data, tensor, adopt=True)
+        return await self._threads.run(self._store.put, tenant, data, content, adopt=True)
 
     async def get(self, tenant: str, id_: str) -> StoredPrompt:
         """As `Prompts.get`."""
@@ -142,6 +152,23 @@ class LocalStoredPrompts:
             hold(stored.bytes)
             made = await self._threads.run(self._store.rows, tenant, id_, target)
         return made
+
+    async def file(
+        self,
+        tenant: str,
+        id_: str,
+        *,
+        look: Callable[[StoredPrompt], None],
+        hold: Callable[[int], None] = nothing,
+    ) -> Buffer:
+        """As `Prompts.file`."""
+        data = self._store.ready_file(tenant, id_)
+        stored = self._store.get(tenant, id_)
+        look(stored)
+        if data is None:
+            hold(stored.bytes)
+            data = await self._threads.run(self._store.file, tenant, id_)
+        return data
 
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
         """As `Prompts.pin`."""

@@ -143,7 +143,8 @@ class FleetStoreSettings(StoreSettings):
         Raises:
             InvalidRequestError: as `PromptStore`, or a bad key.
         """
-        from inlay.store.fleet import FleetLimits, FleetStore
+        from inlay.store.fleet import FleetStore
+        from inlay.store.space import FleetLimits
 
         return FleetStore(
             secret,

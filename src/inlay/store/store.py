@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from inlay.digest import Secret, row_digests
 from inlay.errors import (
@@ -22,19 +21,20 @@ from inlay.single_flight import ThreadSingleFlight
 from inlay.store.directory import Directory
 from inlay.store.disk import DiskTier
 from inlay.store.entry import (
-    PAGE,
+    Content,
     Description,
     Entry,
+    Kind,
     StoredPrompt,
     StoreStats,
     Target,
-    cost,
     views,
 )
 from inlay.store.file_format import FileFormat
 from inlay.store.index import Limits, StoreIndex
 from inlay.store.names import Key, Names
 from inlay.store.sealing import Sealer
+from inlay.store.tiers import Tiers
 from inlay.tensors import Tensor, prompts_of, to_rows
 from inlay.tensors.tensor import quoted
 
@@ -103,6 +103,7 @@ class PromptStore:
         self._uses: ThreadSingleFlight[tuple[Entry, Target], tuple[Rows, ...]] = (
             ThreadSingleFlight()
         )
+        self._files: ThreadSingleFlight[Entry, Buffer] = ThreadSingleFlight()
         self._closed = False
         self._hits = self._loads = self._misses = 0
         self._ledger = StoreIndex(
@@ -119,19 +120,20 @@ class PromptStore:
         if directory is not None:
             files = Directory(directory, FileFormat(self._names, sealer))
             self._disk = DiskTier(files, self._ledger, self._lock, clock())
+        self._tiers = Tiers(self._ledger, self._disk, self._lock)
 
     # Upload
 
     def put(
-        self, tenant: str, data: Buffer, tensor: Tensor, *, adopt: bool = False
+        self, tenant: str, data: Buffer, content: Content, *, adopt: bool = False
     ) -> StoredPrompt:
-        """Store a tensor; the same bytes again only start the TTL again.
+        """Store a tensor or an image; the same bytes again only start the TTL again.
 
         Args:
             tenant: the owner.
-            data: the container bytes it was read from; with the tenant they make the id.
-            tensor: what `inlay.tensors.read` found in them. Its elements are copied, so `data` may
-                be used again.
+            data: the file it was read from; with the tenant they make the id.
+            content: what `inlay.tensors.read` found in them, or the image that they are. Its
+                elements are copied, so `data` may be used again.
             adopt: `data` will never change, so elements that fill its memory but for a page need no
                 copy.
 
@@ -141,10 +143,10 @@ class PromptStore:
             RateLimitedError: the tenant's quota is used up.
             OverloadedError: no room can be made, or the disk failed where memory has no room.
         """
-        prompts_of(tensor)
-        key = self._names.key(tenant, self._names.id(tenant, data))
-        description = Description.of(key, tensor)
-        return self._uploads.run(key, partial(self._put, description, tensor.data, adopt)).told(
+        kind = kind_of(content)
+        key = self._names.key(tenant, self._names.id(tenant, data, kind))
+        description = Description.of(key, content)
+        return self._uploads.run(key, partial(self._put, description, content.data, adopt)).told(
             self._ttl
         )
 
@@ -174,7 +176,8 @@ class PromptStore:
                 return entry
             self._ledger.admit(description.tenant, description.num_bytes)
         try:
-            entry = self._admitted(Entry(description, now), data, adopt)
+            entry = Entry(description, now)
+            self._tiers.admit(entry, data, adopt)
         except BaseException:
             with self._lock:
                 self._ledger.dismiss(description.tenant, description.num_bytes)
@@ -183,45 +186,6 @@ class PromptStore:
             if self._disk is not None:
                 self._disk.tidy()
         return entry
-
-    def _admitted(self, entry: Entry, data: Buffer, adopt: bool) -> Entry:
-        """Bring an admitted entry into memory, or if that has no room to disk."""
-        size = cost(len(data))
-        if self._make_room(size):
-            try:
-                own = data if adopt and _fills_its_memory(data) else _copy(data)
-            except BaseException:
-                with self._lock:
-                    self._ledger.release(size)
-                raise
-            with self._lock:
-                self._ledger.hold(entry, own)
-                self._ledger.add(entry)
-            if self._disk is not None:
-                self._disk.save_later(entry)
-        elif self._disk is not None and self._disk.save(entry, data):
-            with self._lock:
-                self._ledger.add(entry)
-        else:
-            raise self._ledger.full(len(data))
-        return entry
-
-    def _make_room(self, num_bytes: int) -> bool:
-        """Reserve memory, saving or evicting what stands in the way.
-
-        False when pinned entries do.
-        """
-        if num_bytes > self._ledger.limits.memory_bytes:
-            return False
-        while True:
-            with self._lock:
-                if self._ledger.reserve(num_bytes):
-                    return True
-                unsaved = None if self._disk is None else self._ledger.oldest_unsaved()
-                if unsaved is None and not self._ledger.evict_unsaved(num_bytes):
-                    return False
-            if self._disk is not None and unsaved is not None:
-                self._disk.save(unsaved)
 
     # Use
 
@@ -244,7 +208,7 @@ class PromptStore:
             OverloadedError: its file cannot be read now.
         """
         with self._lock:
-            entry = self._lookup(tenant, id_)
+            entry = self._lookup(tenant, id_, "embeds")
             self._touch(entry, self._clock())
             made = entry.recall(target)
             if made is not None:
@@ -256,6 +220,27 @@ class PromptStore:
         """The rows of what `keep` returned, as `rows` does for what was put."""
         return self._uses.run((entry, target), partial(self._prepare, entry, target))
 
+    def file(self, tenant: str, id_: str) -> Buffer:
+        """The file of the image `id_`; starts the TTL again.
+
+        Raises:
+            InvalidRequestError: no image but embeddings.
+            NotFoundError: as `rows`.
+            OverloadedError: its file cannot be read now.
+        """
+        with self._lock:
+            entry = self._lookup(tenant, id_, "image")
+            self._touch(entry, self._clock())
+        return self.file_of(entry)
+
+    def file_of(self, entry: Entry) -> Buffer:
+        """The file of what `keep` returned, as `file` does for what was put."""
+        with self._lock:
+            if entry.data is not None:
+                self._hits += 1
+                return entry.data
+        return self._files.run(entry, partial(self._load, entry))
+
     def holds(self, tenant: str, id_: str) -> bool:
         """True if a prompt is in any tier. Does not extend its TTL."""
         with self._lock:
@@ -266,6 +251,19 @@ class PromptStore:
         with self._lock:
             return [entry.key for entry in self._ledger.entries]
 
+    def ready_file(self, tenant: str, id_: str) -> Buffer | None:
+        """As `file`, where no file has to be read. Else None, and nothing is touched.
+
+        Raises:
+            InvalidRequestError, NotFoundError: as `file`.
+        """
+        with self._lock:
+            entry = self._lookup(tenant, id_, "image")
+            if entry.data is not None:
+                self._hits += 1
+                self._touch(entry, self._clock())
+            return entry.data
+
     def ready(self, tenant: str, id_: str, target: Target) -> tuple[Rows, ...] | None:
         """As `rows`, where that takes neither a file nor a pass over the elements.
 
@@ -275,7 +273,7 @@ class PromptStore:
             NotFoundError: as `rows`.
         """
         with self._lock:
-            entry = self._lookup(tenant, id_)
+            entry = self._lookup(tenant, id_, "embeds")
             made = entry.recall(target)
             if made is not None:
                 self._hits += 1
@@ -304,11 +302,13 @@ class PromptStore:
         with self._lock:
             return self._lookup(tenant, id_).told(self._ttl)
 
-    def _lookup(self, tenant: str, id_: str) -> Entry:
+    def _lookup(self, tenant: str, id_: str, kind: Kind | None = None) -> Entry:
         self._check_open()
         entry = self._ledger.find(self._names.key(tenant, id_), self._clock())
         if entry is None:
             raise self._missing(id_)
+        if kind is not None:
+            entry.description.check_kind(kind)
         return entry
 
     def _missing(self, id_: str) -> NotFoundError:
@@ -354,24 +354,11 @@ class PromptStore:
         return made
 
     def _load(self, entry: Entry) -> Buffer:
-        """Read the elements back, into memory where it has room without evicting anyone."""
-        size = cost(entry.description.num_bytes)
+        data = self._tiers.load(entry)
         with self._lock:
-            reserved = self._ledger.reserve(size, sparing=entry)
-        data = None
-        try:
-            data = None if self._disk is None else self._disk.load(entry)
-        finally:
-            with self._lock:
-                if data is not None:
-                    self._loads += 1
-                if reserved and (data is None or entry.gone or entry.data is not None):
-                    self._ledger.release(size)
-                elif reserved and data is not None:
-                    self._ledger.hold(entry, data)
-        if data is None:
-            with self._lock:
+            if data is None:
                 raise self._missing(entry.description.id)
+            self._loads += 1
         return data
 
     # Pins, deletion, expiry
@@ -471,16 +458,18 @@ class PromptStore:
             raise OverloadedError("the store of prompt_embeds is closed")
 
 
+def kind_of(content: Content) -> Kind:
+    """The kind of a content that may be stored.
+
+    Raises:
+        EmbeddingsError: a tensor that is not two- or three-dimensional.
+    """
+    if isinstance(content, Tensor):
+        prompts_of(content)
+        return "embeds"
+    return "image"
+
+
 def missing(id_: str) -> NotFoundError:
     """The error of an id that its asker does not find, whatever the reason."""
     return NotFoundError(f"prompt_embeds {quoted(id_)} not found")
-
-
-def _fills_its_memory(data: Buffer) -> bool:
-    """True if keeping `data` keeps no more than a page alive beyond it."""
-    return memoryview(data.view.obj).nbytes - len(data) <= PAGE
-
-
-def _copy(data: Buffer) -> Buffer:
-    """`data` in memory of its own; numpy copies without the interpreter's lock."""
-    return Buffer(np.frombuffer(data.view, np.uint8).copy().data)

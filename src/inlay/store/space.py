@@ -1,0 +1,100 @@
+"""Room in a fleet's storage: what is least recently used goes, what is pinned stays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from inlay.errors import OverloadedError
+from inlay.store.index import LONGEST_WAIT
+from inlay.store.reaper import Reaper
+from inlay.store.shared import Shared, listed
+
+_SPARE = 1 / 20
+"""Part of the store that is freed beyond need, so that not every upload must free room."""
+
+
+class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a fleet's storage, and lifetime of its prompts.
+
+    Attributes:
+        max_bytes: of all contents.
+        max_entries: prompts.
+        max_per_tenant_bytes: of one tenant, as `inlay.store.entry.cost` counts them; None for no
+            bound of its own.
+        ttl: seconds an unpinned prompt is kept after its last use.
+    """
+
+    max_bytes: int
+    ttl: float
+    max_entries: int = 65536
+    max_per_tenant_bytes: int | None = None
+
+
+class SharedSpace:
+    """Bytes of a fleet's storage for this frontend's uploads.
+
+    Args:
+        shared: the storage.
+        limits: of it.
+        reaper: removes prompts.
+        clock: seconds since the epoch.
+
+    Attributes:
+        evictions: prompts removed to make room.
+    """
+
+    def __init__(
+        self, shared: Shared, limits: FleetLimits, reaper: Reaper, clock: Callable[[], float]
+    ) -> None:
+        self.evictions = 0
+        self._shared = shared
+        self._limits = limits
+        self._reaper = reaper
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._writing = 0
+
+    @asynccontextmanager
+    async def taken(self, size: int) -> AsyncIterator[None]:
+        """Make room for `size` bytes, which are written within this context.
+
+        Raises `OverloadedError` where pinned prompts leave none.
+        """
+        async with self._turn:
+            await self._make_room(size)
+            self._writing += size
+        try:
+            yield
+        finally:
+            self._writing -= size
+
+    async def _make_room(self, size: int) -> None:
+        """Make room for `size` bytes; the least recently used prompts go, pinned ones stay."""
+        limits = self._limits
+        held, count = await self._shared.size()
+        short = held + self._writing + size - limits.max_bytes
+        over = count + 1 - limits.max_entries
+        if short <= 0 and over <= 0:
+            return
+        now = self._clock()
+        records = await listed(self._shared)
+        # The server counts those that were just removed too.
+        over = len(records) + 1 - limits.max_entries
+        victims = [found for found in records if not (found[2].pinned and found[2].is_live(now))]
+        victims.sort(key=lambda found: (found[2].is_live(now), found[2].used_at))
+        if sum(record.size for _, _, record in victims) < short or len(victims) < over:
+            raise OverloadedError(
+                f"the fleet's store of prompt_embeds is full of pinned ones; {size} bytes more "
+                "find no room",
+                retry_after=min(limits.ttl, LONGEST_WAIT),
+            )
+        short = max(0, short + int(_SPARE * limits.max_bytes))
+        over += int(_SPARE * limits.max_entries)
+        for name, revision, record in victims:
+            if short <= 0 and over <= 0:
+                break
+            if await self._reaper.remove(name, revision, record):
+                self.evictions += 1
+                short, over = short - record.size, over - 1
