@@ -39,8 +39,8 @@ from inlay.api.openai.schema.encode import EncodeRequest, EncodeResponse
 from inlay.api.openai.schema.models import ModelEntry, ModelList
 from inlay.api.openai.schema.prompt_embeds import (
     PinRequest,
-    PromptEmbeds,
     PromptEmbedsDeleted,
+    Stored,
     UploadRequest,
 )
 from inlay.api.openai.schema.responses import Response, ResponsesRequest
@@ -54,6 +54,7 @@ from inlay.api.openai.schema.tokenize import (
 from inlay.digest import Secret
 from inlay.http import health, info, pages
 from inlay.http.app import App, Routes
+from inlay.http.asgi import IMAGES, OCTETS
 from inlay.http.health import Status, Version
 from inlay.http.metrics.engine_health import Health
 from inlay.http.openapi import Operation
@@ -118,19 +119,19 @@ ROUTES: Routes = (
         EncodeRequest, EncodeResponse), encode),
     (
         Operation(
-            "POST", "/v1/prompt_embeds", "Store embeddings: octet-stream, or base64 in JSON.",
-            UploadRequest, PromptEmbeds, octets=True,
+            "POST", "/v1/prompt_embeds", "Store embeddings or an image: a file, or JSON.",
+            UploadRequest, Stored, files=(OCTETS, IMAGES + "*"),
         ),
         uploads.upload,
     ),
     (
-        Operation("POST", "/v1/prompt_embeds/{id}/pin", "Pin or unpin stored embeddings.",
-            PinRequest, PromptEmbeds),
+        Operation("POST", "/v1/prompt_embeds/{id}/pin", "Pin or unpin a stored prompt.",
+            PinRequest, Stored),
         uploads.pin,
     ),
-    (Operation("GET", "/v1/prompt_embeds/{id}", "Metadata of stored embeddings.",
-        None, PromptEmbeds), uploads.show),
-    (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete stored embeddings.",
+    (Operation("GET", "/v1/prompt_embeds/{id}", "Metadata of a stored prompt.",
+        None, Stored), uploads.show),
+    (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete a stored prompt.",
         None, PromptEmbedsDeleted), uploads.delete),
     (Operation("GET", "/v1/models", "All models.", None, ModelList), models.list_models),
     (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry), models.one_model),

@@ -49,8 +49,7 @@ async def _host(settings: FleetFrontendSettings, console: Console) -> None:
         undo.pop_all()
         undo.push_async_callback(plane.close)
         store = await _store(settings, secret, member)
-        if store is not None:
-            undo.callback(store.close)
+        undo.callback(store.close)
         tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
         router = Router(plane, settings.router, secret=secret)
         await router.start()
@@ -93,10 +92,8 @@ async def _plane(settings: FleetFrontendSettings, member: Member, secret: Secret
 
 async def _store(
     settings: FleetFrontendSettings, secret: Secret, member: Member
-) -> PromptStore | FleetStore | None:
-    """Open the store of uploaded embeddings; None where they are not accepted."""
-    if not settings.frontend.enable_prompt_embeds:
-        return None
+) -> PromptStore | FleetStore:
+    """Open the store of uploaded embeddings and images."""
     if not settings.store.prompt_store_nats:
         return settings.store.open(secret)
     store = settings.store.open_shared(secret, await NatsPrompts.open(member))

@@ -115,7 +115,7 @@ async def host(
         )
     tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
-    store = settings.store.open(secret) if frontend.enable_prompt_embeds else None
+    store = settings.store.open(secret)
     ranks = ranks_of(engine, os.environ)
     plane = LocalPlane() if len(ranks) == 1 else RoutedPlane()
     supervisors = _supervisors(settings, ranks, plane, secret)
@@ -161,8 +161,7 @@ async def host(
         for task in beside:
             task.cancel()
         results = await asyncio.gather(*beside, return_exceptions=True)
-        if store is not None:
-            store.close()
+        store.close()
         await plane.close()
     for result in results:
         if isinstance(result, Exception):

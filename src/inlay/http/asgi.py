@@ -35,6 +35,8 @@ class ContentType(NamedTuple):
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"
+IMAGES = "image/"
+"""Beginning of the media types of images."""
 
 
 def content_type_of(headers: Headers) -> ContentType:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from inlay.http.asgi import OCTETS
 from inlay.http.bodies.multipart import MULTIPART
 from inlay.http.errors import ErrorResponse
 
@@ -23,10 +22,10 @@ class Operation:
         path: path, with `{name}` for parameters.
         summary: description in one line.
         request: type of the body, or None.
-        response: type of the answer, or None where it is not JSON.
+        response: type of the answer, or union of types, or None where it is not JSON.
         event: type, or union of types, of a stream's events; None where there is no stream.
         multipart: the body may also be a form: a part `request` of that type, and files.
-        octets: the body may also be a raw file.
+        files: media types of which the body may also be a raw file.
         open: no API key is required.
         admin: for admins only.
     """
@@ -35,10 +34,10 @@ class Operation:
     path: str
     summary: str
     request: type | None = None
-    response: type | None = None
+    response: Any = None
     event: Any = None
     multipart: bool = False
-    octets: bool = False
+    files: tuple[str, ...] = ()
     open: bool = False
     admin: bool = False
 
@@ -58,8 +57,7 @@ def _bodies(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
             "schema": form | {"additionalProperties": _FILE},
             "encoding": {"request": {"contentType": "application/json"}},
         }
-    if operation.octets:
-        content[OCTETS] = {"schema": _FILE}
+    content |= {media: {"schema": _FILE} for media in operation.files}
     return content
 
 

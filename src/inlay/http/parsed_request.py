@@ -1,7 +1,8 @@
 """Reading requests that may hold embeddings: JSON, multipart, or a raw tensor file."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,7 +12,6 @@ from inlay.card import ModelCard
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.http.asgi import (
     JSON,
-    OCTETS,
     ContentType,
     check_content_type,
     content_type_of,
@@ -24,7 +24,7 @@ from inlay.http.bodies.embeds import Embeddings, Source, TensorSource, check_sou
 from inlay.http.bodies.media import Images, ImageSource, fetched, file_data, spec_for
 from inlay.http.bodies.memory import Memory
 from inlay.http.bodies.multipart import MULTIPART, Form
-from inlay.http.server import Call
+from inlay.http.server import Call, Server
 from inlay.prompt import Buffer, Rows
 from inlay.store import StoredPrompt, StoredPrompts
 from inlay.tensors import check_size
@@ -93,8 +93,10 @@ class ParsedRequest(Generic[T]):
             return None
         server, hold = call.server, call.reservation.grow
         spec = spec_for(card, sources)
-        files = await fetched(server.fetcher, sources, hold)
-        call.memory.check_total(map(len, files.values()))
+        files = await stored_files(call, sources)
+        found = await fetched(server.fetcher, sources, hold)
+        call.memory.check_total(map(len, found.values()))
+        files.update(found)
         return Images(
             card,
             spec,
@@ -208,15 +210,46 @@ async def read_tensor(call: Call) -> Buffer:
         BodyTooLargeError: over the limit of bodies.
         InlayError: as `inlay.http.bodies.body.receive_body`.
     """
-    server = call.server
-    check_content_type(content_type_of(call.scope["headers"]), OCTETS)
-    fits = body_limit(server.settings)
-    limits = server.embeds.limits
+    limits = call.server.embeds.limits
 
     def check(size: int) -> None:
-        fits(size)
         if size > limits.max_bytes:
             check_size(size, limits=limits)
+
+    data = await _read_raw(call, check)
+    if not len(data):
+        raise EmbeddingsError(
+            "prompt_embeds decoded data must be at least 100 bytes, got an empty body",
+            reason="too_small",
+        )
+    return data
+
+
+async def read_image(call: Call) -> Buffer:
+    """Read a body that is an image file.
+
+    Raises:
+        InvalidRequestError: over the limit; from Content-Length, before anything is read.
+        InlayError: as `read_tensor`.
+    """
+    limit = call.server.settings.max_media_bytes
+    return await _read_raw(call, lambda size: check_media_size(size, limit))
+
+
+def check_media_size(size: int, limit: int) -> None:
+    """Raise `InvalidRequestError` for a file of more than `limit` bytes."""
+    if size > limit:
+        raise InvalidRequestError(f"an image has {size} bytes; allowed: {limit}")
+
+
+async def _read_raw(call: Call, fits: Callable[[int], None]) -> Buffer:
+    """Read a body that is one file, of a size that `fits` does not refuse."""
+    server = call.server
+    in_body = body_limit(server.settings)
+
+    def check(size: int) -> None:
+        in_body(size)
+        fits(size)
 
     whole = await read_whole(call.scope, server.settings, call.reservation, check)
     if whole is not None:
@@ -235,23 +268,19 @@ async def read_tensor(call: Call) -> Buffer:
         call.scope, call.receive, server.settings, call.reservation, check=check, take=take
     )
     call.body_read = True
-    if memory is None:
-        raise EmbeddingsError(
-            "prompt_embeds decoded data must be at least 100 bytes, got an empty body",
-            reason="too_small",
-        )
-    return memory.buffer()
+    return Buffer(b"") if memory is None else memory.buffer()
 
 
 def store_for(call: Call) -> StoredPrompts:
-    """Return the store of uploaded embeddings.
+    """Return the store of uploaded embeddings and images.
 
     Raises:
-        InvalidRequestError: this server accepts no embeddings.
+        InvalidRequestError: this server accepts neither.
         NotFoundError: this server has no store.
     """
     server = call.server
-    server.embeds.require_enabled()
+    if not takes_images(server):
+        server.embeds.require_enabled()
     if server.store is None:
         raise NotFoundError("prompt_embeds not found: this server stores none")
     return server.store
@@ -285,18 +314,56 @@ async def stored_rows(
         return {}
     store, target, tenant = store_for(call), call.server.embeds.target(card), call.tenant.id
 
-    def look(stored: StoredPrompt) -> None:
-        call.memory.check_total([stored.bytes])
-
     found: dict[str, tuple[Rows, ...]] = {}
     for ref, param in wanted.items():
-        try:
+        with _named(param):
             found[ref] = await store.rows(
-                tenant, ref, target, look=look, hold=call.reservation.grow
+                tenant, ref, target, look=_counter(call), hold=call.reservation.grow
             )
-        except NotFoundError as error:
-            raise NotFoundError(error.message, param=param) from error
     return found
+
+
+def takes_images(server: Server) -> bool:
+    """Return True if any model takes images."""
+    return any(
+        card.media is not None and card.media.image is not None for card in server.router.models()
+    )
+
+
+async def stored_files(call: Call, sources: Sequence[ImageSource]) -> dict[str, Buffer]:
+    """Return the files of every stored image among `sources`, by id.
+
+    Raises:
+        InvalidRequestError: stored embeddings, not an image.
+        InlayError: as `stored_rows`.
+    """
+    found: dict[str, Buffer] = {}
+    for source in sources:
+        if source.ref is None or source.ref in found:
+            continue
+        with _named(source.param):
+            found[source.ref] = await store_for(call).file(
+                call.tenant.id, source.ref, look=_counter(call), hold=call.reservation.grow
+            )
+    return found
+
+
+def _counter(call: Call) -> Callable[[StoredPrompt], None]:
+    """Return what counts stored bytes among those of the request."""
+    return lambda stored: call.memory.check_total([stored.bytes])
+
+
+@contextmanager
+def _named(param: str) -> Iterator[None]:
+    """Name the place of a reference in its errors."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise error.at(param) from error
+    except InvalidRequestError as error:
+        if error.param is not None:
+            raise
+        raise InvalidRequestError(f"{param}: {error.message}", param=param) from error
 
 
 async def sweep(store: StoredPrompts) -> None:

@@ -149,11 +149,21 @@ def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageS
     if isinstance(image, dict):
         detail, url = image.get("detail", detail), image.get("url")
         where += ".url"
-    if part.get("file_id") is not None:
+    if detail is not None and detail not in _DETAILS:
         raise InvalidRequestError(
-            f"{param}.file_id: files are not stored here; send the image as image_url",
-            param=f"{param}.file_id",
+            f"{param}.detail must be one of {', '.join(_DETAILS)}, got {shown_value(detail)}",
+            param=f"{param}.detail",
         )
+    name = "file_id" if part.get("file_id") is not None else "ref"
+    ref = part.get(name)
+    if ref is not None:
+        if image is not None or not isinstance(ref, str):
+            raise InvalidRequestError(
+                f"{param}.{name} must be a string, the id of a stored image, without an image_url "
+                f"beside it, got {shown_value(ref)}",
+                param=f"{param}.{name}",
+            )
+        return ImageSource(None, None, _DETAILS.get(detail or ""), param, prompt, ref)
     if image is None and uuid is not None:
         raise InvalidRequestError(
             f"{where}: images are not kept by their uuid; send the image again", param=where
@@ -163,11 +173,6 @@ def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageS
             f"{where} must be a string, a URL: data:image/...;base64,... or https://..., got "
             f"{shown_at(part, 'image_url') if url is image else shown_value(url)}",
             param=where,
-        )
-    if detail is not None and detail not in _DETAILS:
-        raise InvalidRequestError(
-            f"{param}.detail must be one of {', '.join(_DETAILS)}, got {shown_value(detail)}",
-            param=f"{param}.detail",
         )
     return ImageSource(url, None, _DETAILS.get(detail or ""), param, prompt)
 

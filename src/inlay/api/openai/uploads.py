@@ -1,4 +1,4 @@
-"""`/v1/prompt_embeds`: embeddings uploaded once and used by reference."""
+"""`/v1/prompt_embeds`: embeddings and images uploaded once and used by reference."""
 
 import msgspec
 
@@ -6,14 +6,30 @@ from inlay.api.openai.schema.prompt_embeds import (
     PinRequest,
     PromptEmbeds,
     PromptEmbedsDeleted,
+    StoredImage,
     UploadRequest,
 )
 from inlay.card import ModelCard
-from inlay.http.asgi import JSON, OCTETS, check_content_type, content_type_of
-from inlay.http.parsed_request import parse, read_json, read_tensor, store_for
+from inlay.digest import Secret
+from inlay.errors import InvalidRequestError
+from inlay.http.asgi import IMAGES, JSON, OCTETS, check_content_type, content_type_of
+from inlay.http.bodies.base64_extractor import Parsed
+from inlay.http.bodies.media import ImageSource, file_data, spec_for
+from inlay.http.parsed_request import (
+    check_media_size,
+    parse,
+    read_image,
+    read_json,
+    read_tensor,
+    store_for,
+    takes_images,
+)
 from inlay.http.server import Call
+from inlay.media.image import read_image_header
+from inlay.media.items import image_item
+from inlay.media.spec import MediaSpec
 from inlay.prompt import Buffer
-from inlay.store import StoredPrompt
+from inlay.store import Picture, StoredPrompt
 from inlay.tensors import Tensor, read
 
 _upload = msgspec.json.Decoder(UploadRequest)
@@ -21,15 +37,33 @@ _pin = msgspec.json.Decoder(PinRequest)
 
 
 async def upload(call: Call) -> None:
-    """Store a tensor; with `?model=` only if that model takes it."""
-    store = store_for(call)
+    """Store a tensor or an image; with `?model=` only if that model takes it."""
+    store_for(call)
     name = _model(call)
     card = None if name is None else call.server.card(name)
     media = content_type_of(call.scope["headers"])
-    check_content_type(media, OCTETS, JSON)
-    data = await read_tensor(call) if media.kind == OCTETS else await _decoded(call)
+    if media.kind.startswith(IMAGES):
+        await _store_image(call, await read_image(call), card)
+        return
+    check_content_type(media, OCTETS, JSON, IMAGES + "*")
+    if media.kind == OCTETS:
+        call.server.embeds.require_enabled()
+        await _store_tensor(call, await read_tensor(call), card)
+        return
+    parsed = await _parsed(call)
+    source = _source(parsed.request)
+    if source is None:
+        call.server.embeds.require_enabled()
+        data = parsed.data(parsed.request.data, limits=call.server.embeds.limits)
+        await _store_tensor(call, data, card)
+    else:
+        data = source.data(parsed.lifted, call.server.settings.max_media_bytes)
+        await _store_image(call, data, card)
+
+
+async def _store_tensor(call: Call, data: Buffer, card: ModelCard | None) -> None:
+    store, tenant = store_for(call), call.tenant.id
     tensor = await call.server.prepare(len(data), _read, call, data, card)
-    tenant = call.tenant.id
     stored = await store.put(tenant, data, tensor, hold=call.reservation.grow)
     if card is not None:
         # Makes the rows now, so that the first use finds them.
@@ -37,15 +71,51 @@ async def upload(call: Call) -> None:
     await call.json(_shown(stored))
 
 
+async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None:
+    server = call.server
+    if not takes_images(server):
+        raise InvalidRequestError("no model of this server takes images", param="data")
+    check_media_size(len(data), server.settings.max_media_bytes)
+    spec = None
+    if card is not None:
+        spec = spec_for(card, [ImageSource(None, None, None, "data", ref="data")])
+    picture, num_tokens = await server.prepare(len(data), _picture, data, spec, server.secret)
+    stored = await store_for(call).put(call.tenant.id, data, picture, hold=call.reservation.grow)
+    await call.json(_shown(stored, num_tokens))
+
+
+def _picture(data: Buffer, spec: MediaSpec | None, secret: Secret) -> tuple[Picture, int | None]:
+    """Return an image and, with the spec of a model, the positions it takes in its prompts."""
+    try:
+        header = read_image_header(data.view)
+        picture = Picture(data, header.format, header.height, header.width)
+        return picture, None if spec is None else image_item(spec, data, secret).positions
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"data: {error.message}", param="data") from error
+
+
 def _model(call: Call) -> str | None:
     names = call.query("model").get("model")
     return names[0] if names else None
 
 
-async def _decoded(call: Call) -> Buffer:
+async def _parsed(call: Call) -> Parsed[UploadRequest]:
+    """Return an upload in JSON, with its data decoded where it is large."""
     body = await call.body()
-    parsed = await parse(call, body, _upload, lambda request: [request.data])
-    return parsed.data(parsed.request.data, limits=call.server.embeds.limits)
+    sources: list[ImageSource | None] = []
+
+    def tensors_in(request: UploadRequest) -> list[str]:
+        sources[:] = [_source(request)]
+        return [request.data] if sources == [None] else []
+
+    return await parse(call, body, _upload, tensors_in, lambda _: file_data(sources))
+
+
+def _source(request: UploadRequest) -> ImageSource | None:
+    """Return the image of an upload in JSON; None if it is a tensor."""
+    if request.data[:5].lower() != "data:":
+        return None
+    return ImageSource(request.data, None, None, "data")
 
 
 def _read(call: Call, data: Buffer, card: ModelCard | None) -> Tensor:
@@ -86,7 +156,20 @@ def _id(call: Call) -> str:
     return str(call.path_params["id"])
 
 
-def _shown(stored: StoredPrompt) -> PromptEmbeds:
+def _shown(stored: StoredPrompt, num_tokens: int | None = None) -> PromptEmbeds | StoredImage:
+    expires_at = None if stored.expires_at is None else int(stored.expires_at)
+    if stored.kind == "image":
+        height, width = stored.shape
+        return StoredImage(
+            id=stored.id,
+            format=stored.format,
+            width=width,
+            height=height,
+            num_tokens=num_tokens,
+            bytes=stored.bytes,
+            expires_at=expires_at,
+            pinned=stored.pinned,
+        )
     return PromptEmbeds(
         id=stored.id,
         num_prompts=stored.num_prompts,
@@ -94,6 +177,6 @@ def _shown(stored: StoredPrompt) -> PromptEmbeds:
         hidden_size=stored.hidden_size,
         dtype=stored.dtype,
         bytes=stored.bytes,
-        expires_at=None if stored.expires_at is None else int(stored.expires_at),
+        expires_at=expires_at,
         pinned=stored.pinned,
     )

@@ -26,7 +26,7 @@ _AT_A_TIME = 8
 
 
 class ImageSource(NamedTuple):
-    """One source of an image; either `url` or `embeds` is set.
+    """One source of an image; one of `url`, `embeds` and `ref` is set.
 
     Attributes:
         url: of the file.
@@ -34,6 +34,7 @@ class ImageSource(NamedTuple):
         detail: OpenAI's.
         param: path in the request.
         prompt: index of the prompt it is in.
+        ref: id of a stored image.
     """
 
     url: str | None
@@ -41,6 +42,12 @@ class ImageSource(NamedTuple):
     detail: Detail | None
     param: str
     prompt: int = 0
+    ref: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its URL or reference."""
+        return self.ref or self.url or ""
 
     @property
     def tensor(self) -> object:
@@ -51,6 +58,23 @@ class ImageSource(NamedTuple):
     def is_data(self) -> bool:
         """True if the URL holds the file itself."""
         return self.url is not None and self.url[:5].lower() == "data:"
+
+    def data(self, lifted: Mapping[str, Buffer], max_bytes: int) -> Buffer:
+        """Return the file that the URL holds.
+
+        Args:
+            lifted: files that were decoded as the body arrived, by what stands for them.
+            max_bytes: of the file.
+
+        Raises:
+            InvalidRequestError: not base64, or over the limit.
+        """
+        data = lifted.get(_base64_of(self))
+        if data is None:
+            return Buffer(decode_data_url(self.url or "", max_bytes=max_bytes))
+        if len(data) > max_bytes:
+            raise InvalidRequestError(f"a data: URL holds {len(data)} bytes; allowed: {max_bytes}")
+        return data
 
 
 def file_data(sources: Sequence[object]) -> list[str]:
@@ -149,7 +173,7 @@ class Images:
         secret: key of digests.
         limits: of embeddings.
         max_bytes: of one file.
-        files: those that were fetched, by URL.
+        files: those that were fetched or stored, by name.
         lifted: files and tensors that were decoded as the body arrived, by what stands for them.
         decode: decodes a string of tensor data to a file.
         hold: reserves bytes of rows that are cast to another dtype.
@@ -194,7 +218,7 @@ class Images:
         try:
             if source.embeds is not None:
                 return self._of_embeds(source.embeds)
-            key = source.url or "", source.detail
+            key = source.name, source.detail
             if key not in self._made:
                 item = image_item(
                     self._spec, self._file(source), self._secret, detail=source.detail
@@ -210,17 +234,9 @@ class Images:
             raise _at(source, error) from None
 
     def _file(self, source: ImageSource) -> Buffer:
-        url = source.url or ""
         if not source.is_data:
-            return self._files[url]
-        data = self._lifted.get(_base64_of(source))
-        if data is None:
-            return Buffer(decode_data_url(url, max_bytes=self._max_bytes))
-        if len(data) > self._max_bytes:
-            raise InvalidRequestError(
-                f"a data: URL holds {len(data)} bytes; allowed: {self._max_bytes}"
-            )
-        return data
+            return self._files[source.name]
+        return source.data(self._lifted, self._max_bytes)
 
     def _of_embeds(self, part: EmbedsPart) -> list[Segment]:
         card = self._card

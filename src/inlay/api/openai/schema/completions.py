@@ -58,11 +58,13 @@ class ImageUrlPart(
 
     Attributes:
         image_url: `{"url": ..., "detail": ...}`, or the URL.
+        ref: id of a stored image, in its place.
         detail: "auto", "low" or "high".
         uuid: accepted and not used: images are known by their content.
     """
 
-    image_url: str | dict[str, Any]
+    image_url: str | dict[str, Any] | None = None
+    ref: str | None = None
     detail: str | None = None
     uuid: str | None = None
 

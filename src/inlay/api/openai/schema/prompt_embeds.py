@@ -1,6 +1,6 @@
-"""Types of `/v1/prompt_embeds`: embeddings uploaded once and used by reference."""
+"""Types of `/v1/prompt_embeds`: embeddings and images uploaded once and used by reference."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -9,7 +9,7 @@ class UploadRequest(msgspec.Struct, frozen=True):
     """An upload in JSON, for clients that cannot send raw bytes.
 
     Attributes:
-        data: base64 of a tensor file.
+        data: base64 of a tensor file, or a data: URL of an image.
     """
 
     data: str
@@ -25,8 +25,10 @@ class PinRequest(msgspec.Struct, frozen=True):
     pinned: bool = True
 
 
-class PromptEmbeds(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored prompt.
+class PromptEmbeds(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="prompt_embeds"
+):
+    """Stored embeddings.
 
     Attributes:
         id: id for `{"ref": id}`.
@@ -38,7 +40,6 @@ class PromptEmbeds(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    object: Literal["prompt_embeds"] = "prompt_embeds"
     num_prompts: int
     num_tokens: int
     hidden_size: int
@@ -46,6 +47,34 @@ class PromptEmbeds(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     expires_at: int | None
     pinned: bool
+
+
+class StoredImage(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="image"):
+    """A stored image.
+
+    Attributes:
+        id: id for `{"type": "image_url", "ref": id}`.
+        format: format of the file, by its content.
+        width: in pixels as it is seen, after its orientation.
+        height: likewise.
+        num_tokens: positions that it takes in a prompt of the model that the upload named; null
+            for others.
+        bytes: size of the file.
+        expires_at: Unix time at which it expires unless it is used before; null while pinned.
+    """
+
+    id: str
+    format: str
+    width: int
+    height: int
+    num_tokens: int | None
+    bytes: int
+    expires_at: int | None
+    pinned: bool
+
+
+Stored: TypeAlias = PromptEmbeds | StoredImage
+"""A stored prompt."""
 
 
 class PromptEmbedsDeleted(msgspec.Struct, frozen=True, kw_only=True):
