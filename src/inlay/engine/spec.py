@@ -107,7 +107,7 @@ ENGINES: Mapping[str, EngineSpec] = {
     "torch": EngineSpec(
         generate="inlay.engine.torch.engine:TorchEngine",
         pooling="inlay.engine.embed.local_model:LocalModel",
-        encode="inlay.engine.torch.vision.engine:EncodeEngine",
+        encode="inlay.engine.torch.media.engine:EncodeEngine",
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
         missing="torch is not installed in this environment: pip install 'inlay[torch]'",

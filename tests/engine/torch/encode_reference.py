@@ -12,7 +12,7 @@ from torch import Tensor
 from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.vision.engine import EncodeEngine
+from inlay.engine.torch.media.engine import EncodeEngine
 from inlay.media.items import image_item
 from inlay.prompt import Buffer, Prompt
 from inlay.request import Output, Pooling, Request, Task

@@ -10,7 +10,7 @@ from inlay.digest import Secret
 from inlay.engine import create
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.vision.engine import EncodeEngine
+from inlay.engine.torch.media.engine import EncodeEngine
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.media.positions import rope_positions
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens

@@ -1,4 +1,4 @@
-"""`ImageEncoder`: batches, one computation for equal images, the byte budget, cancelling."""
+"""`MediaEncoder`: batches, one computation for equal images, the byte budget, cancelling."""
 
 import asyncio
 import threading
@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.tower import Arrays, Tower
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.vision.encoder import ImageEncoder
-from inlay.engine.torch.vision.processing import ImageProcessor
-from inlay.engine.torch.vision.tower import Arrays, Tower
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Media
 from tests.engine.torch.vision_reference import Picture, prompt_of, spec
@@ -61,10 +61,10 @@ def run_of(seed: int) -> Media:
 @asynccontextmanager
 async def started(
     memory: int = 1 << 30, places: int = 16
-) -> AsyncIterator[tuple[ImageEncoder, Watched]]:
+) -> AsyncIterator[tuple[MediaEncoder, Watched]]:
     tower = Watched()
     processor = ImageProcessor(vision(FAMILY), AutoConfig.from_pretrained(vision(FAMILY)))
-    encoder = ImageEncoder(
+    encoder = MediaEncoder(
         tower, processor, spec(FAMILY), cache_bytes=1 << 20, memory=memory, places=places
     )
     try:

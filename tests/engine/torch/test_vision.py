@@ -20,11 +20,11 @@ from inlay.engine.torch import batch
 from inlay.engine.torch.attention import gathered
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.decode_graphs import Capture
+from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.tower import ROWS, Tower, as_rows
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.vision.processing import ImageProcessor
-from inlay.engine.torch.vision.tower import ROWS, Tower, as_rows
-from inlay.engine.torch.weights.families import VISION_FAMILIES
+from inlay.engine.torch.weights.families import MEDIA_FAMILIES
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.media.embeds import embeds_segments
 from inlay.media.image import read_image_header
@@ -278,9 +278,9 @@ def test_images_that_are_encoded_together_have_the_rows_they_have_alone(family: 
 
 def test_every_family_with_images_is_tested_and_listed() -> None:
     tested = {AutoConfig.from_pretrained(vision(family)).model_type for family in FAMILIES}
-    assert tested == set(VISION_FAMILIES)
+    assert tested == set(MEDIA_FAMILIES)
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
-    for model_type in VISION_FAMILIES:
+    for model_type in MEDIA_FAMILIES:
         assert f"`{model_type}`" in page, model_type
 
 

@@ -14,7 +14,7 @@ Prompts may be tokens, embedding vectors, or both. One step goes through these t
   belong to it.
 - `sampling/` turns logits into token ids, `grammar/` computes masks of allowed tokens,
   `prompt_logprobs.py` scores prompts.
-- `vision/` encodes the images of prompts, off the engine's thread; `prompt_media.py` keeps which
+- `media/` encodes the media of prompts, off the engine's thread; `prompt_media.py` keeps which
   of them a sequence needs. The scheduler asks for an image when the prefix cache does not hold its
   positions, and its sequence waits until the rows are there. In a batch, images are rows.
 - `InFlightStep` is a step whose results are not read yet. `CacheEvents` reports changes of the

@@ -23,12 +23,12 @@ from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.waits import GrammarWaits
 from inlay.engine.torch.loading import admission_of, card_of, core_of, encoder_of
+from inlay.engine.torch.media.encode_requests import EncodeRequests
+from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.requests import MediaRequests
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.vision.encode_requests import EncodeRequests
-from inlay.engine.torch.vision.encoder import ImageEncoder
-from inlay.engine.torch.vision.requests import ImageRequests
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Media, Rows
 from inlay.request import Emit, FinishReason, Output, Request, Task, Usage
@@ -84,7 +84,7 @@ class TorchEngine:
         self._admission: Admission | None = None
         self._receivers: dict[str, _Receiver] = {}
         self._waits: GrammarWaits | None = None
-        self._images: ImageRequests | None = None
+        self._images: MediaRequests | None = None
         self._encodes: EncodeRequests | None = None
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
@@ -331,7 +331,7 @@ class TorchEngine:
             self._asked.discard(done)
 
     @property
-    def encoder(self) -> ImageEncoder | None:
+    def encoder(self) -> MediaEncoder | None:
         """The encoder of images; None while asleep, or if the model takes none."""
         return None if self._images is None else self._images.encoder
 
@@ -462,7 +462,7 @@ class TorchEngine:
         )
         self._model = model
         encoder = encoder_of(settings, model)
-        self._images = None if encoder is None else ImageRequests(encoder, self._encoded)
+        self._images = None if encoder is None else MediaRequests(encoder, self._encoded)
         if self._card is None:
             grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
             self._waits = GrammarWaits(grammars, self._grammar_ready)

@@ -18,10 +18,10 @@ from inlay.engine.torch.cache.kv_layout import (
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
+from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.loading import media_encoder
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.vision.encoder import ImageEncoder
-from inlay.engine.torch.vision.loading import image_encoder
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Media
 from inlay.request import Task
@@ -82,12 +82,12 @@ def core_of(
     )
 
 
-def encoder_of(settings: EngineSettings, model: CausalModel) -> ImageEncoder | None:
+def encoder_of(settings: EngineSettings, model: CausalModel) -> MediaEncoder | None:
     """Return the encoder of a model's images; None, with a log line, if it takes none."""
     if model.tower is None:
         return None
     try:
-        return image_encoder(
+        return media_encoder(
             settings, model.tower, Path(model.path), model.hidden_size, model.weights_id
         )
     except InvalidRequestError as error:
@@ -96,7 +96,7 @@ def encoder_of(settings: EngineSettings, model: CausalModel) -> ImageEncoder | N
 
 
 def admission_of(
-    settings: EngineSettings, core: Core, encoder: ImageEncoder | None = None
+    settings: EngineSettings, core: Core, encoder: MediaEncoder | None = None
 ) -> Admission:
     """Return the checks of requests for `core`, whose images `encoder` encodes."""
     model = core.model
@@ -114,7 +114,7 @@ def admission_of(
 
 
 def card_of(
-    settings: EngineSettings, core: Core, secret: Secret, encoder: ImageEncoder | None = None
+    settings: EngineSettings, core: Core, secret: Secret, encoder: MediaEncoder | None = None
 ) -> ModelCard:
     """Return the metadata of an engine around `core`, whose images `encoder` encodes."""
     model, bounds = core.model, core.bounds

@@ -88,7 +88,7 @@ FAMILIES: dict[str, Family] = {
 
 _LANGUAGE = "language_model"
 
-VISION_FAMILIES: dict[str, Family] = {
+MEDIA_FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         Family("gemma3", "Gemma3ForConditionalGeneration", language=_LANGUAGE, bidirectional=True),
@@ -161,7 +161,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
             ones.
     """
     model_type = config.get("model_type")
-    known = FAMILIES | VISION_FAMILIES
+    known = FAMILIES | MEDIA_FAMILIES
     family = known.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         served = f"it serves {', '.join(sorted(known))}"

@@ -2,7 +2,7 @@
 
 - `processing.py` makes a tower's inputs of a picture, as transformers' image processors do.
 - `tower.py` runs towers and projectors, for several images at once.
-- `encoder.py` joins them: `ImageEncoder` reads, encodes and caches, within a byte budget.
+- `encoder.py` joins them: `MediaEncoder` reads, encodes and caches, within a byte budget.
 - `loading.py` loads a tower alone; `engine.py` serves one as an engine, `--task encode`.
 
 Files are decoded by `inlay.engine.pictures`, in the threads and within the bytes of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.batch import DEEPSTACK
-from inlay.engine.torch.vision.processing import collate
+from inlay.engine.torch.media.processing import collate
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Buffer, Field, Rows
 

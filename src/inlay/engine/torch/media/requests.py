@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from inlay.engine.torch.vision.encoder import ImageEncoder
+from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.errors import EngineError, InlayError
 from inlay.prompt import Media, Rows
 from inlay.request import Request
@@ -12,7 +12,7 @@ from inlay.request import Request
 log = logging.getLogger(__name__)
 
 
-class ImageRequests:
+class MediaRequests:
     """The images that the requests of one event loop asked for.
 
     Args:
@@ -22,7 +22,7 @@ class ImageRequests:
     """
 
     def __init__(
-        self, encoder: ImageEncoder, ended: Callable[[str, bytes, Rows | InlayError], None]
+        self, encoder: MediaEncoder, ended: Callable[[str, bytes, Rows | InlayError], None]
     ) -> None:
         self.encoder = encoder
         self._ended = ended
@@ -58,4 +58,4 @@ class ImageRequests:
         self._ended(request.id, run.digest, found)
 
 
-__all__ = ["ImageRequests"]
+__all__ = ["MediaRequests"]

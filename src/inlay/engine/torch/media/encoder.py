@@ -1,4 +1,4 @@
-"""`ImageEncoder`: images of prompts to rows, with a cache, in batches, within a byte budget."""
+"""`MediaEncoder`: images of prompts to rows, with a cache, in batches, within a byte budget."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ from inlay.engine.decoding import (
     sized_image,
 )
 from inlay.engine.pictures import decode
-from inlay.engine.torch.vision.processing import ImageProcessor
-from inlay.engine.torch.vision.tower import Arrays, Tower, as_rows
+from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.tower import Arrays, Tower, as_rows
 from inlay.errors import EngineError, InlayError
 from inlay.media.spec import MediaSpec
 from inlay.prompt import Media, Rows
@@ -44,7 +44,7 @@ class _Waiting:
     done: "asyncio.Future[Arrays]" = field(default_factory=lambda: asyncio.Future())
 
 
-class ImageEncoder:
+class MediaEncoder:
     """Encodes images for the requests of one event loop.
 
     Files are decoded and resized in threads, a few at a time, within a budget of bytes. One more
@@ -200,4 +200,4 @@ class ImageEncoder:
         return batch
 
 
-__all__ = ["ImageEncoder"]
+__all__ = ["MediaEncoder"]

@@ -5,8 +5,8 @@ import logging
 from typing import NamedTuple
 
 from inlay.engine.admission import PromptAdmission
+from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.prompt_media import PromptMedia
-from inlay.engine.torch.vision.encoder import ImageEncoder
 from inlay.errors import DeadlineExceededError, EngineError, InlayError, InvalidRequestError
 from inlay.media.positions import grid_field, merged
 from inlay.prompt import Media, Prompt, Rows
@@ -35,7 +35,7 @@ class EncodeRequests:
         num_rows: rows given so far.
     """
 
-    def __init__(self, encoder: ImageEncoder, admission: PromptAdmission) -> None:
+    def __init__(self, encoder: MediaEncoder, admission: PromptAdmission) -> None:
         self.encoder = encoder
         self.num_rows = 0
         self._admission = admission

@@ -12,9 +12,9 @@ from inlay.digest import Secret
 from inlay.engine.admission import PromptAdmission
 from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.vision.encode_requests import EncodeRequests
-from inlay.engine.torch.vision.encoder import ImageEncoder
-from inlay.engine.torch.vision.loading import LoadedTower, image_encoder, load_tower
+from inlay.engine.torch.media.encode_requests import EncodeRequests
+from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.loading import LoadedTower, load_tower, media_encoder
 from inlay.errors import EngineError, OverloadedError
 from inlay.media.items import image_item
 from inlay.prompt import Buffer, Media
@@ -67,14 +67,14 @@ class EncodeEngine:
         )
         self._requests = EncodeRequests(encoder, admission)
 
-    def _load(self) -> tuple[LoadedTower, ImageEncoder]:
+    def _load(self) -> tuple[LoadedTower, MediaEncoder]:
         loaded = load_tower(self._settings)
-        encoder = image_encoder(
+        encoder = media_encoder(
             self._settings, loaded.body, loaded.directory, loaded.hidden_size, loaded.weights_id
         )
         return loaded, encoder
 
-    def _card_of(self, loaded: LoadedTower, encoder: ImageEncoder) -> ModelCard:
+    def _card_of(self, loaded: LoadedTower, encoder: MediaEncoder) -> ModelCard:
         settings = self._settings
         names = settings.names
         return ModelCard(

@@ -13,13 +13,13 @@ from transformers import AutoConfig
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.checks import refuse_gpu_settings
+from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.processing import BACKEND, ImageProcessor
+from inlay.engine.torch.media.tower import Tower
 from inlay.engine.torch.model import split_tower
-from inlay.engine.torch.vision.encoder import ImageEncoder
-from inlay.engine.torch.vision.processing import BACKEND, ImageProcessor
-from inlay.engine.torch.vision.tower import Tower
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.families import (
-    VISION_FAMILIES,
+    MEDIA_FAMILIES,
     Family,
     context_length,
     family_of,
@@ -106,14 +106,14 @@ def _family(config: dict[str, Any]) -> Family:
     if family.language is None:
         raise InvalidRequestError(
             f"models of type {family.model_type!r} have no encoder of images: --task encode serves "
-            f"{', '.join(sorted(VISION_FAMILIES))}"
+            f"{', '.join(sorted(MEDIA_FAMILIES))}"
         )
     return family
 
 
-def image_encoder(
+def media_encoder(
     settings: EngineSettings, body: Any, directory: Path, hidden_size: int, weights_id: str
-) -> ImageEncoder:
+) -> MediaEncoder:
     """Return the encoder of a model's images.
 
     Args:
@@ -138,7 +138,7 @@ def image_encoder(
         raise InvalidRequestError("its layout of images is not known")
     processor = ImageProcessor(directory, body.config)
     spec = replace(spec, embeds=settings.enable_mm_embeds)
-    return ImageEncoder(tower, processor, spec, cache_bytes=settings.encoder_cache_bytes)
+    return MediaEncoder(tower, processor, spec, cache_bytes=settings.encoder_cache_bytes)
 
 
-__all__ = ["LoadedTower", "image_encoder", "load_tower"]
+__all__ = ["LoadedTower", "load_tower", "media_encoder"]
