@@ -180,6 +180,34 @@ def _gemma3() -> _Parts:
     return config, _made("Gemma3ImageProcessorPil", size={"height": SIDE, "width": SIDE}, **_NORM)
 
 
+def _gemma4() -> _Parts:
+    text = {
+        **_TEXT,
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "use_bidirectional_attention": "vision",
+    }
+    tower = {**_TOWER, "num_key_value_heads": 4, "head_dim": 8, "patch_size": 4}
+    del tower["image_size"]
+    config = _model_config(
+        "Gemma4",
+        _made("Gemma4TextConfig", **text),
+        _made("Gemma4VisionConfig", position_embedding_size=640, **tower),
+        audio_config=None,
+        boi_token_id=VISION_START,
+        eoi_token_id=VISION_END,
+        video_token_id=VIDEO,
+        audio_token_id=None,
+    )
+    return config, _made("Gemma4ImageProcessorPil", patch_size=4, max_soft_tokens=70)
+
+
 def _qwen(name: str, processor: str = "Qwen2VL", **tower: Any) -> _Parts:
     text = {**_TEXT, "rope_parameters": _MROPE, "head_dim": 16, **_EXPERTS.get(name, {})}
     if name in ("Qwen2VL", "Qwen2_5_VL"):
@@ -238,6 +266,7 @@ _FAMILIES: dict[str, Callable[[], _Parts]] = {
     "idefics3": lambda: _idefics("Idefics3"),
     "smolvlm": lambda: _idefics("SmolVLM"),
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "qwen2_vl": lambda: _qwen("Qwen2VL", embed_dim=32, depth=2, num_heads=4, hidden_size=64),
     "qwen2_5_vl": lambda: _qwen(
         "Qwen2_5_VL",
@@ -263,6 +292,7 @@ _TOKENS: dict[str, tuple[str, ...]] = {
     "idefics3": ("<image>", "<fake_token_around_image>", "<global-img>"),
     "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>"),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "gemma4": ("<|image|>", "<|image>", "<image|>"),
     "glm4v": ("<|image|>",),
     "glm4v_moe": ("<|image|>",),
     "pixtral": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),

@@ -41,6 +41,18 @@ def embedded(directory: Path, prompt: Prompt) -> Tensor:
 def greedy(directory: Path, prompt: Prompt, max_tokens: int) -> list[int]:
     """`max_tokens` greedy tokens of `transformers.generate`; end tokens do not end it."""
     embeds = embedded(directory, prompt)
+    mask = torch.ones(embeds.shape[:2], dtype=torch.int64)
+    return _generated(directory, max_tokens, inputs_embeds=embeds, attention_mask=mask)
+
+
+def greedy_ids(directory: Path, ids: Sequence[int], max_tokens: int) -> list[int]:
+    """The same, from token ids: for models that read more of them than their embeddings."""
+    prompt = torch.tensor([ids])
+    mask = torch.ones_like(prompt)
+    return _generated(directory, max_tokens, input_ids=prompt, attention_mask=mask)
+
+
+def _generated(directory: Path, max_tokens: int, **inputs: Tensor) -> list[int]:
     config = GenerationConfig(
         max_new_tokens=max_tokens,
         do_sample=False,
@@ -53,11 +65,8 @@ def greedy(directory: Path, prompt: Prompt, max_tokens: int) -> list[int]:
     own, reference.generation_config = reference.generation_config, GenerationConfig(pad_token_id=0)
     try:
         with torch.no_grad():
-            output: list[int] = reference.generate(
-                inputs_embeds=embeds,
-                attention_mask=torch.ones(embeds.shape[:2], dtype=torch.int64),
-                generation_config=config,
-            )[0].tolist()
+            output: list[int] = reference.generate(**inputs, generation_config=config)[0].tolist()
+        output = output[inputs["input_ids"].shape[1] if "input_ids" in inputs else 0 :]
     finally:
         reference.generation_config = own
     if len(output) != max_tokens:

@@ -29,7 +29,7 @@ from inlay.engine.torch.loading import encoder_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import FAMILIES as SERVED
-from inlay.engine.torch.weights.families import REFUSED, family_of
+from inlay.engine.torch.weights.families import PER_LAYER, REFUSED, family_of
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Output, Request, Sampling, TokenLogprobs
@@ -330,6 +330,32 @@ def test_llama4_with_its_tower_serves_text_alone(tmp_path: Path) -> None:
     assert run(engine, "llama4_text", *prompts("llama4_text")) == {
         name: truth("llama4_text")[name[0]] for name in prompts("llama4_text")
     }
+
+
+def test_gemma4_with_inputs_of_each_layer_serves_ids_alone(tmp_path: Path) -> None:
+    directory = make(
+        "gemma4_text",
+        tmp_path,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        num_kv_shared_layers=2,
+        attention_k_eq_v=False,
+        enable_moe_block=False,
+    )
+    model = CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
+    assert model.refuses_rows == PER_LAYER
+    engine = core_of(model)
+    texts = {"first": ids(1, 50), "again": ids(1, 50), "other": ids(2, 7)}
+    sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+    for name, text in texts.items():
+        prompt = Prompt.of(Tokens(text))
+        outputs = engine.admit(Request(id=name, prompts=(prompt,), params=sampling))
+        while len(engine):
+            outputs += engine.step()
+        found = [id_ for output in outputs for id_ in output.token_ids]
+        assert found == reference.greedy_ids(directory, text, NEW), name
+    assert engine.stats().cached_tokens > 0
 
 
 def test_longrope_is_served_within_the_original_context_where_it_is_the_same_for_all(

@@ -76,6 +76,9 @@ class Engine:
             "page_size": 16,
             "num_pages": 80,
         }
+        if family == "gemma4":
+            # An image of 70 rows is not cut.
+            limits |= {"max_model_len": 320, "max_num_batched_tokens": 80}
         self.family = family
         self.asked: list[tuple[str, Media]] = []
         self.num_encoded = 0
@@ -307,8 +310,16 @@ def test_positions_of_one_axis_would_be_seen(family: str, monkeypatch: pytest.Mo
 
 
 def test_causal_attention_inside_images_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load("gemma3"), "bidirectional", False)
+    monkeypatch.setattr(load("gemma3"), "bidirectional", "none")
     assert difference("gemma3", "one", Engine("gemma3").run("one")) > 0.1
+
+
+@pytest.mark.parametrize("layers", ["none", "all"])
+def test_bidirectional_attention_in_other_layers_would_be_seen(
+    layers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load("gemma4"), "bidirectional", layers)
+    assert difference("gemma4", "one", Engine("gemma4").run("one")) > 0.1
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])

@@ -76,7 +76,10 @@ def pixels(family: str, pictures: Sequence[Picture]) -> dict[str, Tensor]:
     found = processor_of(vision(family))(
         images=nested, return_tensors="pt", **joint.get(family, {})
     )
-    keys = ("pixel_values", "image_sizes", "image_grid_thw", "pixel_attention_mask")
+    keys = (
+        "pixel_values", "image_sizes", "image_grid_thw", "image_position_ids",
+        "pixel_attention_mask",
+    )  # fmt: skip
     return {key: torch.as_tensor(found[key]) for key in keys if key in found}
 
 
@@ -122,7 +125,7 @@ def _by(model: Any, family: str, parts: tuple[tuple[int, ...] | Picture, ...], c
     if pictures:
         inputs |= pixels(family, pictures)
         kinds = (ids == IMAGE).long()
-        if family.startswith(("qwen", "glm")):
+        if family.startswith(("qwen", "glm", "gemma4")):
             inputs["mm_token_type_ids"] = kinds
         if family == "gemma3":
             inputs["token_type_ids"] = kinds

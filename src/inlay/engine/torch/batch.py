@@ -79,6 +79,7 @@ class Batch(NamedTuple):
             layers; None if there are none.
         wholes: (span, first, past-last absolute position) of runs whose positions see all of their
             run; each lies in its span.
+        whole_layers: layers in which they do, as in `Family.bidirectional`.
     """
 
     token_ids: Tensor
@@ -95,17 +96,22 @@ class Batch(NamedTuple):
     rope: Tensor | None = None
     features: Tensor | None = None
     wholes: tuple[tuple[int, int, int], ...] = ()
+    whole_layers: str = "all"
+
+    def wholes_of(self, window: int | None) -> tuple[tuple[int, int, int], ...]:
+        """Return `wholes` as a layer with this window, or none, has them."""
+        return () if window is None and self.whole_layers == "sliding" else self.wholes
 
     @classmethod
     def of(
-        cls, spans: "Iterable[ScheduledChunk]", page_size: int, *, bidirectional: bool = False
+        cls, spans: "Iterable[ScheduledChunk]", page_size: int, *, bidirectional: str = "none"
     ) -> "Batch":
         """Build the batch of a scheduled step; raises as `pack` does.
 
         Args:
             spans: of the step.
             page_size: positions in a page.
-            bidirectional: attention inside atomic segments is.
+            bidirectional: layers whose attention inside atomic segments is, as in `Family`.
         """
         return cls.pack(
             (
@@ -119,13 +125,13 @@ class Batch(NamedTuple):
                     span.sequence.has_pending_token,
                     span.sequence.rope(span.start, span.start + span.count),
                     span.sequence.wholes(span.start, span.start + span.count)
-                    if bidirectional
+                    if bidirectional != "none"
                     else (),
                 )
                 for span in spans
             ),
             page_size,
-        )
+        )._replace(whole_layers=bidirectional)
 
     @classmethod
     def pack(cls, stretches: Iterable[BatchItem], page_size: int) -> "Batch":
@@ -216,6 +222,7 @@ class Batch(NamedTuple):
             None if self.rope is None else upload(self.rope, device),
             None if self.features is None else upload(self.features, device),
             self.wholes,
+            self.whole_layers,
         )
 
 

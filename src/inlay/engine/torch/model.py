@@ -30,6 +30,7 @@ from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.families import (
+    PER_LAYER,
     Family,
     check_positions,
     check_windows,
@@ -107,7 +108,7 @@ class CausalModel:
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
-        self.layers: tuple[LayerShape, ...] = observe(model.base_model, config.hidden_size)
+        self.layers: tuple[LayerShape, ...] = observe(model.base_model)
         check_windows(config, self.layers)
         self.page_groups = _page_groups(self.layers, max_model_len)
         self.windows = tuple(group.window for group in self.page_groups)
@@ -119,7 +120,8 @@ class CausalModel:
         self.weights_id = weights_id(directory)
         self.embedding_table_id = table.id
         self.embedding_abs_max = table.abs_max()
-        self.refuses_rows = family.refuses_rows
+        self._per_layer = bool(getattr(config, "hidden_size_per_layer_input", 0))
+        self.refuses_rows = PER_LAYER if self._per_layer else family.refuses_rows
         self.rope_axes = family.rope_axes
         self.bidirectional = family.bidirectional
 
@@ -230,8 +232,20 @@ class CausalModel:
                     use_cache=False,
                     paged=paged,
                     **_inner_features(batch, padding),
+                    **self._per_layer_inputs(batch, padding),
                 ).last_hidden_state[0]
         return states[: len(batch.positions)]
+
+    def _per_layer_inputs(self, batch: Batch, padding: int) -> dict[str, Any]:
+        """Return the argument with the further embeddings of ids that each layer adds (Gemma 4).
+
+        An image has those of the padding token, as in transformers.
+        """
+        if not self._per_layer:
+            return {}
+        body = self._model.base_model
+        ids = batch.token_ids.index_fill(0, batch.row_index, body.config.pad_token_id or 0)
+        return {"per_layer_inputs": body.get_per_layer_inputs(F.pad(ids, (0, padding))[None])}
 
     def _adapted(self, batch: Batch, padding: int) -> AbstractContextManager[None]:
         """Select the adapters of `batch` within this context."""
@@ -300,10 +314,12 @@ class CausalModel:
 
 @dataclass
 class _HiddenStates(MoeModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
-    """Result of a body, with the fields that models with a tower read."""
+    """Result of a body, with the fields that Gemma 4 and models with a tower read."""
 
+    shared_kv_states: None = None
     image_hidden_states: None = None
     video_hidden_states: None = None
+    audio_hidden_states: None = None
     rope_deltas: None = None
 
 

@@ -313,13 +313,12 @@ class GatheredAttention:
         step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
         start = context - count
         base = _low(start + 1, window) // size * size
+        wholes = self._batch.wholes_of(window)
         blocks = []
         for first in range(0, count, step):
             own = slice(first, min(count, first + step))
             stop = start + own.stop
-            high = max(
-                [stop, *(end for one, at, end in self._batch.wholes if one == span and at < stop)]
-            )
+            high = max([stop, *(end for one, at, end in wholes if one == span and at < stop)])
             low = _low(start + own.start + 1, window)
             # Without a window, a query can only be blind to positions after itself.
             tail = low if window is not None else start + own.start
@@ -337,7 +336,7 @@ class GatheredAttention:
         """
         queries = self._arange(start, stop)[:, None]
         last = queries
-        for one, first, end in self._batch.wholes:
+        for one, first, end in self._batch.wholes_of(window):
             if one == span:
                 last = torch.where((queries >= first) & (queries < end), end - 1, last)
         hidden = places > last

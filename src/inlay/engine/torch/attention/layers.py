@@ -44,19 +44,19 @@ class _Observer:
         return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 
 
-def observe(model: nn.Module, hidden_size: int) -> tuple[LayerShape, ...]:
+def observe(model: nn.Module) -> tuple[LayerShape, ...]:
     """Return the shape of each attention layer of a transformers model's body, in order.
 
     Raises:
         InvalidRequestError: a layer uses an option that this engine's attention does not support.
     """
     observer = _Observer()
-    parameter = next(model.parameters())
+    position = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     try:
         with torch.inference_mode():
             model(
-                inputs_embeds=parameter.new_zeros(1, 1, hidden_size),
-                position_ids=torch.zeros(1, 1, dtype=torch.int64, device=parameter.device),
+                input_ids=position,
+                position_ids=position,
                 use_cache=False,
                 paged=observer,
             )

@@ -83,6 +83,8 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
     text.num_hidden_layers = 0
     if getattr(text, "layer_types", None) is not None:
         text.layer_types = []
+    if getattr(text, "hidden_size_per_layer_input", 0):
+        text.hidden_size_per_layer_input = text.num_kv_shared_layers = 0
     model = load(
         getattr(transformers, family.architecture),
         directory,

@@ -20,7 +20,9 @@ from inlay.media.model_files import ModelFiles
 BACKEND = "pil"
 """Backend of the image processors."""
 
-_INPUTS = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask")
+_INPUTS = (
+    "pixel_values", "image_grid_thw", "image_sizes", "image_position_ids", "pixel_attention_mask",
+)  # fmt: skip
 """Outputs of a processor that towers take."""
 
 _IN_SAMPLES = frozenset({"idefics3", "smolvlm"})

@@ -7,7 +7,7 @@ other models are refused before they are loaded. `docs/models.md` is its table f
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from inlay.engine.embed.families import FAMILIES as EMBEDDING_FAMILIES
 from inlay.errors import InvalidRequestError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     # Imports torch, which the checks before loading must not need.
     from inlay.engine.torch.attention.layers import LayerShape
 
-_STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+_STATIC_ROPES = ("default", "linear", "llama3", "proportional", "yarn")
 """Rotary embeddings whose angles depend on the position only.
 
 The others depend on the longest position in the call, which in a packed batch belongs to another
@@ -39,7 +39,8 @@ class Family:
         language: attribute of the model's body that is its language model; None if it has no tower.
         own_head: the language model inside is a causal one with its head.
         rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
-        bidirectional: the positions of an image see all of it.
+        bidirectional: layers in which the positions of an atomic segment see all of it: none,
+            those with a sliding window, or all.
     """
 
     model_type: str
@@ -50,7 +51,7 @@ class Family:
     language: str | None = None
     own_head: bool = False
     rope_axes: int = 1
-    bidirectional: bool = False
+    bidirectional: Literal["none", "sliding", "all"] = "none"
 
 
 _LATENT = (
@@ -68,6 +69,7 @@ FAMILIES: dict[str, Family] = {
         Family("gemma", "GemmaForCausalLM"),
         Family("gemma2", "Gemma2ForCausalLM"),
         Family("gemma3_text", "Gemma3ForCausalLM"),
+        Family("gemma4_text", "Gemma4ForCausalLM"),
         Family("gpt_oss", "GptOssForCausalLM"),
         Family("llama", "LlamaForCausalLM"),
         # Its image processor needs torchvision, which is not used: it serves text alone.
@@ -91,7 +93,10 @@ _LANGUAGE = "language_model"
 MEDIA_FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        Family("gemma3", "Gemma3ForConditionalGeneration", language=_LANGUAGE, bidirectional=True),
+        Family("gemma3", "Gemma3ForConditionalGeneration", language=_LANGUAGE, bidirectional="all"),
+        Family(
+            "gemma4", "Gemma4ForConditionalGeneration", language=_LANGUAGE, bidirectional="sliding"
+        ),
         Family("glm4v", "Glm4vForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
         Family("glm4v_moe", "Glm4vMoeForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
         Family("idefics3", "Idefics3ForConditionalGeneration", language="text_model"),
@@ -123,7 +128,7 @@ MEDIA_FAMILIES: dict[str, Family] = {
 }
 """Models with an image tower. Most have a language model of another family inside."""
 
-_PER_LAYER = "its layers need further embeddings of the token ids, which prompt embeddings lack"
+PER_LAYER = "its layers need further embeddings of the token ids, which prompt embeddings lack"
 _AUDIO = "its positions interleave audio and video, which are not supported"
 _STATE = "its layers keep a recurrent state instead of keys and values"
 _SPARSE = "its sparse attention is not supported"
@@ -133,10 +138,8 @@ REFUSED: dict[str, str] = {
     "deepseek_v32": _SPARSE,
     "deepseek_v4": _SPARSE,
     "falcon_mamba": _STATE,
-    "gemma3n": _PER_LAYER,
-    "gemma3n_text": _PER_LAYER,
-    "gemma4": _PER_LAYER,
-    "gemma4_text": _PER_LAYER,
+    "gemma3n": PER_LAYER,
+    "gemma3n_text": PER_LAYER,
     "glm_moe_dsa": _SPARSE,
     "jamba": _STATE,
     "mamba": _STATE,
@@ -273,7 +276,7 @@ def check_positions(config: Any, max_model_len: int) -> None:
             f"layers of type {', '.join(sorted(map(str, unknown)))} are not served; allowed: "
             f"{', '.join(_LAYER_TYPES)}"
         )
-    if getattr(config, "use_bidirectional_attention", None):
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise InvalidRequestError(
             "the model sees later positions too: it embeds texts and does not generate; start it "
             "with --task embed"
