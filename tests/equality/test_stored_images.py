@@ -98,6 +98,21 @@ def test_an_image_is_described_and_has_one_id_however_it_is_sent(server: Served)
     assert sent["id"] == stored(server, large)["id"]
 
 
+def test_the_model_says_that_it_takes_images(server: Served) -> None:
+    (model,) = httpx.get(
+        server.v1 + "/models", headers=key("one"), timeout=180, trust_env=False
+    ).json()["data"]
+    assert {"chat", "images", "encode", "prompt_embeds"} <= set(model["capabilities"])
+    encoder_id = model["media"].pop("encoder_id")
+    assert len(encoder_id) == 32
+    assert model["media"] == {
+        "max_items": {"image": 3},
+        "max_pixels": 40_000_000,
+        "max_bytes": MAX_BYTES,
+        "embeds": True,
+    }
+
+
 def test_a_reference_is_the_image_wherever_one_may_stand(
     server: Served, client: openai.OpenAI
 ) -> None:

@@ -94,7 +94,7 @@ class ParsedRequest(Generic[T]):
         server, hold = call.server, call.reservation.grow
         spec = spec_for(card, sources)
         files = await stored_files(call, sources)
-        found = await fetched(server.fetcher, sources, hold)
+        found = await fetched(server.fetcher, sources, hold, call.client)
         call.memory.check_total(map(len, found.values()))
         files.update(found)
         return Images(

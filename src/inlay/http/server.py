@@ -182,6 +182,7 @@ class Server:
     def close(self) -> None:
         """Stop the threads after their current tasks, and close the store and the tracing."""
         self._pool.shutdown(wait=False)
+        self.fetcher.close()
         if self.store is not None:
             self.store.close()
         if self.tracing is not None:

@@ -99,6 +99,12 @@ class FrontendSettings(BaseModel):
     media_timeout: float = Field(
         default=10.0, gt=0, description="Maximum seconds to fetch one image."
     )
+    max_media_fetches: int = Field(
+        default=128,
+        ge=1,
+        description="Maximum images that are fetched at a time. One client may have as many open "
+        "as remain free, so that there is always a place for the next.",
+    )
     max_body_bytes: int = Field(
         default=64 * MIB, ge=1024, description="Maximum bytes of a request body."
     )
@@ -254,4 +260,5 @@ class FrontendSettings(BaseModel):
             local=self.allowed_local_media_path,
             max_bytes=self.max_media_bytes,
             seconds=self.media_timeout,
+            places=self.max_media_fetches,
         )

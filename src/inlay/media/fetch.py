@@ -7,6 +7,8 @@ A client that names a URL makes this machine open a connection (SSRF). So:
 - A name is resolved once. Unless every address is public, none is used; one of those that were
   checked is dialled, with the name for TLS. So nothing can change between check and use.
 - Each redirection is a new URL and passes all of this again.
+- Clients take turns, and none can hold up another's: neither with servers that are slow, nor with
+  names whose resolution is.
 - Header, body and time are bounded while they arrive. Proxies of the environment are not used.
 - Whatever the network did, the client reads one and the same error; the reason is logged. Precise
   errors are for what the URL itself says.
@@ -18,8 +20,11 @@ import os
 import re
 import ssl
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from socket import SOCK_STREAM, getaddrinfo
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -35,6 +40,7 @@ from inlay.errors import (
 )
 from inlay.media.addresses import Network, address_of, is_public, networks
 from inlay.media.data_url import decode_data_url
+from inlay.media.turns import Place, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +74,7 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_bytes: of one item.
         seconds: for one item, from its name to its last byte.
         redirects: most redirections that are followed.
+        places: items that are fetched at the same time, of all clients.
     """
 
     domains: tuple[str, ...] = ()
@@ -77,6 +84,7 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 64 * 2**20
     seconds: float = 10.0
     redirects: int = 3
+    places: int = 128
 
 
 class _Target(NamedTuple):
@@ -122,15 +130,20 @@ class Fetcher:
         self._settings = settings
         self._networks: tuple[Network, ...] = networks(settings.private_networks)
         self._domains = frozenset(_normal(domain) for domain in settings.domains)
-        self._resolve = resolve or _resolve
+        # Of its own: names that are slow to resolve must not occupy the threads of others. They
+        # cannot be ended, so each occupies its place until it is done.
+        self._resolvers = ThreadPoolExecutor(settings.places, "inlay-resolver")
+        self._resolve = resolve or self._resolved
         self._context = context
+        self._turns = Turns(settings.places)
 
-    async def fetch(self, url: str, *, hold: Hold = _nothing) -> bytes:
+    async def fetch(self, url: str, *, hold: Hold = _nothing, client: Hashable = None) -> bytes:
         """The bytes that a URL names.
 
         Args:
             url: of the item.
             hold: called with the bytes that arrived, before they are kept; may refuse them.
+            client: whose turn is waited for; the time for the item begins then.
 
         Raises:
             InvalidRequestError: a URL that is not allowed, or that could not be had within the
@@ -146,8 +159,9 @@ class Fetcher:
             return data
         target = self._parse(url)
         try:
-            async with asyncio.timeout(self._settings.seconds):
-                return await self._follow(target, hold)
+            async with self._turns.taken(client) as place:
+                async with asyncio.timeout(self._settings.seconds):
+                    return await self._follow(target, hold, place)
         except (BodyTooLargeError, OverloadedError, RateLimitedError):
             raise  # by `hold`
         except (
@@ -204,9 +218,9 @@ class Fetcher:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return _Target(scheme, host, port or _PORTS[scheme], path)
 
-    async def _follow(self, target: _Target, hold: Hold) -> bytes:
+    async def _follow(self, target: _Target, hold: Hold, place: Place) -> bytes:
         for _ in range(self._settings.redirects + 1):
-            answer = await self._get(target, hold)
+            answer = await self._get(target, hold, place)
             if answer.status == 200:
                 return bytes(answer.body)
             location = answer.headers.get("location")
@@ -216,10 +230,13 @@ class Fetcher:
             target = self._parse(urljoin(here, location[:_MAX_URL]).partition("#")[0])
         raise _RefusedError("too many redirections")
 
-    async def _addresses(self, target: _Target) -> list[str]:
+    async def _addresses(self, target: _Target, place: Place) -> list[str]:
         """Checked addresses of a host, to be dialled as they are."""
-        literal = address_of(target.host)
-        found = [target.host] if literal else await self._resolve(target.host, target.port)
+        found = [target.host]
+        if not address_of(target.host):
+            lookup = asyncio.ensure_future(self._resolve(target.host, target.port))
+            place.occupy(lookup)
+            found = await asyncio.shield(lookup)
         if not found:
             raise _RefusedError("no address")
         for text in found:
@@ -230,8 +247,20 @@ class Fetcher:
                 raise _RefusedError(f"address {text} is not public")
         return found[:_MAX_ADDRESSES]
 
-    async def _get(self, target: _Target, hold: Hold) -> "_Answer":
-        reader, writer = await self._connect(target)
+    async def _resolved(self, host: str, port: int) -> list[str]:
+        """Addresses of a host by the system's resolver."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._resolvers, partial(getaddrinfo, host, port, type=SOCK_STREAM)
+        )
+        return [str(entry[4][0]) for entry in found]
+
+    def close(self) -> None:
+        """End the threads once they have resolved what they are at."""
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
+
+    async def _get(self, target: _Target, hold: Hold, place: Place) -> "_Answer":
+        reader, writer = await self._connect(target, place)
         try:
             writer.write(
                 f"GET {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n"
@@ -250,14 +279,16 @@ class Fetcher:
         finally:
             writer.transport.abort()
 
-    async def _connect(self, target: _Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(
+        self, target: _Target, place: Place
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         context: ssl.SSLContext | None = None
         if target.scheme == "https":
             if self._context is None:
                 self._context = await asyncio.to_thread(ssl.create_default_context)
             context = self._context
         last: OSError | None = None
-        for address in await self._addresses(target):
+        for address in await self._addresses(target, place):
             try:
                 return await asyncio.open_connection(
                     address,
@@ -363,11 +394,6 @@ class _Answer:
 
 def _normal(host: str) -> str:
     return host.lower().removesuffix(".")
-
-
-async def _resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)  # SOCK_STREAM
-    return [str(entry[4][0]) for entry in found]
 
 
 __all__ = ["FetchSettings", "Fetcher"]

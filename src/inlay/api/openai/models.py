@@ -4,8 +4,14 @@ from typing import Literal
 
 import msgspec
 
-from inlay.api.openai.schema.models import EmbeddingFacts, ModelEntry, ModelLimits, ModelList
-from inlay.card import EmbeddingCard
+from inlay.api.openai.schema.models import (
+    EmbeddingFacts,
+    MediaFacts,
+    ModelEntry,
+    ModelLimits,
+    ModelList,
+)
+from inlay.card import EmbeddingCard, ModelCard
 from inlay.http.server import Call
 from inlay.request import Task
 from inlay.router import ServedModel
@@ -39,6 +45,18 @@ def _embedding(card: EmbeddingCard | None) -> EmbeddingFacts | msgspec.UnsetType
     return EmbeddingFacts(card.size, card.normalize, dimensions, card.prompts, card.default_prompt)
 
 
+_CAPABILITIES = {"image": "images", "audio": "audio", "video": "video"}
+"""Capability of each kind of media."""
+
+
+def _media(card: ModelCard, max_bytes: int) -> MediaFacts | msgspec.UnsetType:
+    spec = card.media
+    if spec is None or not spec.placeholders:
+        return msgspec.UNSET
+    counts = {kind: spec.max_items.get(kind) for kind in spec.placeholders}
+    return MediaFacts(counts, spec.max_pixels, max_bytes, spec.embeds, spec.encoder_id)
+
+
 def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
     card, adapter = model
     settings = call.server.settings
@@ -55,6 +73,8 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         capabilities.append("encode")
     if settings.enable_prompt_embeds and card.prompt_embeds is None:
         capabilities.append("prompt_embeds")
+    if card.media is not None and set(card.tasks) != {Task.ENCODE}:
+        capabilities += [_CAPABILITIES[kind] for kind in card.media.placeholders]
     return ModelEntry(
         id=name,
         created=call.server.created,
@@ -80,5 +100,6 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         refusals=card.refusals,
         resuming=card.resuming,
         embedding=_embedding(card.embedding),
+        media=_media(card, settings.max_media_bytes),
         adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

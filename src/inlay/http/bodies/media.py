@@ -128,7 +128,10 @@ def spec_for(card: ModelCard, sources: Sequence[ImageSource]) -> MediaSpec:
 
 
 async def fetched(
-    fetcher: Fetcher, sources: Sequence[ImageSource], hold: Callable[[int], None]
+    fetcher: Fetcher,
+    sources: Sequence[ImageSource],
+    hold: Callable[[int], None],
+    client: str | None = None,
 ) -> dict[str, Buffer]:
     """Return the files of all sources that have to be fetched, by URL.
 
@@ -136,6 +139,7 @@ async def fetched(
         fetcher: fetches them.
         sources: of one request.
         hold: reserves bytes as they arrive.
+        client: whose request it is.
 
     Raises:
         InvalidRequestError: one is not allowed, or cannot be had.
@@ -150,7 +154,7 @@ async def fetched(
     async def fetch(url: str, source: ImageSource) -> Buffer:
         async with turns:
             try:
-                return Buffer(await fetcher.fetch(url, hold=hold))
+                return Buffer(await fetcher.fetch(url, hold=hold, client=client))
             except InvalidRequestError as error:
                 raise _at(source, error) from None
 

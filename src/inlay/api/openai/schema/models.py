@@ -36,12 +36,32 @@ class EmbeddingFacts(msgspec.Struct, frozen=True):
     default_prompt: str | None
 
 
+class MediaFacts(msgspec.Struct, frozen=True):
+    """Limits of the media in one prompt.
+
+    Attributes:
+        max_items: most items by kind, "image", "audio" or "video"; null where nothing limits them.
+        max_pixels: of an image as it comes.
+        max_bytes: of one file.
+        embeds: True if embeddings of a client's own encoder are accepted.
+        encoder_id: identity of the encoder with its settings: rows of equal files are equal where
+            this is.
+    """
+
+    max_items: dict[str, int | None]
+    max_pixels: int
+    max_bytes: int
+    embeds: bool
+    encoder_id: str
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
         capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score",
-            "rerank", "classify", "encode".
+            "rerank", "classify", "encode"; "images", "audio" and "video" where its prompts may
+            hold such media.
         embedding_table_id: identity of the input embedding table; clients write it into the
             tensor files they send.
         embedding_abs_max: largest absolute value in that table.
@@ -49,6 +69,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         resuming: continuation of an answer after its worker was lost, by feature: "exact",
             "rounded", "sampled" or "impossible"; the last two end with an error.
         embedding: options of a model that makes embeddings or scores.
+        media: limits of images, audio and video; of a model that takes any.
         adapters: names of the loaded adapters.
     """
 
@@ -71,6 +92,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     refusals: tuple[Refusal, ...] = ()
     resuming: dict[str, Exactness] = {}
     embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
+    media: MediaFacts | msgspec.UnsetType = msgspec.UNSET
     adapters: list[str] = []
 
 
