@@ -53,7 +53,7 @@ def _media(card: ModelCard, max_bytes: int) -> MediaFacts | msgspec.UnsetType:
     spec = card.media
     if spec is None or not spec.placeholders:
         return msgspec.UNSET
-    counts = {kind: spec.max_items.get(kind) for kind in spec.placeholders}
+    counts = {str(kind): spec.max_items.get(kind) for kind in spec.placeholders}
     return MediaFacts(counts, spec.max_pixels, max_bytes, spec.embeds, spec.encoder_id)
 
 
