@@ -116,8 +116,13 @@ def test_settings_of_the_processor_may_be_changed_where_they_decide_rows(tmp_pat
     assert spec is not None
     assert spec.encoder_id != plain.encoder_id
     assert spec.processor_settings(None)["size"] == {"shortest_edge": 3136, "longest_edge": 50_000}
-    with pytest.raises(InvalidRequestError, match="not told image_mean; allowed: do_image_split"):
-        spec_of(tmp_path, processor_kwargs={"image_mean": [0.5]})
+    refused = (
+        "'qwen2_vl' model is not told image_mean, max_patches; allowed: max_pixels, min_pixels"
+    )
+    with pytest.raises(InvalidRequestError, match=refused):
+        spec_of(tmp_path, processor_kwargs={"image_mean": [0.5], "max_patches": 2})
+    with pytest.raises(InvalidRequestError, match=r"--mm-processor-kwargs says max_pixels = '-1'"):
+        spec_of(tmp_path, processor_kwargs={"max_pixels": -1})
 
 
 def test_limits_are_counts_by_kind_as_vllm_writes_them() -> None:

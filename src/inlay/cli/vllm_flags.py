@@ -57,7 +57,7 @@ ENGINE_VALUES = frozenset(
     max-num-scheduled-tokens max-parallel-loading-workers media-io-kwargs mm-encoder-attn-backend
     mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
     mm-encoder-fp8-scale-save-path mm-encoder-tp-mode mm-hasher-algorithm mm-ipc-gpu-memory-gb
-    mm-processor-cache-gb mm-processor-cache-type mm-processor-device mm-processor-kwargs
+    mm-processor-cache-gb mm-processor-cache-type mm-processor-device
     mm-shm-cache-max-object-size-mb mm-tensor-ipc model-class-overrides model-impl
     model-loader-extra-config moe-backend nnodes node-rank num-gpu-blocks-override numa-bind-cpus
     numa-bind-nodes offload-backend offload-group-size offload-num-in-group offload-params

@@ -3,7 +3,7 @@
 import json
 import os.path
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -26,6 +26,17 @@ def _with_media_limits(value: str | None) -> str | None:
             max_items_of(json.loads(value))
         except (InvalidRequestError, RecursionError) as error:
             raise ValueError(str(error)) from error
+    return value
+
+
+def _with_processor_kwargs(value: str | None) -> str | None:
+    if value is not None:
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ValueError("settings of an image processor are an object")
     return value
 
 
@@ -138,6 +149,13 @@ class EngineSettings(BaseModel):
         default=None,
         description='Maximum images of one prompt as JSON: {"image": 2}, or {"image": {"count": '
         "2}}; unlimited unless set.",
+    )
+    mm_processor_kwargs: Annotated[str | None, AfterValidator(_with_processor_kwargs)] = Field(
+        default=None,
+        description="Settings of the image processor in place of the model's own, as JSON: "
+        '{"max_pixels": 602112}. Those that decide how many rows an image has, by family: '
+        "max_pixels, min_pixels, size, max_patches, min_patches, do_image_splitting, "
+        "max_soft_tokens.",
     )
     enable_mm_embeds: bool = Field(
         default=False,
@@ -267,6 +285,12 @@ class EngineSettings(BaseModel):
         if self.limit_mm_per_prompt is None:
             return {}
         return max_items_of(json.loads(self.limit_mm_per_prompt))
+
+    @property
+    def processor_kwargs(self) -> dict[str, Any]:
+        """Settings of the image processor in place of the model's own."""
+        found: dict[str, Any] = json.loads(self.mm_processor_kwargs or "{}")
+        return found
 
     @property
     def cpu_loras(self) -> int:

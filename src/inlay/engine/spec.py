@@ -93,6 +93,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "engine_arguments": lambda settings: settings.engine_arguments,
     "kv_transfer_config": lambda settings: settings.kv_transfer_config,
     "connector": lambda settings: settings.connector,
+    "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
     "encoder_cache_bytes": lambda settings: (
         settings.encoder_cache_bytes != EngineSettings.model_fields["encoder_cache_bytes"].default
     ),
@@ -118,6 +119,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "task encode",
                 "gpu_memory_utilization",
                 "encoder_cache_bytes",
+                "mm_processor_kwargs",
             }
         ),
     ),
@@ -128,7 +130,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         check="inlay.engine.vllm.connectors:transfer_config",
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
-        options=frozenset(_OPTIONS) - {"encoder_cache_bytes", "task encode"},
+        options=frozenset(_OPTIONS) - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs"},
     ),
     "sglang": EngineSpec(
         generate="inlay.engine.sglang.engine:SglangEngine",

@@ -8,9 +8,10 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioFrames
+from inlay.media.geometry import PatchGrid
 from inlay.media.image_families import IMAGE_FAMILIES, area_of, placeholder_of
 from inlay.media.model_files import ModelFiles, Section
-from inlay.media.spec import MAX_PIXELS, Kind, MediaSpec, Placeholder
+from inlay.media.spec import MAX_PIXELS, ImageGeometry, Kind, MediaSpec, Placeholder
 from inlay.media.video import FrameGrid
 
 REFUSED = {
@@ -49,7 +50,7 @@ def spec_of(
         max_pixels: largest area of an image.
         max_items: most items of a kind in one prompt.
         processor_kwargs: settings of the image processor in place of the files' own, of those in
-            `PROCESSOR_KWARGS`.
+            `PROCESSOR_KWARGS` that the family has.
         video: videos too, where the model takes them; most engines cannot read them.
 
     Raises:
@@ -58,13 +59,13 @@ def spec_of(
     """
     files = ModelFiles(directory)
     if processor_kwargs:
-        unknown = processor_kwargs.keys() - PROCESSOR_KWARGS
-        if unknown:
-            raise InvalidRequestError(
-                f"image processors are not told {', '.join(sorted(unknown))[:200]}; allowed: "
-                f"{', '.join(sorted(PROCESSOR_KWARGS))} (--mm-processor-kwargs)"
-            )
-        files.image = Section(files.image.name, {**files.image.values, **processor_kwargs})
+        named = f"{files.image.name} with --mm-processor-kwargs"
+        own = {**files.image.values}
+        if "size" in processor_kwargs:
+            # Older names of the same, which would stand before it.
+            for name in ("min_pixels", "max_pixels"):
+                own.pop(name, None)
+        files.image = Section(named, {**own, **processor_kwargs})
     family = files.config.text("model_type")
     if family in REFUSED:
         raise InvalidRequestError(f"models of type {family!r} are not served: {REFUSED[family]}")
@@ -77,6 +78,8 @@ def spec_of(
             )
         return None
     spec = reader(files)
+    if processor_kwargs:
+        _check_kwargs(processor_kwargs, family, spec.image)
     if video and family in _VIDEO:
         spec = _with_video(files, spec, *_VIDEO[family])
     return msgspec.structs.replace(
@@ -86,6 +89,24 @@ def spec_of(
         max_pixels=max_pixels,
         max_items=max_items or {},
     )
+
+
+def _check_kwargs(given: Mapping[str, Any], family: str, geometry: ImageGeometry | None) -> None:
+    """Raise `InvalidRequestError` for settings that do not decide the rows of a family's images.
+
+    What is not passed on to the processor would make a layout that it does not follow.
+    """
+    passed_on = {} if geometry is None else geometry.settings()
+    allowed = PROCESSOR_KWARGS & passed_on.keys()
+    if isinstance(geometry, PatchGrid):
+        allowed |= {"min_pixels", "max_pixels"}
+    unknown = given.keys() - allowed
+    if unknown:
+        raise InvalidRequestError(
+            f"the image processor of a {family!r} model is not told "
+            f"{', '.join(sorted(unknown))[:200]}; allowed: {', '.join(sorted(allowed)) or 'none'} "
+            "(--mm-processor-kwargs)"
+        )
 
 
 def _qwen2_audio(files: ModelFiles) -> MediaSpec:

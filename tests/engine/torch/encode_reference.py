@@ -29,11 +29,11 @@ class Features(NamedTuple):
     levels: list[Tensor]
 
 
-def features(family: str, picture: Picture) -> Features:
-    """The image features of transformers."""
+def features(family: str, picture: Picture, **processing: Any) -> Features:
+    """The image features of transformers, with settings of its processor."""
     with torch.no_grad():
         found = model_of(vision(family)).model.get_image_features(
-            **pixels(family, [picture]), return_dict=True
+            **pixels(family, [picture], **processing), return_dict=True
         )
     levels = getattr(found, "deepstack_features", None) or ()
     return Features(_flat(found.pooler_output), [_flat(level) for level in levels])

@@ -215,3 +215,34 @@ async def test_what_cannot_encode_is_refused_before_it_is_loaded(
         await create(
             EngineSettings.model_validate({"task": "encode", **values}), Secret(bytes(32))
         ).start()
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "processing"),
+    [
+        ("qwen2_5_vl", '{"max_pixels": 1024}', {"size": {"shortest_edge": 256, "longest_edge": 1024}}),
+        ("internvl", '{"max_patches": 2}', {"max_patches": 2}),
+    ],
+)  # fmt: skip
+async def test_settings_of_the_processor_are_those_of_transformers(
+    family: str, given: str, processing: dict[str, object]
+) -> None:
+    async with (
+        encoding(family, mm_processor_kwargs=given) as engine,
+        encoding(family) as plain,
+    ):
+        prompts = [prompt_of(each, ONE.data) for each in (engine, plain)]
+        ((ports,), (own,)) = [
+            arrays(await answer(each, request_of("one", prompt)))
+            for each, prompt in zip((engine, plain), prompts, strict=True)
+        ]
+        truth = features(family, ONE, **processing).rows.numpy()
+        np.testing.assert_allclose(ports["embeddings"], truth, atol=2e-5, rtol=1e-4)
+        assert len(truth) < len(own["embeddings"])
+        assert engine.card.media is not None
+        assert plain.card.media is not None
+        assert engine.card.media.encoder_id != plain.card.media.encoder_id
+    with pytest.raises(InvalidRequestError, match="is not told image_mean"):
+        await EncodeEngine(
+            settings(family, mm_processor_kwargs='{"image_mean": [0]}'), SECRET
+        ).start()

@@ -64,8 +64,8 @@ def processor_of(directory: Path) -> Any:
     return AutoImageProcessor.from_pretrained(directory, backend="pil")
 
 
-def pixels(family: str, pictures: Sequence[Picture]) -> dict[str, Tensor]:
-    """The processor's output for some pictures together."""
+def pixels(family: str, pictures: Sequence[Picture], **settings: Any) -> dict[str, Tensor]:
+    """The processor's output for some pictures together, with `settings` beside its own."""
     images = [picture.image for picture in pictures]
     nested = [images] if family in ("idefics3", "smolvlm") else images
     # What transformers' joint processors pass on.
@@ -74,7 +74,7 @@ def pixels(family: str, pictures: Sequence[Picture]) -> dict[str, Tensor]:
         "internvl": {"crop_to_patches": True},
     }
     found = processor_of(vision(family))(
-        images=nested, return_tensors="pt", **joint.get(family, {})
+        images=nested, return_tensors="pt", **{**joint.get(family, {}), **settings}
     )
     keys = (
         "pixel_values", "image_sizes", "image_grid_thw", "image_position_ids",

@@ -36,7 +36,6 @@ class Reason(NamedTuple):
 
 _STRUCTURED = "say structured_outputs.{} instead"
 _RENDER = "it is a field of vLLM's /render routes, which are not served"
-_MEDIA = "requests hold text and embeddings, and no media"
 _TRANSFER = "clients do not say where keys and values go"
 _STATE = "inlay keeps no state between requests; "
 _SEND_ITEMS = f"{_STATE}send the items of the conversation as input"
@@ -64,9 +63,12 @@ UNSERVED: Mapping[str, Reason] = {
     "instruction": Reason(_NO_TEMPLATE),
     "kv_transfer_params": Reason(_TRANSFER, ({},)),
     "length_penalty": Reason("it weighs the outputs of a beam search, which is not served", (1.0,)),
-    "media_io_kwargs": Reason(_MEDIA, ({},)),
+    "media_io_kwargs": Reason("images are decoded in one way only", ({},)),
     "mm_payload": Reason(_RENDER, ("tensors",)),
-    "mm_processor_kwargs": Reason(_MEDIA, ({},)),
+    "mm_processor_kwargs": Reason(
+        "the server sets them for all requests (--mm-processor-kwargs); detail is for one image",
+        ({},),
+    ),
     "padding": Reason("inputs are computed without padding", ("do_not_pad",)),
     "previous_input_messages": Reason("send the items of the conversation as input", ([],)),
     "repetition_detection": Reason(

@@ -135,6 +135,7 @@ def media_encoder(
         weights_id=weights_id,
         backend=" ".join(backend),
         max_items=settings.max_media_items,
+        processor_kwargs=settings.processor_kwargs,
     )
     if spec is None or spec.image is None:
         raise InvalidRequestError("its layout of images is not known")
