@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "routing": BASE | {"request", "card"},
     "tensors": SHARED,
     "media": BASE | {"tensors"},
-    "render": SHARED | {"tensors"},
+    "render": SHARED,
     "transport": SHARED,
     "router": SHARED | {"transport"},
     "telemetry": {"errors"},

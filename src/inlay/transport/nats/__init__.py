@@ -1,4 +1,4 @@
-"""The plane of many machines: requests, streams and cards ride on NATS.
+"""NATS in a fleet: cards, heartbeats, cache events, loads and stored prompts.
 
 Importing this imports no client of NATS: `member`, `frontend` and `worker` do.
 """
