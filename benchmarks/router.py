@@ -179,7 +179,7 @@ async def decide(num_workers: int, num_blocks: int) -> None:
         *[followed.asking for followed in caches._followed.values() if followed.asking is not None]
     )
     known = await fill(plane, num_workers, num_blocks)
-    pool = router._pool("m")
+    pool = router._fleet.pool(router.card("m"))
     looks = [_timed(partial(pool.index.overlap, keys_of(keys))) for keys in known[:REQUESTS]]
     print(f"  look-up of {CHAIN} blocks that are there: {_percentiles(looks)}")
     random = Random(4)

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from inlay.errors import InlayError, NotFoundError
-from inlay.request import GrammarKind
+from inlay.request import GrammarKind, Task
 from inlay.transport import frames
 from tests.fuzz.guided import instrumented, run
 from tests.fuzz.json_mutation import JsonMutation
@@ -131,7 +131,7 @@ def _routes() -> _Routes:
                 raise NotFoundError(f"The model `{name[:40]}` does not exist.", param="model")
             return card
 
-        def model(self, name: str) -> ServedModel:
+        def model(self, name: str, task: Task | None = None) -> ServedModel:
             return ServedModel(self.card(name))
 
         def adapters(self, card: ModelCard) -> list[Adapter]:
@@ -140,7 +140,7 @@ def _routes() -> _Routes:
         def ready(self) -> list[Any]:
             return []
 
-        def workers(self, name: str) -> list[Any]:
+        def workers(self, name: str, task: Task | None = None) -> list[Any]:
             return []
 
     class InOneThread(Server):

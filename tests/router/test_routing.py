@@ -308,7 +308,7 @@ async def test_requests_that_wait_for_a_worker_that_dies_are_told(fleet: Fleet) 
 
 async def test_one_worker_needs_no_chain(fleet: Fleet) -> None:
     router = await fleet.router({})
-    pool = router._pool("m")
+    pool = router._fleet.pool(router.card("m"))
     assert not pool.asks_for_chain(None)
     stream = await send(router, make_request("x", text(1, 1600)))
     stream.cancel()

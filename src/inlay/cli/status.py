@@ -20,7 +20,7 @@ _LISTEN_SECONDS = 0.6
 _ROLL_SECONDS = 0.15
 """Wait for the heartbeats of workers without a card: those that load their model."""
 _CLEAR = "\x1b[H\x1b[2J"
-_HEAD = ("WORKER", "MODEL", "STATE", "RUNNING", "WAITING", "CACHE", "ADAPTERS", "ENGINE")
+_HEAD = ("WORKER", "MODEL", "TASK", "STATE", "RUNNING", "WAITING", "CACHE", "ADAPTERS", "ENGINE")
 
 
 def run(settings: StatusSettings) -> int:
@@ -94,6 +94,8 @@ def _worker(worker: FleetWorker) -> dict[str, Any]:
         "id": worker.id,
         "model": card.name,
         "aliases": list(card.aliases),
+        "task": str(card.role),
+        "tasks": [str(task) for task in card.tasks],
         "state": state,
         "running": stats.running,
         "waiting": stats.waiting,
@@ -128,11 +130,12 @@ def table(seen: dict[str, Any]) -> str:
 
 def _row(worker: dict[str, Any]) -> Sequence[str]:
     if worker["state"] == "loading":
-        return (worker["id"], "-", "loading", *["-"] * (len(_HEAD) - 3))
+        return (worker["id"], "-", "-", "loading", *["-"] * (len(_HEAD) - 4))
     used, total = worker["blocks_used"], worker["blocks_total"]
     return (
         worker["id"],
         worker["model"],
+        worker["task"],
         worker["state"],
         str(worker["running"]),
         str(worker["waiting"]),

@@ -145,7 +145,7 @@ class Server:
             InlayError: as `Router.card`.
         """
         if name is not None:
-            found = self.router.model(name)
+            found = self.router.model(name, *tasks[:1])
         else:
             cards = self.router.models()
             if not cards:
@@ -157,13 +157,15 @@ class Server:
             check_task(found.card, *tasks)
         return found
 
-    async def awake(self, name: str) -> None:
-        """Wait until a model is awake, if the settings say that requests wait.
+    async def awake(self, name: str, task: Task | None = None) -> None:
+        """Wait until a model's workers are awake, if the settings say that requests wait.
+
+        With a `task`, those that do this.
 
         Raises `NotFoundError`.
         """
         if self.settings.asleep_requests == "wait":
-            await self.router.wait_awake(name)
+            await self.router.wait_awake(name, task)
 
     def room(self, num_bytes: int) -> memoryview:
         """Return writable memory for a tensor file, shared with the worker while there is room."""

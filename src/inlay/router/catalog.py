@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from inlay.card import Adapter, ModelCard
 from inlay.errors import NotFoundError, OverloadedError
+from inlay.request import Task
 from inlay.router.pool import PoolKey, content_of
 from inlay.transport.api import Worker
 
@@ -39,6 +40,17 @@ class ServedModel(NamedTuple):
         return self.card.limits.max_model_len - self.positions_before
 
 
+def _stands_for(card: ModelCard, other: ModelCard) -> bool:
+    """True if `card` is to be shown rather than another of the same name.
+
+    Clients ask the model; workers that only encode its images are beside it. Where workers differ,
+    one that accepts rows stands for all: requests with rows go to those.
+    """
+    if (card.role is Task.ENCODE) != (other.role is Task.ENCODE):
+        return other.role is Task.ENCODE
+    return other.prompt_embeds is not None or card.prompt_embeds is None
+
+
 class Catalog:
     """The models and adapters of some workers.
 
@@ -63,22 +75,28 @@ class Catalog:
             found: dict[str, ModelCard] = {}
             for card in (worker.card for worker in workers):
                 other = found.get(card.name)
-                # Where workers differ, the card of one that accepts rows stands for all: requests
-                # with rows go to those.
-                if other is None or other.prompt_embeds is not None or card.prompt_embeds is None:
+                if other is None or _stands_for(card, other):
                     found[card.name] = card
-            self._known |= found
+            for name, card in found.items():
+                known = self._known.get(name)
+                # A model does not become another while its encode workers alone are ready.
+                if known is None or known.role is Task.ENCODE or card.role is not Task.ENCODE:
+                    self._known[name] = card
         return list(self._known.values())
 
-    def model(self, name: str) -> ServedModel:
+    def model(self, name: str, task: Task | None = None) -> ServedModel:
         """The model or adapter that clients know by `name`.
+
+        Args:
+            name: of a model or an adapter, or an alias.
+            task: as for `base`.
 
         Raises:
             NotFoundError: no such model.
             OverloadedError: no worker has been ready yet.
         """
         try:
-            return ServedModel(self.base(name))
+            return ServedModel(self.base(name, task))
         except NotFoundError:
             for card in self.models():
                 for adapter in self.adapters(card):
@@ -86,15 +104,27 @@ class Catalog:
                         return ServedModel(card, adapter)
             raise
 
-    def base(self, name: str) -> ModelCard:
-        """The model with this name of its own or alias. Raises as `model`."""
+    def base(self, name: str, task: Task | None = None) -> ModelCard:
+        """The model with this name of its own or alias. Raises as `model`.
+
+        With a `task`, the card of a pool that does it, first of one that does nothing else.
+        """
         models = self.models()
         for card in models:
             if name == card.name or name in card.aliases:
-                return card
+                return card if task in (None, card.role) else self._doing(card, task)
         if not models:
             raise self.unready()
         raise self.unknown(name)
+
+    def _doing(self, card: ModelCard, task: Task | None) -> ModelCard:
+        """Return the card of a ready worker of that name that does `task`; `card` if none does."""
+        able = [
+            other
+            for other in (worker.card for worker in self._workers())
+            if other.name == card.name and task in other.tasks
+        ]
+        return min(able, key=lambda other: other.role is not task, default=card)
 
     def adapters(self, card: ModelCard) -> list[Adapter]:
         """The adapters that some worker of a model can use now.

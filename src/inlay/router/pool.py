@@ -11,7 +11,7 @@ import numpy as np
 
 from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
-from inlay.request import Request
+from inlay.request import Request, Task
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
@@ -27,11 +27,16 @@ class PoolKey(NamedTuple):
     name: str
     weights_id: str
     dtype: str
+    role: Task = Task.GENERATE
+    encoder_id: str = ""
 
     @classmethod
     def of(cls, card: ModelCard) -> "PoolKey":
         """Of the pool that a card's worker belongs to."""
-        return cls(card.name, card.weights_id, card.dtype)
+        role, encoder_id = card.role, ""
+        if role is Task.ENCODE and card.media is not None:
+            encoder_id = card.media.encoder_id
+        return cls(card.name, card.weights_id, card.dtype, role, encoder_id)
 
 
 def content_of(card: ModelCard, adapter: str) -> str | None:

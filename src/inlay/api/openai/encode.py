@@ -141,7 +141,7 @@ class _Encoding:
         """
         call = self._call
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
-            await call.server.awake(self._model.card.name)
+            await call.server.awake(self._model.card.name, Task.ENCODE)
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [

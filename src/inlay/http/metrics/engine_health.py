@@ -96,8 +96,12 @@ def combined_status(
         missing: workers that should be ready and are not, with the reason.
     """
     found = [health_of(worker) for worker in workers]
-    well = {worker.model for worker in found if worker.well}
-    lost = sorted({card.name for card in models} - well)
+    well = {
+        (worker.card.name, worker.card.role)
+        for worker, health in zip(workers, found, strict=True)
+        if health.well
+    }
+    lost = sorted({card.name for card in models if (card.name, card.role) not in well})
     gone = dict(missing)
     if lost or not well:
         reasons = [f"{name}: {reason}" for name, reason in gone.items()]
