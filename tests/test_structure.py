@@ -10,12 +10,14 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
+BASE |= {"address"}
 MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
     "errors": set[str](),
     "pace": set[str](),
+    "address": set[str](),
     "liveness": set[str](),
     "lazy": set[str](),
     "fair_queue": set[str](),

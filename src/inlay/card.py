@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from inlay.address import Address as Address
 from inlay.media.spec import MediaSpec
 from inlay.request import GrammarKind, Task
 
@@ -183,27 +184,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     next_within: float
 
 
-class Address(msgspec.Struct, frozen=True, array_like=True):
-    """The address at which frontends connect to an engine process.
-
-    Attributes:
-        host: name or IP address.
-        port: of TCP.
-        fingerprint: SHA-256 of the certificate that it shows, 32 bytes.
-    """
-
-    host: str
-    port: int
-    fingerprint: bytes
-
-
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a worker's model, announced when it is ready and when it changes.
 
     `/v1/models` shows it.
 
-    Workers with equal `name`, `weights_id` and `dtype` are a pool; routing and resuming never leave
-    a pool.
+    Workers with equal `name`, `weights_id`, `dtype` and `role` are a pool; routing and resuming
+    never leave a pool. Where the role is to encode, `media.encoder_id` is equal too.
 
     Attributes:
         name: the served name.
@@ -269,6 +256,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingCard | None = None
     media: MediaSpec | None = None
     protocol: int = PROTOCOL
+
+    @property
+    def role(self) -> Task:
+        """The task that its pool is for: the first. Encoding is a pool's own where it is alone."""
+        return self.tasks[0] if self.tasks else Task.GENERATE
 
 
 EMBEDS_OFF = "You must set --enable-prompt-embeds on its workers"

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from inlay.address import Address
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Buffer, Prompt, Tokens
 
@@ -151,6 +152,18 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_def
     second_from: tuple[int, ...] = ()
 
 
+class Source(msgspec.Struct, frozen=True, array_like=True):
+    """Workers that have, or make, what goes by a name.
+
+    Attributes:
+        name: digest of an item of media, for its rows.
+        peers: addresses of workers, the first to ask first.
+    """
+
+    name: bytes
+    peers: tuple[Address, ...]
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A sequence to generate, texts or pairs of texts to embed or score, or images to encode.
 
@@ -172,6 +185,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         trace: W3C `traceparent` of the span it belongs to, where that is recorded.
         client: whose it is, as its frontend tells clients apart: who makes an engine wait takes
             turns with the others. None where unknown.
+        sources: where the worker may ask for rows of the prompt's media; it may also make them.
     """
 
     id: str
@@ -186,6 +200,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     trace: str | None = None
     client: str | None = None
+    sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
         generates, prompts = self.task is Task.GENERATE, len(self.prompts)
@@ -231,6 +246,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def has_embeds(self) -> bool:
         """True if any prompt has rows that came as such, not as media."""
         return any(prompt.has_embeds for prompt in self.prompts)
+
+    def peers_of(self, name: bytes) -> tuple[Address, ...]:
+        """Return the workers to ask for what is called `name`."""
+        return next((source.peers for source in self.sources if source.name == name), ())
 
     def end(self, reason: FinishReason, error: InlayError | None = None) -> "Output":
         """Return the last output of a request that gives nothing beyond `prior_output`."""

@@ -89,6 +89,7 @@ async def test_images_of_a_worker_that_is_killed_are_encoded_by_the_other(
     towers = []
     for engine in engines:
         encoder = engine._started.encoder
+        assert encoder._tower is not None
         tower = Held(encoder._tower)
         towers.append(tower)
         encoder._tower = tower  # type: ignore[assignment]  # all that is used of one

@@ -89,7 +89,7 @@ ENGINE_SWITCHES = frozenset(
     enable-moe-shared-loras enable-nccl-comm-suspend enable-return-routed-experts
     enable-shm-tensor-arena enable-tower-connector-lora enable-trace-replay
     fail-on-environ-validation fully-sharded-loras jit-monitor-verbose
-    kv-cache-metrics kv-sharing-fast-prefill language-model-only
+    kv-cache-metrics kv-sharing-fast-prefill
     long-prefill-token-threshold-adaptive mm-device-do-normalize mm-encoder-only numa-bind
     ray-workers-use-nsight return-sampling-mask scheduler-reserve-full-isl skip-mm-profiling
     sleep-mode-offload-cudagraph specialize-active-lora swa-bounded-replay trust-remote-code

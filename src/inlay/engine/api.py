@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from inlay.address import Address
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.errors import EngineError
-from inlay.request import Emit, Request
+from inlay.request import Emit, Payload, Request
 
 
 class Engine(Protocol):
@@ -67,6 +68,30 @@ class GenerateEngine(Engine, Protocol):
 
     async def reset_prefix_cache(self) -> int:
         """Evict every cached block that no running request uses; return their number."""
+        ...
+
+
+class Peers(Protocol):
+    """Other workers, as an engine asks them."""
+
+    async def payloads(
+        self, address: Address, request: Request, within: float | None = None
+    ) -> Sequence[Payload]:
+        """Return the payloads of `request`, done by the worker at `address`.
+
+        Raises:
+            OverloadedError: it is not reached, is gone, or has not answered `within` seconds.
+            InlayError: its own answer.
+        """
+        ...
+
+
+@runtime_checkable
+class PeerUser(Protocol):
+    """An engine that asks other workers for what a request's `sources` name."""
+
+    def use_peers(self, peers: Peers) -> None:
+        """Ask through `peers` from now on."""
         ...
 
 

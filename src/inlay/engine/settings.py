@@ -161,6 +161,11 @@ class EngineSettings(BaseModel):
         default=False,
         description="Accept embeddings of images that a client's own encoder made (image_embeds).",
     )
+    language_model_only: bool = Field(
+        default=False,
+        description="Do not load the encoder of images: workers of the fleet with --task encode "
+        "encode them for this one.",
+    )
     encoder_cache_bytes: int = Field(
         default=1 << 30,
         ge=0,

@@ -94,6 +94,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "kv_transfer_config": lambda settings: settings.kv_transfer_config,
     "connector": lambda settings: settings.connector,
     "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
+    "language_model_only": lambda settings: settings.language_model_only,
     "encoder_cache_bytes": lambda settings: (
         settings.encoder_cache_bytes != EngineSettings.model_fields["encoder_cache_bytes"].default
     ),
@@ -120,6 +121,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "gpu_memory_utilization",
                 "encoder_cache_bytes",
                 "mm_processor_kwargs",
+                "language_model_only",
             }
         ),
     ),
@@ -130,7 +132,9 @@ ENGINES: Mapping[str, EngineSpec] = {
         check="inlay.engine.vllm.connectors:transfer_config",
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
-        options=frozenset(_OPTIONS) - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs"},
+        options=frozenset(_OPTIONS)
+        - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs", "language_model_only"},
+        hints={"language_model_only": "; after -- it is vLLM's own, which refuses images"},
     ),
     "sglang": EngineSpec(
         generate="inlay.engine.sglang.engine:SglangEngine",

@@ -10,6 +10,7 @@ from random import Random
 from inlay import liveness
 from inlay.card import ModelCard
 from inlay.router.cache_tracker import CacheTracker
+from inlay.router.encoders import Encoders
 from inlay.router.key_table import Keys
 from inlay.router.member import PoolMember
 from inlay.router.peers import Peers
@@ -56,6 +57,7 @@ class Fleet:
         self._changed: Callable[[], None] = lambda: None
         self._watching: asyncio.Task[None] | None = None
         self._stale = True
+        self._encoders: Encoders | None = None
 
     def start(self, changed: Callable[[], None]) -> None:
         """Subscribe to cache events and loads, if the transport carries them.
@@ -100,6 +102,15 @@ class Fleet:
             pool = self._pools[key] = Pool(self._policy(), self._settings, self._clock)
         return pool
 
+    @property
+    def encoders(self) -> Encoders:
+        """The workers that encode media and do nothing else, as they are now."""
+        self.refresh()
+        if self._encoders is None:
+            slack = self._settings.router_session_slack
+            self._encoders = Encoders(self._pools.values(), slack)
+        return self._encoders
+
     def workers(self) -> Sequence[Worker]:
         """The workers that are ready; the same list until that has changed."""
         self.refresh()
@@ -119,6 +130,7 @@ class Fleet:
         ):
             return
         self._workers, self._cards = list(workers), cards
+        self._encoders = None
         grouped: dict[PoolKey, list[Worker]] = {key: [] for key in self._pools}
         for worker, card in zip(workers, cards, strict=True):
             grouped.setdefault(PoolKey.of(card), []).append(worker)

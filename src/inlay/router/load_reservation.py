@@ -20,9 +20,13 @@ class LoadReservation:
         length: positions of the prompt.
         ended: called with the client once it has ended.
         client: that sent it.
+        computed: called once, when the prompt has been computed, or will not be.
     """
 
-    __slots__ = ("_client", "_decode", "_ended", "_length", "_member", "_new", "_pool", "_prefill")
+    __slots__ = (
+        "_client", "_computed", "_decode", "_ended", "_length", "_member", "_new", "_pool",
+        "_prefill",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class LoadReservation:
         length: int,
         ended: Callable[[str | None], None],
         client: str | None = None,
+        computed: Callable[[], object] = lambda: None,
     ) -> None:
         self._pool = pool
         self._member = member
@@ -42,6 +47,7 @@ class LoadReservation:
         self._decode = 0
         self._new = 0
         self._client = client
+        self._computed: Callable[[], object] | None = computed
         pool.change(member, requests=1, prefill=prefill, client=client)
 
     def take(self, outputs: Sequence[Output]) -> None:
@@ -54,6 +60,7 @@ class LoadReservation:
             self._decode = self._length
             self._pool.change(self._member, prefill=-self._prefill, decode=self._length)
             self._prefill = 0
+            self._tell_computed()
         elif self._new >= _GROWS_BY:
             self._decode += self._new
             self._pool.change(self._member, decode=self._new)
@@ -70,4 +77,10 @@ class LoadReservation:
                 decode=-self._decode,
                 client=self._client,
             )
+            self._tell_computed()
             ended(self._client)
+
+    def _tell_computed(self) -> None:
+        computed, self._computed = self._computed, None
+        if computed is not None:
+            computed()

@@ -20,7 +20,7 @@ from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.load_reservation import LoadReservation
 from inlay.router.member import PoolMember
-from inlay.router.pool import Pool
+from inlay.router.pool import Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad, routing_chain
@@ -34,8 +34,8 @@ _LONG = 8192
 
 _DEFAULTS = RouterSettings()
 
-_Line: TypeAlias = tuple[str, str | None, bool]
-"""Key of requests that wait for the same workers: model, adapter, and need of rows."""
+_Line: TypeAlias = tuple[str, PoolKey, str | None, bool]
+"""Key of requests that wait for the same workers: model, pool, adapter, and need of rows."""
 
 
 class _Placed(NamedTuple):
@@ -143,9 +143,12 @@ class Router:
         """
         return self._catalog.model(name).card
 
-    def model(self, name: str) -> ServedModel:
-        """The model, or the adapter, that clients call `name`. Raises as `card`."""
-        return self._catalog.model(name)
+    def model(self, name: str, task: Task | None = None) -> ServedModel:
+        """The model, or the adapter, that clients call `name`. Raises as `card`.
+
+        With a `task`, as the workers show it that do this.
+        """
+        return self._catalog.model(name, task)
 
     def adapters(self, card: ModelCard) -> list[Adapter]:
         """The adapters that some worker of a model can use now.
@@ -181,19 +184,21 @@ class Router:
         """Every ready worker, of whatever model."""
         return self._plane.workers()
 
-    def workers(self, name: str) -> list[Worker]:
-        """The ready workers of the model with this name of its own or alias.
+    def workers(self, name: str, task: Task | None = None) -> list[Worker]:
+        """The ready workers of the model with this name of its own or alias; those for a `task`.
 
         Raises `NotFoundError`.
         """
-        return self._catalog.workers(self._catalog.base(name))
+        return self._catalog.workers(self._catalog.base(name, task))
 
-    async def wait_awake(self, name: str) -> None:
+    async def wait_awake(self, name: str, task: Task | None = None) -> None:
         """Return when none of the workers of a model is asleep alone.
 
         One is awake, or none is ready. Raises `NotFoundError`.
         """
-        while (workers := self.workers(name)) and all(worker.card.asleep for worker in workers):
+        while (workers := self.workers(name, task)) and all(
+            worker.card.asleep for worker in workers
+        ):
             await self._plane.changed()
 
     def room(self, num_bytes: int) -> memoryview | None:
@@ -233,9 +238,9 @@ class Router:
             RateLimitedError: too much of the client's waits.
             DeadlineExceededError: the requests' time was over before there was room.
         """
-        base = self._catalog.base(name)
-        pool = self._fleet.pool(base)
         first = requests[0]
+        base = self._catalog.base(name, first.task)
+        pool = self._fleet.pool(base)
         rows = pool.needs_rows(first)
         self._check(name, pool, first.adapter, rows)
         keys = await self._keys(pool, first)
@@ -245,7 +250,7 @@ class Router:
             self._check(name, pool, first.adapter, rows)
             return self._place(pool, requests, keys, session, self._clock() - came)
 
-        line = (base.name, first.adapter, rows)
+        line = (base.name, PoolKey.of(base), first.adapter, rows)
         placed = None if self._waiting.waits(line, first.client) else place()
         if placed is None:
             placed = await self._wait(line, place, requests)
@@ -290,17 +295,13 @@ class Router:
         Raises:
             OverloadedError: they are gone.
         """
-        pool = self._pool(workers[0].card.name)
+        pool = self._fleet.pool(workers[0].card)
         chain = self._chain(pool, request)
         keys = None if chain is None else chain()
         placed = self._place(pool, [request], keys, None, 0, only=[worker.id for worker in workers])
         if placed is None:
             raise self._no_worker(workers[0].card.name)
         return placed[0].sent
-
-    def _pool(self, name: str) -> Pool:
-        """The pool of the model with this name of its own or alias. Raises as `Catalog.base`."""
-        return self._fleet.pool(self._catalog.base(name))
 
     def _check(self, name: str, pool: Pool, adapter: str | None, rows: bool) -> None:
         """Raise unless some worker could take a request now, had it room."""
@@ -405,6 +406,7 @@ class Router:
         try:
             for request in requests:
                 request = _with_waited_deadline(request, waited)
+                request, encoding = self._fleet.encoders.assign(request, member.card)
                 stream = member.worker.send(request)
                 # The prompt is computed once for all of them.
                 charge = LoadReservation(
@@ -414,6 +416,8 @@ class Router:
                     length=length,
                     ended=self._ended,
                     client=request.client,
+                    # So are its images.
+                    computed=_nothing if placed else encoding.begin(),
                 )
                 placed.append(_Placed(request, Sent(member.worker, stream, charge)))
         except BaseException:
@@ -452,6 +456,10 @@ def _with_waited_deadline(request: Request, waited: float) -> Request:
             f"all workers were full for the {request.deadline:g} s that were left"
         )
     return msgspec.structs.replace(request, deadline=request.deadline - waited)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _cancel(placed: Sequence[_Placed]) -> None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from inlay import engine, liveness
 from inlay.commands import AnyCommand
 from inlay.digest import Secret
-from inlay.engine.api import FailingEngine
+from inlay.engine.api import FailingEngine, PeerUser
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
@@ -22,6 +22,7 @@ from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.local import Arena, Channel
 from inlay.transport.messages import Boot, Failed, FromWorker, Listen, ToWorker
+from inlay.transport.peers import PeerConnections
 from inlay.transport.serve import serve
 from inlay.transport.tls import load_identity
 from inlay.worker.host import EngineHost, host_of
@@ -215,6 +216,9 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         tracing = Tracing.open(telemetry.otlp_traces_endpoint, "inlay-worker")
         secret = Secret(boot.secret)
         runner = engine.create(settings, secret)
+        peers = PeerConnections(secret)
+        if isinstance(runner, PeerUser):
+            runner.use_peers(peers)
         await _start(runner, channel, stop)
         cache = EmbedsCache(0 if boot.listen is None else boot.listen.cache_bytes, liveness.now)
         host = await host_of(
@@ -245,6 +249,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
     finally:
         await host.close()
         await runner.close()
+        await peers.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
     return 0

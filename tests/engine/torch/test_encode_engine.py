@@ -95,7 +95,9 @@ async def test_the_grid_places_rows_where_the_image_itself_has_its_positions() -
 
 async def test_no_layer_of_the_language_model_is_loaded() -> None:
     async with encoding("llava") as engine:
-        names = [name for name, _ in engine._started.encoder._tower._body.named_parameters()]
+        tower = engine._started.encoder._tower
+        assert tower is not None
+        names = [name for name, _ in tower._body.named_parameters()]
         assert names
         assert all(name.startswith(("vision_tower.", "multi_modal_projector.")) for name in names)
 

@@ -65,7 +65,14 @@ async def started(
     tower = Watched()
     processor = ImageProcessor(vision(FAMILY), AutoConfig.from_pretrained(vision(FAMILY)))
     encoder = MediaEncoder(
-        tower, processor, spec(FAMILY), cache_bytes=1 << 20, memory=memory, places=places
+        tower,
+        processor,
+        spec(FAMILY),
+        cache_bytes=1 << 20,
+        dtype="float32",
+        hidden_size=tower.hidden_size,
+        memory=memory,
+        places=places,
     )
     try:
         yield encoder, tower

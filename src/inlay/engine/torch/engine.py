@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
+from inlay.engine.api import Peers
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
@@ -27,6 +28,7 @@ from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.requests import MediaRequests
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.replies import reject, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
@@ -86,6 +88,7 @@ class TorchEngine:
         self._waits: GrammarWaits | None = None
         self._images: MediaRequests | None = None
         self._encodes: EncodeRequests | None = None
+        self._peers: Peers | None = None
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
         self._sleep_state: SleepState | None = None
@@ -246,10 +249,14 @@ class TorchEngine:
         """Encode an image that the core asked for."""
         receiver = self._receivers.get(request_id)
         if receiver is not None and self._images is not None:
-            self._images.start(receiver.request, run)
+            self._images.start(receiver.request, run, self._peers)
 
     def _encoded(self, request_id: str, digest: bytes, found: Rows | InlayError) -> None:
         self._send(lambda core: core.encoded(request_id, digest, found))
+
+    def use_peers(self, peers: Peers) -> None:
+        """As `inlay.engine.api.PeerUser`."""
+        self._peers = peers
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step."""
@@ -318,9 +325,9 @@ class TorchEngine:
             try:
                 found = question(core)
             except InlayError as error:
-                self._call(partial(_reject, done, error))
+                self._call(partial(reject, done, error))
             else:
-                self._call(partial(_resolve, done, found))
+                self._call(partial(resolve, done, found))
             return ()
 
         self._asked.add(done)
@@ -379,15 +386,15 @@ class TorchEngine:
         try:
             core = self._load()
         except InlayError as error:
-            self._call(partial(_reject, ready, error))
+            self._call(partial(reject, ready, error))
             return
         except Exception as error:
             log.exception("the engine did not start")
             cause = EngineError(f"the model could not be loaded: {type(error).__name__}: {error}")
-            self._call(partial(_reject, ready, cause))
+            self._call(partial(reject, ready, cause))
             return
         self._stats = core.stats()
-        self._call(partial(_resolve, ready, None))
+        self._call(partial(resolve, ready, None))
         try:
             while not self._closing:
                 self._turn(core)
@@ -430,7 +437,7 @@ class TorchEngine:
             self._waits.stop_all()
         self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
         for done in self._asked:
-            _reject(done, error)
+            reject(done, error)
 
     def _post(self, outputs: list[Output]) -> None:
         if outputs:
@@ -468,7 +475,8 @@ class TorchEngine:
             self._waits = GrammarWaits(grammars, self._grammar_ready)
             self._card = card_of(settings, core, self._secret, encoder)
         self._admission = admission_of(settings, core, encoder)
-        self._encodes = None if encoder is None else EncodeRequests(encoder, self._admission)
+        encodes = encoder is not None and encoder.is_here
+        self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None
         return core
 
 
@@ -483,16 +491,6 @@ def _admit(
     except Exception as error:
         log.exception("request %s was not admitted", receiver.request.id)
         return [receiver.lost(EngineError(f"the request was not admitted: {type(error).__name__}"))]
-
-
-def _resolve(future: "asyncio.Future[_T]", value: _T) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _reject(future: "asyncio.Future[_T]", error: InlayError) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 __all__ = ["TorchEngine"]

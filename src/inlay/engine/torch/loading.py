@@ -84,11 +84,16 @@ def core_of(
 
 def encoder_of(settings: EngineSettings, model: CausalModel) -> MediaEncoder | None:
     """Return the encoder of a model's images; None, with a log line, if it takes none."""
-    if model.tower is None:
+    if not model.takes_media:
         return None
     try:
         return media_encoder(
-            settings, model.tower, Path(model.path), model.hidden_size, model.weights_id
+            settings,
+            model.tower,
+            Path(model.path),
+            model.hidden_size,
+            model.weights_id,
+            model.dtype,
         )
     except InvalidRequestError as error:
         _logger.warning("the model serves text alone, without images: %s", error.message)
@@ -137,7 +142,11 @@ def card_of(
         ),
         engine="torch",
         engine_version=__version__,
-        tasks=(Task.GENERATE,) if encoder is None else (Task.GENERATE, Task.ENCODE),
+        tasks=(
+            (Task.GENERATE, Task.ENCODE)
+            if encoder is not None and encoder.is_here
+            else (Task.GENERATE,)
+        ),
         embedding_table_id=model.embedding_table_id,
         embedding_abs_max=model.embedding_abs_max,
         prompt_embeds=model.refuses_rows,

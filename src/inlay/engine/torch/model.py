@@ -66,7 +66,9 @@ class CausalModel:
         embedding_table_id: identity of the input embedding table, 32 hex digits.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
         refuses_rows: why embedding vectors cannot be prompts, or None.
-        tower: transformers module that computes image features; None without images.
+        takes_media: its prompts may hold images.
+        tower: transformers module that computes image features; None without images, or where
+            other workers encode them.
         rope_axes: as in `Family`.
         bidirectional: as in `Family`.
     """
@@ -78,13 +80,17 @@ class CausalModel:
         directory: Path,
         max_model_len: int,
         lora: LoraBank | None = None,
+        *,
+        language_only: bool = False,
     ) -> None:
         """Wrap a transformers model; use `load`.
 
         Raises:
             InvalidRequestError: its attention layers use an unsupported option.
         """
-        model, self.tower = split_tower(model, family)
+        model, tower = split_tower(model, family)
+        self.takes_media = tower is not None
+        self.tower = None if language_only else tower
         accelerate(model, family.fused, lora)
         if lora is not None and family.language is not None:
             # Adapters name modules as they are in the whole model.
@@ -155,6 +161,9 @@ class CausalModel:
             # It is 1 at the positions that were allowed; transformers computes it from places in
             # the batch, where another sequence's may be.
             text.attn_temperature_tuning = False
+        language_only = settings.language_model_only and family.language is not None
+        if language_only:
+            drop_tower_layers(parsed)
         model = load(
             getattr(transformers, family.architecture),
             directory,
@@ -168,7 +177,7 @@ class CausalModel:
         lora = (
             LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
         )
-        return cls(model, family, directory, max_model_len, lora)
+        return cls(model, family, directory, max_model_len, lora, language_only=language_only)
 
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of one page of `page_size` positions, over all its layers."""
@@ -350,6 +359,17 @@ def split_tower(model: Any, family: Family) -> tuple[Any, Any]:
         # Llama 4's causal model gives the attribute of the whole model.
         model.base_model_prefix = "model"
     return model, body
+
+
+def drop_tower_layers(config: Any) -> None:
+    """Have transformers build a model without the layers of its tower, whose weights are not read.
+
+    What is around them is read into memory of the CPU, to be dropped.
+    """
+    vision = config.vision_config
+    for name in ("num_hidden_layers", "depth"):
+        if hasattr(vision, name):
+            setattr(vision, name, 0)
 
 
 def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from inlay.engine.decoding import (
 from inlay.engine.pictures import decode
 from inlay.engine.torch.media.processing import ImageProcessor
 from inlay.engine.torch.media.tower import Arrays, Tower, as_rows
-from inlay.errors import EngineError, InlayError
+from inlay.errors import EngineError, InlayError, OverloadedError
 from inlay.media.spec import MediaSpec
 from inlay.prompt import Media, Rows
 
@@ -55,32 +55,38 @@ class MediaEncoder:
         encoded: images that went through the tower.
         steps: runs of the tower, each for one image or more.
         dtype: of the rows, by torch's name.
+        hidden_size: elements of a row.
         spec: how images are laid out.
     """
 
     def __init__(
         self,
-        tower: Tower,
-        processor: ImageProcessor,
+        tower: Tower | None,
+        processor: ImageProcessor | None,
         spec: MediaSpec,
         *,
         cache_bytes: int,
+        dtype: str,
+        hidden_size: int,
         memory: int = MEMORY_BYTES,
         places: int = PLACES,
     ) -> None:
         """Start the threads.
 
         Args:
-            tower: computes rows.
-            processor: makes the tower's inputs.
+            tower: computes rows; None if other workers alone do.
+            processor: makes the tower's inputs; None likewise.
             spec: how images are laid out.
             cache_bytes: maximum size of the cached rows; 0 caches nothing.
+            dtype: of the rows, by torch's name.
+            hidden_size: elements of a row.
             memory: bytes of pictures and tower inputs at the same time.
             places: images in hand at the same time.
         """
         self.cache = ResultCache(cache_bytes)
         self.encoded = self.steps = 0
-        self.dtype = str(tower.dtype).removeprefix("torch.")
+        self.dtype = dtype
+        self.hidden_size = hidden_size
         self._tower = tower
         self._processor = processor
         self.spec = spec
@@ -91,7 +97,13 @@ class MediaEncoder:
         self._running: asyncio.Task[None] | None = None
 
     async def rows(
-        self, run: Media, *, salt: str | None = None, client: Hashable = None, priority: int = 0
+        self,
+        run: Media,
+        *,
+        salt: str | None = None,
+        client: Hashable = None,
+        priority: int = 0,
+        elsewhere: Callable[[], Awaitable[Arrays]] | None = None,
     ) -> Rows:
         """Return the rows of the whole image that `run` is of.
 
@@ -103,15 +115,24 @@ class MediaEncoder:
             salt: of the request.
             client: whose it is.
             priority: lower is sooner.
+            elsewhere: asks other workers for the rows; where none gives them, they are made here.
 
         Raises:
             InvalidRequestError: the file is no picture, is too large, or is not of the size that
                 the prompt was laid out for.
             EngineError: the tower failed.
+            OverloadedError: nobody encodes the image now.
         """
         key = blake3(run.digest + (b"" if salt is None else b"\x00" + salt.encode())).digest(16)
 
         async def compute(_: Sequence[int]) -> list[Bundle]:
+            if elsewhere is not None:
+                try:
+                    return [await elsewhere()]
+                except OverloadedError as error:
+                    if not self.is_here:
+                        raise
+                    _logger.warning("an image is encoded here: %s", error.message)
             return [await self.encode(run, client, priority)]
 
         (arrays,) = await self.cache.fetch([key], compute)
@@ -126,6 +147,11 @@ class MediaEncoder:
             image_cache_misses=self.cache.misses,
             image_cache_evictions=self.cache.evictions,
         )
+
+    @property
+    def is_here(self) -> bool:
+        """True if this process can encode; else it only keeps what others have encoded."""
+        return self._tower is not None
 
     async def close(self) -> None:
         """Stop the threads; images that wait are cancelled."""
@@ -142,25 +168,33 @@ class MediaEncoder:
 
     async def encode(self, run: Media, client: Hashable, priority: int) -> Arrays:
         """Compute the rows of an image, past the cache. Arguments and errors as for `rows`."""
+        tower, processor = self._tower, self._processor
+        if tower is None or processor is None:
+            raise OverloadedError(
+                f"this worker encodes no {run.kind} itself (--language-model-only), and no worker "
+                f"with --task encode of the same model, dtype and encoder ({self.spec.encoder_id}) "
+                "is ready",
+                retry_after=1,
+            )
         data, sized = await in_thread(self._readers, sized_image, run, self.spec)
         pixels = sized.layout.size[0] * sized.layout.size[1]
 
         def read() -> dict[str, Tensor]:
-            return self._processor(decode(data, sized.header), sized.settings)
+            return processor(decode(data, sized.header), sized.settings)
 
         async with self._room.taken(sized.bytes, client, priority):
             inputs = await in_thread(self._readers, read)
             waiting = _Waiting(inputs, run.total, pixels)
             self._queue.append(waiting)
             if self._running is None or self._running.done():
-                self._running = asyncio.create_task(self._run())
+                self._running = asyncio.create_task(self._run(tower))
             try:
                 return await waiting.done
             finally:
                 if waiting in self._queue:
                     self._queue.remove(waiting)
 
-    async def _run(self) -> None:
+    async def _run(self, tower: Tower) -> None:
         """Encode what waits, together, until nothing does."""
         while self._queue:
             # Requests that were decoded at the same time share a batch.
@@ -172,7 +206,7 @@ class MediaEncoder:
             try:
                 found = await in_thread(
                     self._encoder,
-                    self._tower.encode,
+                    tower.encode,
                     [waiting.inputs for waiting in batch],
                     [waiting.count for waiting in batch],
                 )

@@ -70,7 +70,12 @@ class EncodeEngine:
     def _load(self) -> tuple[LoadedTower, MediaEncoder]:
         loaded = load_tower(self._settings)
         encoder = media_encoder(
-            self._settings, loaded.body, loaded.directory, loaded.hidden_size, loaded.weights_id
+            self._settings,
+            loaded.body,
+            loaded.directory,
+            loaded.hidden_size,
+            loaded.weights_id,
+            loaded.dtype,
         )
         return loaded, encoder
 

@@ -41,6 +41,7 @@ class LoadedTower:
         hidden_size: elements of a row.
         max_model_len: maximum number of positions of a sequence.
         weights_id: identity of configuration and weights, 32 hex digits.
+        dtype: of its weights and rows.
     """
 
     body: Any
@@ -49,6 +50,7 @@ class LoadedTower:
     hidden_size: int
     max_model_len: int
     weights_id: str
+    dtype: torch.dtype
 
 
 def load_tower(settings: EngineSettings) -> LoadedTower:
@@ -100,6 +102,7 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
         text.hidden_size,
         max_model_len,
         weights_id(directory),
+        next(body.parameters()).dtype,
     )
 
 
@@ -114,22 +117,28 @@ def _family(config: dict[str, Any]) -> Family:
 
 
 def media_encoder(
-    settings: EngineSettings, body: Any, directory: Path, hidden_size: int, weights_id: str
+    settings: EngineSettings,
+    body: Any,
+    directory: Path,
+    hidden_size: int,
+    weights_id: str,
+    dtype: torch.dtype,
 ) -> MediaEncoder:
     """Return the encoder of a model's images.
 
     Args:
         settings: of the engine.
-        body: as in `LoadedTower`; so are the others.
+        body: as in `LoadedTower`; None if other workers alone encode.
         directory: of the model's files.
         hidden_size: elements of a row.
         weights_id: identity of configuration and weights.
+        dtype: of the rows.
 
     Raises:
         InvalidRequestError: images of the model cannot be laid out or processed.
     """
-    tower = Tower(body, hidden_size)
-    backend = (BACKEND, PIL.__version__, transformers.__version__, str(tower.dtype))
+    tower = None if body is None else Tower(body, hidden_size)
+    backend = (BACKEND, PIL.__version__, transformers.__version__, str(dtype))
     spec = spec_of(
         directory,
         weights_id=weights_id,
@@ -139,9 +148,16 @@ def media_encoder(
     )
     if spec is None or spec.image is None:
         raise InvalidRequestError("its layout of images is not known")
-    processor = ImageProcessor(directory, body.config)
+    processor = None if body is None else ImageProcessor(directory, body.config)
     spec = replace(spec, embeds=settings.enable_mm_embeds)
-    return MediaEncoder(tower, processor, spec, cache_bytes=settings.encoder_cache_bytes)
+    return MediaEncoder(
+        tower,
+        processor,
+        spec,
+        cache_bytes=settings.encoder_cache_bytes,
+        dtype=str(dtype).removeprefix("torch."),
+        hidden_size=hidden_size,
+    )
 
 
 __all__ = ["LoadedTower", "load_tower", "media_encoder"]

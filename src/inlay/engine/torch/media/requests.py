@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from inlay.engine.api import Peers
+from inlay.engine.torch.media.apart import EncodersApart
 from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.tower import Arrays
 from inlay.errors import EngineError, InlayError
 from inlay.prompt import Media, Rows
 from inlay.request import Request
@@ -28,9 +31,12 @@ class MediaRequests:
         self._ended = ended
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
 
-    def start(self, request: Request, run: Media) -> None:
-        """Encode the image of `run` for a request."""
-        task = asyncio.create_task(self._encode(request, run))
+    def start(self, request: Request, run: Media, peers: Peers | None = None) -> None:
+        """Get the rows of the image of `run` for a request.
+
+        The request's sources are asked through `peers` first; without any, they are made here.
+        """
+        task = asyncio.create_task(self._encode(request, run, peers))
         self._tasks.setdefault(request.id, set()).add(task)
 
     def stop(self, request_id: str) -> None:
@@ -44,11 +50,15 @@ class MediaRequests:
             self.stop(request_id)
         await self.encoder.close()
 
-    async def _encode(self, request: Request, run: Media) -> None:
+    async def _encode(self, request: Request, run: Media, peers: Peers | None) -> None:
         found: Rows | InlayError
         try:
             found = await self.encoder.rows(
-                run, salt=request.salt, client=request.client, priority=request.priority
+                run,
+                salt=request.salt,
+                client=request.client,
+                priority=request.priority,
+                elsewhere=self._elsewhere(request, run, peers),
             )
         except InlayError as error:
             found = error
@@ -56,6 +66,18 @@ class MediaRequests:
             log.exception("an image of request %s was not encoded", request.id)
             found = EngineError(f"an image was not encoded: {type(error).__name__}")
         self._ended(request.id, run.digest, found)
+
+    def _elsewhere(
+        self, request: Request, run: Media, peers: Peers | None
+    ) -> Callable[[], Awaitable[Arrays]] | None:
+        """Return what asks the request's sources for the rows of an image, if it has any."""
+        if peers is None or not request.peers_of(run.digest):
+            return None
+        encoder = self.encoder
+        apart = EncodersApart(
+            peers, encoder.spec, encoder.dtype, encoder.hidden_size, last=not encoder.is_here
+        )
+        return lambda: apart.arrays(request, run)
 
 
 __all__ = ["MediaRequests"]
