@@ -10,7 +10,9 @@ from inlay.digest import Secret
 from inlay.engine import create
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.loading import encoder_of
 from inlay.engine.torch.media.engine import EncodeEngine
+from inlay.engine.torch.model import CausalModel
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.media.positions import rope_positions
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
@@ -248,3 +250,22 @@ async def test_settings_of_the_processor_are_those_of_transformers(
         await EncodeEngine(
             settings(family, mm_processor_kwargs='{"image_mean": [0]}'), SECRET
         ).start()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_language_model_is_loaded_without_its_tower(family: str) -> None:
+    values = {"task": "generate", "language_model_only": True}
+    alone = CausalModel.load(settings(family, **values))
+    whole = CausalModel.load(settings(family, task="generate"))
+    assert alone.takes_media
+    assert alone.tower is None
+    names = [name for name, _ in whole._model.named_parameters()]
+    assert [name for name, _ in alone._model.named_parameters()] == names
+    spec, both = (
+        encoder_of(settings(family, **some), model)
+        for some, model in ((values, alone), ({"task": "generate"}, whole))
+    )
+    assert spec is not None
+    assert both is not None
+    assert spec.spec == both.spec
+    assert (spec.dtype, spec.hidden_size) == (both.dtype, both.hidden_size)
