@@ -139,9 +139,10 @@ COMMANDS = (
     ),
     Command(
         name="embeds encode",
-        summary="Make prompt embeddings from text or chat messages.",
+        summary="Make prompt embeddings from text or chat messages, or rows of an image.",
         details="Looks the tokens up in the model's own embedding table, after the model's own "
-        "scale. Only the tokenizer and that table are read.",
+        "scale. Only the tokenizer and that table are read. The rows of an image are a value of "
+        "image_embeds.",
         settings=EncodeSettings,
         run=_encode,
         short={"output": "o"},
@@ -157,7 +158,7 @@ COMMANDS = (
     ),
     Command(
         name="embeds upload",
-        summary="Store prompt embeddings on a server, to be used by reference.",
+        summary="Store prompt embeddings or an image on a server, to be used by reference.",
         details='Prints the id, which requests name as {"ref": ID}. The same bytes always get the '
         "same id.",
         settings=UploadSettings,

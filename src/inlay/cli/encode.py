@@ -1,4 +1,4 @@
-"""`inlay embeds encode`: text or messages to a file of embeddings."""
+"""`inlay embeds encode`: text, messages or an image to a file of embeddings."""
 
 import json
 import sys
@@ -12,7 +12,8 @@ from inlay.cli.command import UsageError
 from inlay.cli.files import opening, read
 from inlay.cli.process import Console
 from inlay.cli.settings import EncodeSettings
-from inlay.client import EmbeddedPrompt, PromptEmbedder
+from inlay.client import EmbeddedImage, EmbeddedPrompt, PromptEmbedder
+from inlay.client.prompts import Array
 from inlay.errors import EmbeddingsError
 
 
@@ -24,15 +25,31 @@ def run(settings: EncodeSettings) -> int:
         FileError: a file cannot be read or written.
         InvalidRequestError: the model or the messages are no such thing.
     """
-    if settings.text is not None and settings.messages is not None:
-        raise UsageError("--text and --messages cannot both be given")
+    given = {
+        "--text": settings.text,
+        "--messages": settings.messages,
+        "--image": settings.image,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} cannot both be given")
+    if settings.image is None and (settings.url or settings.detail):
+        raise UsageError("--url and --detail are for an --image")
     if settings.output is None and not settings.base64 and sys.stdout.isatty():
         raise UsageError("bytes are not for a terminal: give --output FILE or --base64")
-    prompt = _cast(
-        _embedded(settings, PromptEmbedder.from_pretrained(settings.model)), settings.dtype
-    )
+    made: EmbeddedPrompt | EmbeddedImage
+    if settings.image is not None:
+        from inlay.cli.encode_image import encoded
+
+        image = encoded(settings)
+        made = EmbeddedImage(_cast(image.rows, settings.dtype), image.grid)
+    else:
+        if settings.model is None:
+            raise UsageError("--model is missing: the directory of the model, or its name")
+        prompt = _embedded(settings, PromptEmbedder.from_pretrained(settings.model))
+        made = EmbeddedPrompt(_cast(prompt.rows, settings.dtype), prompt.table_id)
     try:
-        data = prompt.to_bytes(settings.format)
+        data = made.to_bytes(settings.format)
     except EmbeddingsError as error:
         raise UsageError(f"{error.message} (--format, --dtype)") from error
     if settings.base64:
@@ -44,8 +61,8 @@ def run(settings: EncodeSettings) -> int:
     with opening(f"--output {settings.output}"):
         settings.output.write_bytes(data)
     Console(sys.stdout, sys.stderr).line(
-        f"{settings.output}: {prompt.num_tokens} rows of {prompt.hidden_size}, "
-        f"{prompt.rows.dtype}, {len(data)} bytes"
+        f"{settings.output}: {made.num_tokens} rows of {made.rows.shape[1]}, "
+        f"{made.rows.dtype}, {len(data)} bytes"
     )
     return 0
 
@@ -57,14 +74,14 @@ def _embedded(settings: EncodeSettings, embedder: PromptEmbedder) -> EmbeddedPro
     return embedder.embed(text)
 
 
-def _cast(prompt: EmbeddedPrompt, dtype: str) -> EmbeddedPrompt:
+def _cast(rows: Array, dtype: str) -> Array:
     """The same values in `dtype`. Raises `UsageError` where it does not hold them all."""
     if dtype == "auto":
-        return prompt
+        return rows
     wider = np.dtype(dtype)
-    if not np.can_cast(prompt.rows.dtype, wider):
-        raise UsageError(f"--dtype {dtype} does not hold {prompt.rows.dtype} rows exactly")
-    return EmbeddedPrompt(prompt.rows.astype(wider), prompt.table_id)
+    if not np.can_cast(rows.dtype, wider):
+        raise UsageError(f"--dtype {dtype} does not hold {rows.dtype} rows exactly")
+    return rows.astype(wider)
 
 
 def _messages(path: Path) -> list[dict[str, Any]]:

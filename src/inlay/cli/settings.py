@@ -208,7 +208,23 @@ class EncodeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    model: str = _MODEL
+    model: str | None = Field(
+        default=None,
+        description="Directory of the model, or its name on the hub; with url, its name there.",
+    )
+    image: Path | None = Field(
+        default=None,
+        description="Image to encode, by a server (url) or by the model's own encoder here, which "
+        "needs torch. Its grid, where it has one, is in the safetensors file.",
+    )
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="Detail of the image; low takes fewer positions."
+    )
+    url: str | None = Field(
+        default=None,
+        description="Base URL of the server that encodes the image, as OpenAI clients take it.",
+    )
+    api_key: SecretStr | None = Field(default=None, description="Key to ask that server with.")
     text: str | None = Field(
         default=None,
         description="Text to encode; standard input is read when neither this nor messages is "
@@ -256,7 +272,9 @@ class UploadSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
+    file: Path = Field(
+        description="File of embeddings, bytes or base64, or an image; - is standard input."
+    )
     url: str = Field(
         default="http://127.0.0.1:8000/v1",
         description="Base URL of the server, as OpenAI clients take it.",

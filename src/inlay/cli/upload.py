@@ -1,4 +1,4 @@
-"""`inlay embeds upload`: a file of embeddings to a server, for use by reference."""
+"""`inlay embeds upload`: a file of embeddings or an image to a server, for use by reference."""
 
 import sys
 
@@ -7,8 +7,9 @@ import msgspec
 from inlay.cli.files import read
 from inlay.cli.process import Console
 from inlay.cli.settings import UploadSettings
-from inlay.client import Uploader
+from inlay.client import StoredEmbeds, StoredImage, Uploader
 from inlay.client.prompts import container
+from inlay.client.uploader import is_image
 
 
 def run(settings: UploadSettings) -> int:
@@ -18,18 +19,26 @@ def run(settings: UploadSettings) -> int:
         FileError: the file cannot be read.
         InlayError: the server refuses it, or cannot be reached.
     """
-    data = container(read(settings.file))
+    data = read(settings.file)
     key = None if settings.api_key is None else settings.api_key.get_secret_value()
     uploader = Uploader(settings.url, key)
-    stored = uploader.upload(data, model=settings.model)
+    stored: StoredEmbeds | StoredImage
+    if is_image(data):
+        stored = uploader.upload_image(data, model=settings.model)
+    else:
+        stored = uploader.upload(container(data), model=settings.model)
     if settings.pin:
         stored = uploader.pin(stored.id)
     console = Console(sys.stdout, sys.stderr)
     text = msgspec.json.encode(stored).decode() if settings.output_json else stored.id
     console.out(text + "\n")
     kept = "pinned" if stored.pinned else "until it is not used for its time to live"
-    console.line(
-        f"{stored.num_tokens} rows of {stored.hidden_size}, {stored.dtype}, {stored.bytes} bytes, "
-        f"kept {kept}"
-    )
+    console.line(f"{_described(stored)}, {stored.bytes} bytes, kept {kept}")
     return 0
+
+
+def _described(stored: StoredEmbeds | StoredImage) -> str:
+    if isinstance(stored, StoredEmbeds):
+        return f"{stored.num_tokens} rows of {stored.hidden_size}, {stored.dtype}"
+    size = f"{stored.format}, {stored.width} x {stored.height}"
+    return size if stored.num_tokens is None else f"{size}, {stored.num_tokens} positions"

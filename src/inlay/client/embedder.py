@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inlay.client.images import ImageEncoder, ImageFile, image_part
 from inlay.client.model_files import model_directory
 from inlay.client.prompts import EmbeddedPrompt
 from inlay.client.uploader import Uploader
 from inlay.errors import InvalidRequestError
+from inlay.media.spec import Detail
 from inlay.render import Renderer
 from inlay.tensors import ModelDType, TensorFormat
 from inlay.tensors.table import EmbeddingTable
@@ -111,3 +113,27 @@ class PromptEmbedder:
         No special tokens, as it stands inside the template.
         """
         return self.embed(text, add_special_tokens=False).chat_part(format, uploader=uploader)
+
+    def image_part(
+        self,
+        image: ImageFile,
+        *,
+        detail: Detail | None = None,
+        uploader: Uploader | None = None,
+        encoder: ImageEncoder | None = None,
+    ) -> Any:
+        """An image as a part of a chat message's `content`, or of a completion's prompt.
+
+        Args:
+            image: its path or bytes.
+            detail: OpenAI's; "low" takes fewer positions where the model has a smaller layout.
+            uploader: sends large files once and then refers to them.
+            encoder: encodes the image; then its rows are sent in place of the file.
+
+        Raises:
+            InvalidRequestError: no image, or none of a format that servers read.
+            InlayError: the upload or the encoding failed.
+        """
+        if encoder is not None:
+            return encoder.encode(image, detail=detail).chat_part()
+        return image_part(image, detail=detail, uploader=uploader)

@@ -1,29 +1,17 @@
 """Embeddings sent once and referred to afterwards, for clients that reuse the same rows."""
 
-import http.client
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from typing import Any, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
 
 import msgspec
 from blake3 import blake3
 
-from inlay.errors import (
-    AuthenticationError,
-    BodyTooLargeError,
-    EngineError,
-    ErrorBody,
-    InlayError,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
-    PermissionDeniedError,
-    RateLimitedError,
-)
+from inlay.client.connection import JSON, Connection
+from inlay.errors import EngineError, InvalidRequestError, NotFoundError
+from inlay.media.image import read_image_header
 
 UPLOAD_FROM = 64 * 1024
 """Default size, in bytes, from which on a container is uploaded.
@@ -34,23 +22,12 @@ Below, a reference saves nothing.
 FRESH_SECONDS = 30.0
 """Seconds for which an id is used without asking the server again."""
 
-_ERRORS: dict[int, type[InlayError]] = {
-    error.status: error
-    for error in (
-        InvalidRequestError,
-        AuthenticationError,
-        PermissionDeniedError,
-        NotFoundError,
-        BodyTooLargeError,
-        RateLimitedError,
-        OverloadedError,
-    )
-}
-
 T = TypeVar("T")
 
 
-class StoredEmbeds(msgspec.Struct, frozen=True, kw_only=True):
+class StoredEmbeds(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="prompt_embeds"
+):
     """Metadata of stored embeddings.
 
     Attributes:
@@ -75,12 +52,59 @@ class StoredEmbeds(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: int
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    error: ErrorBody
+class StoredImage(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="image"):
+    """Metadata of a stored image.
+
+    Attributes:
+        id: for references.
+        format: of the file, by its content.
+        width: in pixels as it is seen.
+        height: likewise.
+        num_tokens: positions it takes in a prompt of the model it was uploaded for; None where
+            none was named.
+        bytes: of the file.
+        expires_at: as of `StoredEmbeds`.
+        pinned: likewise.
+    """
+
+    id: str
+    format: str
+    width: int
+    height: int
+    num_tokens: int | None
+    bytes: int
+    expires_at: int | None
+    pinned: bool
+
+
+Stored: TypeAlias = StoredEmbeds | StoredImage
+
+_Kind = TypeVar("_Kind", StoredEmbeds, StoredImage)
+_PATH = "/prompt_embeds"
+_OCTETS = "application/octet-stream"
+_ANY_SIZE = 1 << 62
+
+
+def image_type(data: bytes) -> str:
+    """The media type of an image file, by its content.
+
+    Raises:
+        InvalidRequestError: no image of a format that servers read.
+    """
+    return f"image/{read_image_header(data, max_pixels=_ANY_SIZE).format.lower()}"
+
+
+def is_image(data: bytes) -> bool:
+    """True for a file that `image_type` has a type for."""
+    try:
+        image_type(data)
+    except InvalidRequestError:
+        return False
+    return True
 
 
 class Uploader:
-    """Uploads embeddings to one server and remembers what is there.
+    """Uploads embeddings and images to one server and remembers what is there.
 
     Safe to use from several threads.
 
@@ -103,16 +127,10 @@ class Uploader:
         upload_from: int = UPLOAD_FROM,
         timeout: float = 60.0,
     ) -> None:
-        if urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname:
-            raise InvalidRequestError(
-                f"{base_url!r} is not the URL of a server, such as http://host:8000/v1"
-            )
         self.upload_from = upload_from
-        self._url = base_url.rstrip("/") + "/prompt_embeds"
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._timeout = timeout
+        self._connection = Connection(base_url, api_key, timeout)
         self._lock = threading.Lock()
-        self._known: dict[bytes, tuple[str, float]] = {}
+        self._known: dict[tuple[str, bytes], tuple[str, float]] = {}
 
     def ref(self, data: bytes) -> str:
         """The id of container bytes on the server, uploaded unless they are there.
@@ -123,14 +141,21 @@ class Uploader:
         Raises:
             InlayError: as the server answers, or `OverloadedError` when it cannot be reached.
         """
-        digest = blake3(data).digest()
+        return self._ref("embeds", data, self.upload)
+
+    def image_ref(self, data: bytes) -> str:
+        """The id of an image file on the server, as `ref`."""
+        return self._ref("image", data, self.upload_image)
+
+    def _ref(self, kind: str, data: bytes, upload: Callable[[bytes], Stored]) -> str:
+        digest = kind, blake3(data).digest()
         with self._lock:
             known = self._known.get(digest)
         now = time.monotonic()
         if known is not None and (now - known[1] < FRESH_SECONDS or self._is_there(known[0])):
             id_ = known[0]
         else:
-            id_ = self.upload(data).id
+            id_ = upload(data).id
         with self._lock:
             self._known[digest] = (id_, now)
         return id_
@@ -176,58 +201,48 @@ class Uploader:
         Raises:
             InlayError: as `ref`.
         """
+        return self._upload(data, model, _OCTETS, StoredEmbeds)
+
+    def upload_image(self, data: bytes, *, model: str | None = None) -> StoredImage:
+        """Store an image file, as `upload`; a model also tells the positions that it takes.
+
+        Raises:
+            InvalidRequestError: no image of a format that servers read.
+            InlayError: as `ref`.
+        """
+        return self._upload(data, model, image_type(data), StoredImage)
+
+    def _upload(self, data: bytes, model: str | None, media: str, kind: type[_Kind]) -> _Kind:
         query = "" if model is None else "?" + urlencode({"model": model})
-        return self._stored("POST", query, data, "application/octet-stream")
+        stored: _Kind = self._stored("POST", query, kind, data, media)
+        return stored
 
-    def get(self, id_: str) -> StoredEmbeds:
+    def get(self, id_: str) -> Stored:
         """Metadata of an id. Does not extend its TTL. Raises `NotFoundError`, or as `ref`."""
-        return self._stored("GET", "/" + quote(id_, safe=""))
+        stored: Stored = self._stored("GET", "/" + quote(id_, safe=""), Stored)
+        return stored
 
-    def pin(self, id_: str, pinned: bool = True) -> StoredEmbeds:
-        """Keep stored embeddings until they are unpinned or deleted, or let them expire again.
+    def pin(self, id_: str, pinned: bool = True) -> Stored:
+        """Keep a stored prompt until it is unpinned or deleted, or let it expire again.
 
         Raises as `get`.
         """
         body = msgspec.json.encode({"pinned": pinned})
-        return self._stored("POST", f"/{quote(id_, safe='')}/pin", body, "application/json")
+        stored: Stored = self._stored("POST", f"/{quote(id_, safe='')}/pin", Stored, body, JSON)
+        return stored
 
     def delete(self, id_: str) -> None:
-        """Delete stored embeddings. Raises as `get`."""
-        self._send("DELETE", "/" + quote(id_, safe=""))
+        """Delete a stored prompt. Raises as `get`."""
+        self._connection.send("DELETE", f"{_PATH}/{quote(id_, safe='')}")
         self.forget()
 
     def _stored(
-        self, method: str, path: str, body: bytes | None = None, media: str = ""
-    ) -> StoredEmbeds:
-        answer = self._send(method, path, body, media)
+        self, method: str, path: str, kind: Any, body: bytes | None = None, media: str = ""
+    ) -> Any:
+        answer = self._connection.send(method, _PATH + path, body, media)
         try:
-            return msgspec.json.decode(answer, type=StoredEmbeds)
+            return msgspec.json.decode(answer, type=kind)
         except msgspec.MsgspecError as error:
             raise EngineError(
-                f"{self._url} answered something else than stored embeddings: {error}"
+                f"{method} {_PATH}{path} answered something else than a stored prompt: {error}"
             ) from error
-
-    def _send(self, method: str, path: str, body: bytes | None = None, media: str = "") -> bytes:
-        headers = {**self._headers, **({"Content-Type": media} if media else {})}
-        request = urllib.request.Request(self._url + path, body, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                answer: bytes = response.read()
-                return answer
-        except urllib.error.HTTPError as error:
-            raise _refusal(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise OverloadedError(f"{self._url} cannot be reached: {reason}") from error
-
-
-def _refusal(error: urllib.error.HTTPError) -> InlayError:
-    kind = _ERRORS.get(error.code, EngineError)
-    body = error.read()
-    wait: Any = error.headers.get("Retry-After")
-    try:
-        said = msgspec.json.decode(body, type=_Answer).error
-    except msgspec.MsgspecError:
-        return kind(f"the server answered {error.code}: {body[:200]!r}")
-    retry_after = float(wait) if wait is not None and wait.isdigit() else None
-    return kind(said.message, param=said.param, code=said.code, retry_after=retry_after)

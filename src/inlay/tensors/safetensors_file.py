@@ -4,6 +4,7 @@ Layout: the safetensors README (an eight-byte header length, a JSON header, the 
 """
 
 import json
+import re
 from typing import Any, NoReturn
 
 from inlay.errors import EmbeddingsError
@@ -12,6 +13,8 @@ from inlay.tensors.tensor import MAX_TABLE_ID_LENGTH, MIN_BYTES, Tensor, dense, 
 MAX_HEADER_BYTES = 8192
 _METADATA = "__metadata__"
 _TABLE_ID = "embedding_table_id"
+_GRID = "image_grid_thw"
+_grid = re.compile(r"([1-9][0-9]{0,8}),([1-9][0-9]{0,8}),([1-9][0-9]{0,8})")
 _DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -52,7 +55,12 @@ def read_safetensors(container: memoryview) -> Tensor:
     if _integers(entry["data_offsets"]) != (0, len(data)):
         raise _malformed(f"its tensor does not fill its {len(data)} bytes of data exactly")
     tensor = Tensor(
-        dense(data, _DTYPES[name], shape), _DTYPES[name], shape, "safetensors", _table_id(metadata)
+        dense(data, _DTYPES[name], shape),
+        _DTYPES[name],
+        shape,
+        "safetensors",
+        _table_id(metadata),
+        _grid_of(metadata),
     )
     if len(tensor.data) != len(data):
         raise _malformed(
@@ -112,18 +120,37 @@ def _table_id(metadata: Any) -> str | None:
     return table_id if table_id is None else table_id[: MAX_TABLE_ID_LENGTH + 1]
 
 
+def _grid_of(metadata: dict[str, str]) -> tuple[int, int, int] | None:
+    text = metadata.get(_GRID)
+    if text is None:
+        return None
+    match = _grid.fullmatch(text)
+    if match is None:
+        raise _malformed(f"its {_GRID} is not three whole numbers with commas between")
+    times, height, width = map(int, match.groups())
+    return times, height, width
+
+
 def write_safetensors(
-    data: memoryview, dtype: str, shape: tuple[int, ...], table_id: str | None
+    data: memoryview,
+    dtype: str,
+    shape: tuple[int, ...],
+    table_id: str | None,
+    grid: tuple[int, int, int] | None = None,
 ) -> bytes:
-    """A safetensors file of one tensor, `prompt_embeds`, with the table's id in its metadata.
+    """A safetensors file of one tensor, `prompt_embeds`, with table id and grid in its metadata.
 
     Args:
         data: elements in C order, little endian.
         dtype: one of `inlay.prompt.DTYPE_SIZES`.
         shape: every size at least 1.
         table_id: of the embedding table the rows were taken from.
+        grid: of the image whose rows these are.
     """
-    header: dict[str, Any] = {} if table_id is None else {_METADATA: {_TABLE_ID: table_id}}
+    metadata = {} if table_id is None else {_TABLE_ID: table_id}
+    if grid is not None:
+        metadata[_GRID] = ",".join(map(str, grid))
+    header: dict[str, Any] = {_METADATA: metadata} if metadata else {}
     header["prompt_embeds"] = {
         "dtype": _NAMES[dtype],
         "shape": shape,

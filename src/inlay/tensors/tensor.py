@@ -63,6 +63,7 @@ class Tensor(msgspec.Struct, frozen=True):
         shape: every size at least 1; () for a scalar.
         format: the container it came in.
         table_id: id of the embedding table the rows were taken from, where the file says so.
+        grid: (time, height, width) in patches of the image whose rows these are, likewise.
     """
 
     data: Buffer
@@ -70,6 +71,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     format: TensorFormat
     table_id: str | None = None
+    grid: tuple[int, int, int] | None = None
 
     @property
     def array(self) -> npt.NDArray[Any]:

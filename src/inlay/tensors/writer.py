@@ -18,7 +18,13 @@ from inlay.tensors.tensor import (
 from inlay.tensors.torch_file import write_torch
 
 
-def write(array: npt.NDArray[Any], format: TensorFormat, *, table_id: str | None = None) -> bytes:
+def write(
+    array: npt.NDArray[Any],
+    format: TensorFormat,
+    *,
+    table_id: str | None = None,
+    grid: tuple[int, int, int] | None = None,
+) -> bytes:
     """The bytes of a file that holds `array`, which `read` gives back.
 
     Args:
@@ -27,9 +33,11 @@ def write(array: npt.NDArray[Any], format: TensorFormat, *, table_id: str | None
         format: "torch" (as `torch.save`; readable with `torch.load(weights_only=True)`),
             "safetensors", or "npy", which knows neither bfloat16 and float8 nor a table id.
         table_id: id of the embedding table the rows were taken from; at most 128 ASCII characters.
+        grid: (time, height, width) in patches of the image whose rows these are; "safetensors"
+            alone has a place for it.
 
     Raises:
-        EmbeddingsError: an array, or a table id, that the format cannot hold.
+        EmbeddingsError: an array, a table id, or a grid that the format cannot hold.
     """
     dtype = next(
         (name for name, known in NUMPY_DTYPES.items() if known == array.dtype.newbyteorder("<")),
@@ -51,6 +59,8 @@ def write(array: npt.NDArray[Any], format: TensorFormat, *, table_id: str | None
             f"embedding table id of {len(table_id)} characters; allowed: 1 to "
             f"{MAX_TABLE_ID_LENGTH}, all ASCII"
         )
+    if grid is not None and format != "safetensors":
+        raise EmbeddingsError(f"{format} has no place for the grid of an image; safetensors has")
     elements = np.asarray(array, NUMPY_DTYPES[dtype], order="C")
     if format == "npy":
         return write_npy(elements, dtype, table_id)
@@ -58,5 +68,5 @@ def write(array: npt.NDArray[Any], format: TensorFormat, *, table_id: str | None
     if format == "torch":
         return write_torch(data, dtype, elements.shape, table_id)
     if format == "safetensors":
-        return write_safetensors(data, dtype, elements.shape, table_id)
+        return write_safetensors(data, dtype, elements.shape, table_id, grid)
     raise EmbeddingsError(f"unknown format {format!r}; allowed: 'torch', 'safetensors', 'npy'")

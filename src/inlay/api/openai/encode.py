@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -182,8 +182,7 @@ def _image(
     index: int, run: Media, payloads: dict[str, Payload], encoding_format: str
 ) -> EncodedImage:
     """Return one element of the response. CPU work."""
-    ports = [PORTS[Task.ENCODE], *sorted(port for port in payloads if port.startswith("deepstack"))]
-    rows = np.concatenate([_array(payloads[port]) for port in ports], axis=1)
+    rows = image_rows(payloads)
     shown: Any
     if encoding_format == "base64":
         shown = pybase64.b64encode_as_string(write(rows, "torch"))
@@ -197,6 +196,16 @@ def _image(
         image_grid_thw=None if run.grid is None else list(run.grid),
         num_tokens=len(rows),
     )
+
+
+def image_rows(payloads: Mapping[str, Payload]) -> npt.NDArray[Any]:
+    """Return the rows of an image, (num_tokens, width), with its inner features after them.
+
+    Args:
+        payloads: of one image, by port.
+    """
+    ports = [PORTS[Task.ENCODE], *sorted(port for port in payloads if port.startswith("deepstack"))]
+    return np.concatenate([_array(payloads[port]) for port in ports], axis=1)
 
 
 def _array(payload: Payload) -> npt.NDArray[Any]:

@@ -251,7 +251,7 @@ class Images:
         found = embeds_segments(
             self._spec,
             tensor,
-            grid=part.grid,
+            grid=tensor.grid if part.grid is None else part.grid,
             hidden_size=card.hidden_size,
             dtype=card.dtype,
             max_abs=card.limits.max_prompt_embeds_abs,
