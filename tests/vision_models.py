@@ -286,6 +286,20 @@ _FAMILIES: dict[str, Callable[[], _Parts]] = {
 
 FAMILIES = tuple(_FAMILIES)
 
+VIDEO_FAMILIES = tuple(name for name in FAMILIES if name.startswith(("qwen", "glm")))
+
+VIDEO_SETTINGS = {
+    "size": {"shortest_edge": 16 * 16 * 4, "longest_edge": 32 * 32 * 4},
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "max_frames": 8,
+    **_NORM,
+}
+"""Of the video processors."""
+
+_GLM_TOKENS = ("<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>")
+
 _TOKENS: dict[str, tuple[str, ...]] = {
     "internvl": ("<IMG_CONTEXT>", "<img>", "</img>"),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
@@ -293,8 +307,8 @@ _TOKENS: dict[str, tuple[str, ...]] = {
     "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>"),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "gemma4": ("<|image|>", "<|image>", "<image|>"),
-    "glm4v": ("<|image|>",),
-    "glm4v_moe": ("<|image|>",),
+    "glm4v": _GLM_TOKENS,
+    "glm4v_moe": _GLM_TOKENS,
     "pixtral": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "qwen": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
 }
@@ -318,6 +332,8 @@ def vision(family: str) -> Path:
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=0)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
+    if family in VIDEO_FAMILIES:
+        (directory / "video_preprocessor_config.json").write_text(json.dumps(VIDEO_SETTINGS))
     if family in ("idefics3", "smolvlm"):
         joint = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
         (directory / "processor_config.json").write_text(json.dumps(joint))

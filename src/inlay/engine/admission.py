@@ -7,7 +7,7 @@ from typing import Protocol
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.media.positions import GRID_FIELD
-from inlay.media.spec import MediaSpec
+from inlay.media.spec import NAMED, MediaSpec
 from inlay.prompt import Media, Prompt, Rows, Tokens
 from inlay.request import GrammarKind, Request, Sampling
 
@@ -113,11 +113,12 @@ class PromptAdmission:
                 )
 
     def _check_media(self, run: Media, param: str) -> None:
-        if self.media is None or run.kind != "image" or self.media.image is None:
+        if self.media is None or not self.media.takes(run.kind):
             raise InvalidRequestError(f"this engine cannot read {run.kind}", param=param)
         if run.atomic != self.media.atomic or (run.grid is None) == self.media.mrope:
             raise InvalidRequestError(
-                f"an image was laid out for another family than {self.media.family!r}", param=param
+                f"{NAMED[run.kind]} was laid out for another family than {self.media.family!r}",
+                param=param,
             )
 
     def _check_ids(self, ids: Sequence[int], param: str) -> None:

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from inlay.errors import InvalidRequestError
 from inlay.fair_queue import FairQueue
+from inlay.media.audio import AudioHeader, read_audio_header
+from inlay.media.frames import VideoHeader, read_video_header
 from inlay.media.geometry import Layout
 from inlay.media.image import ImageHeader, read_image_header
-from inlay.media.spec import Detail, MediaSpec, layout
+from inlay.media.spec import NAMED, Detail, MediaSpec, audio_layout, layout, video_layout
 from inlay.prompt import Media
 
 _T = TypeVar("_T")
@@ -33,6 +35,12 @@ Measured with pictures of 40 million pixels: 14 for RGB and grey, 16 with transp
 
 _INPUT_BYTES = 60
 """Bytes of a pixel that the tower sees, while patches are made of it; 57 measured for Qwen2-VL."""
+
+_FRAME_BYTES = 15
+"""Bytes of a pixel of a video that the tower sees, of all frames beside the one in hand."""
+
+_SOUND_BYTES = 40
+"""Bytes of a sample that the encoder hears, while its spectrum is made."""
 
 
 class SizedImage(NamedTuple):
@@ -62,9 +70,7 @@ def sized_image(run: Media, spec: MediaSpec) -> tuple[memoryview, SizedImage]:
         InvalidRequestError: the file is no picture, is too large, or is not of the size that the
             prompt was laid out for.
     """
-    if run.data is None:
-        raise InvalidRequestError(f"an {run.kind} of the prompt has no data")
-    data = run.data.view
+    data = _data_of(run)
     header = read_image_header(data, max_pixels=spec.max_pixels)
     detail: Detail | None = "low" if run.detail == "low" else None
     laid = layout(spec, header.height, header.width, detail)
@@ -74,6 +80,75 @@ def sized_image(run: Media, spec: MediaSpec) -> tuple[memoryview, SizedImage]:
             f"prompt has room for {run.total}"
         )
     return data, SizedImage(header, laid, spec.processor_settings(detail))
+
+
+class SizedVideo(NamedTuple):
+    """A video whose header was read; attributes as of `SizedImage`."""
+
+    header: VideoHeader
+    layout: Layout
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of all frames that the tower sees."""
+        return len(self.header.indices) * self.layout.size[0] * self.layout.size[1]
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes while it is decoded and made into inputs of a tower."""
+        one = self.layout.size[0] * self.layout.size[1]
+        frame = _PICTURE_BYTES * self.header.height * self.header.width + _INPUT_BYTES * one
+        return frame + _FRAME_BYTES * self.pixels
+
+
+def sized_video(run: Media, spec: MediaSpec) -> tuple[memoryview, SizedVideo]:
+    """Return the file of a video, and what its header says. Errors as of `sized_image`."""
+    data = _data_of(run)
+    most = 1 if spec.video is None else spec.video.max_frames
+    header = read_video_header(data, max_frames=most, max_pixels=spec.max_pixels)
+    laid, _ = video_layout(spec, header, lambda _: ())
+    if laid.rows != run.total:
+        raise InvalidRequestError(
+            f"a video of {len(header.indices)} frames of {header.width} x {header.height} pixels "
+            f"has {laid.rows} rows; the prompt has room for {run.total}"
+        )
+    return data, SizedVideo(header, laid)
+
+
+class SizedSound(NamedTuple):
+    """An audio file whose header was read.
+
+    Attributes:
+        header: of the file.
+        rate: samples a second that the encoder takes.
+    """
+
+    header: AudioHeader
+    rate: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes while it is decoded and made into inputs of a tower."""
+        return 8 * self.header.samples + _SOUND_BYTES * self.header.samples_at(self.rate)
+
+
+def sized_sound(run: Media, spec: MediaSpec) -> tuple[memoryview, SizedSound]:
+    """Return the file of an audio item, and what its header says. Errors as of `sized_image`."""
+    data = _data_of(run)
+    header = read_audio_header(data)
+    laid = audio_layout(spec, header)
+    if laid.rows != run.total or spec.audio is None:
+        raise InvalidRequestError(
+            f"audio of {header.seconds:.3f} s has {laid.rows} rows; the prompt has room for "
+            f"{run.total}"
+        )
+    return data, SizedSound(header, spec.audio.rate)
+
+
+def _data_of(run: Media) -> memoryview:
+    if run.data is None:
+        raise InvalidRequestError(f"{NAMED[run.kind]} of the prompt has no data")
+    return run.data.view
 
 
 async def in_thread(
@@ -139,6 +214,10 @@ __all__ = [
     "PLACES",
     "Room",
     "SizedImage",
+    "SizedSound",
+    "SizedVideo",
     "in_thread",
     "sized_image",
+    "sized_sound",
+    "sized_video",
 ]

@@ -1,13 +1,15 @@
 """Pictures from files that strangers sent."""
 
 import struct
+from collections.abc import Iterator
 from io import BytesIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from inlay.errors import InvalidRequestError
-from inlay.media.image import ImageHeader
+from inlay.media.frames import VideoHeader, unpack_frames
+from inlay.media.image import ImageHeader, read_image_header
 
 _BROKEN = (
     EOFError,
@@ -64,6 +66,35 @@ def decode(data: memoryview, header: ImageHeader) -> Image.Image:
     return found if turn is None else found.transpose(turn)
 
 
+def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image]:
+    """Decode the sampled frames of a video as `decode` does, one after the other.
+
+    Args:
+        data: the file.
+        header: of it.
+
+    Raises:
+        InvalidRequestError: the file is damaged, or not what its header says.
+    """
+    if header.format == "FRAMES":
+        files = unpack_frames(data)
+        for index in header.indices:
+            yield decode(files[index], read_image_header(files[index]))
+        return
+    try:
+        with Image.open(BytesIO(data), formats=(header.format,)) as image:
+            if image.size != (header.width, header.height):
+                raise InvalidRequestError(
+                    f"a video has a header of {header.width} x {header.height} pixels and is "
+                    f"{image.size[0]} x {image.size[1]}"
+                )
+            for index in header.indices:
+                image.seek(index)
+                yield _in_rgb(image)
+    except _BROKEN as error:
+        raise InvalidRequestError(f"a video cannot be decoded: {error}") from error
+
+
 def _in_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits; Pillow would clip them
         levels = np.asarray(image)
@@ -82,4 +113,4 @@ def _broken(error: Exception) -> InvalidRequestError:
     return InvalidRequestError(f"an image cannot be decoded: {error}")
 
 
-__all__ = ["decode"]
+__all__ = ["decode", "decode_frames"]

@@ -8,10 +8,10 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioFrames
-from inlay.media.geometry import PatchGrid
+from inlay.media.geometry import MAX_PIXELS, PatchGrid
 from inlay.media.image_families import IMAGE_FAMILIES, area_of, placeholder_of
 from inlay.media.model_files import ModelFiles, Section
-from inlay.media.spec import MAX_PIXELS, ImageGeometry, Kind, MediaSpec, Placeholder
+from inlay.media.spec import ImageGeometry, Kind, MediaSpec, Placeholder
 from inlay.media.video import FrameGrid
 
 REFUSED = {
@@ -221,6 +221,8 @@ _VIDEO = {
 }
 """Placeholder and class defaults of the video processors, by family."""
 
+
+_VIDEO |= {f"{family}_moe": _VIDEO[family] for family in ("glm4v", "qwen3_vl", "qwen3_5")}
 
 _READERS: dict[str, Callable[[ModelFiles], MediaSpec]] = {
     **IMAGE_FAMILIES,

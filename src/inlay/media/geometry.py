@@ -17,6 +17,9 @@ import msgspec
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Tokens
 
+MAX_PIXELS = 40_000_000
+"""Default bound of an image's pixels, before it is resized."""
+
 LOW_SIDE = 512
 """Side in pixels of the square whose area an image of low detail is brought to."""
 

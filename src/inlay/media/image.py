@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from inlay.errors import InvalidRequestError
-from inlay.media.spec import MAX_PIXELS
+from inlay.media.geometry import MAX_PIXELS
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that are read, by Pillow's names."""
@@ -302,11 +302,11 @@ def _gif(view: memoryview) -> _Found:
             return max(width, left + columns), max(height, top + lines), 1
         if kind != 0x21:
             raise _malformed("GIF", "it has no picture")
-        at = _after_blocks(view, at + 2)
+        at = after_blocks(view, at + 2)
     raise _malformed("GIF", f"it has more than {_MAX_CHUNKS} extensions")
 
 
-def _after_blocks(view: memoryview, at: int) -> int:
+def after_blocks(view: memoryview, at: int) -> int:
     """The place after an extension's blocks."""
     for _ in range(_MAX_CHUNKS):
         (size,) = _unpack("B", view, at, "GIF")
@@ -377,4 +377,4 @@ def _malformed(format_: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"an image is a malformed {format_}: {why}")
 
 
-__all__ = ["FORMATS", "ImageHeader", "read_image_header"]
+__all__ = ["FORMATS", "ImageHeader", "after_blocks", "read_image_header"]

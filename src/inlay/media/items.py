@@ -3,10 +3,21 @@
 from typing import NamedTuple
 
 from inlay.digest import Secret, media_digest
+from inlay.errors import InvalidRequestError
 from inlay.media.audio import MAX_SECONDS, read_audio_header
+from inlay.media.frames import read_video_header
 from inlay.media.geometry import Layout
 from inlay.media.image import read_image_header
-from inlay.media.spec import Detail, Kind, MediaSpec, audio_layout, layout, media_segments
+from inlay.media.spec import (
+    Detail,
+    Kind,
+    MediaSpec,
+    audio_layout,
+    layout,
+    media_segments,
+    video_layout,
+)
+from inlay.media.video import Encode
 from inlay.prompt import Buffer, Segment
 
 
@@ -54,6 +65,22 @@ def audio_item(
     return _item(spec, laid, data, secret, "audio", "", decoded)
 
 
+def video_item(spec: MediaSpec, data: Buffer, secret: Secret, encode: Encode) -> Item:
+    """A video by its file, as `image_item`; `encode` tokenizes the times between its frames.
+
+    Raises:
+        InvalidRequestError: no video that the model takes.
+    """
+    if spec.video is None:
+        raise InvalidRequestError("this model takes no video")
+    header = read_video_header(
+        data.view, max_frames=spec.video.max_frames, max_pixels=spec.max_pixels
+    )
+    laid, interval = video_layout(spec, header, encode)
+    decoded = header.height * header.width * 4
+    return _item(spec, laid, data, secret, "video", "", decoded, interval)
+
+
 def _item(
     spec: MediaSpec,
     laid: Layout,
@@ -62,6 +89,7 @@ def _item(
     kind: Kind,
     settings: str,
     decoded_bytes: int,
+    interval: float = 1.0,
 ) -> Item:
     digest = media_digest(
         data.view, secret, kind=kind, encoder_id=spec.encoder_id, settings=settings
@@ -73,8 +101,9 @@ def _item(
         kind=kind,
         detail="low" if settings == "low" else None,
         atomic=spec.atomic,
+        interval=interval,
     )
     return Item(tuple(segments), laid.positions, decoded_bytes)
 
 
-__all__ = ["Item", "audio_item", "image_item"]
+__all__ = ["Item", "audio_item", "image_item", "video_item"]

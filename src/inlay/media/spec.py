@@ -7,18 +7,19 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioGeometry, AudioHeader
-from inlay.media.geometry import AnyResolution, FixedSize, Layout, PatchGrid
+from inlay.media.frames import VideoHeader
+from inlay.media.geometry import MAX_PIXELS, AnyResolution, FixedSize, Layout, PatchGrid
 from inlay.media.tiles import Canvas, Chunks, Lines, Pooled, Split
-from inlay.media.video import FrameGrid
+from inlay.media.video import Encode, FrameGrid, VideoLayout
 from inlay.prompt import Buffer, Media, Segment, Tokens
-
-MAX_PIXELS = 40_000_000
-"""Default bound of an image's pixels, before it is resized."""
 
 Kind: TypeAlias = Literal["image", "audio", "video"]
 """Kinds of media."""
 
 KINDS: tuple[Kind, ...] = ("image", "audio", "video")
+
+NAMED = {"image": "an image", "audio": "audio", "video": "a video"}
+"""One item of each kind, in messages."""
 
 ImageGeometry: TypeAlias = (
     FixedSize | AnyResolution | PatchGrid | Canvas | Lines | Split | Chunks | Pooled
@@ -81,6 +82,11 @@ class MediaSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_pixels: int = MAX_PIXELS
     max_items: dict[Kind, int] = {}
     embeds: bool = False
+
+    def takes(self, kind: str) -> bool:
+        """Return True for a kind of media that the model takes."""
+        known = {"image": self.image, "audio": self.audio, "video": self.video}
+        return known.get(kind) is not None
 
     def check_counts(self, counts: Mapping[Kind, int]) -> None:
         """Check the numbers of items in one prompt.
@@ -172,6 +178,17 @@ def audio_layout(spec: MediaSpec, header: AudioHeader) -> Layout:
     if found.rows < 1:
         raise InvalidRequestError(f"audio of {header.seconds:.3f} s is too short to be heard")
     return found
+
+
+def video_layout(spec: MediaSpec, header: VideoHeader, encode: Encode) -> VideoLayout:
+    """The layout of a video; `encode` tokenizes times.
+
+    Raises:
+        InvalidRequestError: a model without videos, or one too short or too long for it.
+    """
+    if spec.video is None:
+        raise InvalidRequestError("this model takes no video")
+    return spec.video.layout(header.height, header.width, header.seconds, header.fps, encode)
 
 
 def media_segments(

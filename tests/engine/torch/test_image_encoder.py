@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.readers import PictureReader
 from inlay.engine.torch.media.tower import Arrays, Tower
 from inlay.engine.torch.model import CausalModel
 from inlay.errors import EngineError, InlayError, InvalidRequestError
@@ -66,7 +67,7 @@ async def started(
     processor = ImageProcessor(vision(FAMILY), AutoConfig.from_pretrained(vision(FAMILY)))
     encoder = MediaEncoder(
         tower,
-        processor,
+        {"image": PictureReader(processor, spec(FAMILY))},
         spec(FAMILY),
         cache_bytes=1 << 20,
         dtype="float32",

@@ -3,6 +3,7 @@
 In chunks that cut images, from the prefix cache, beside neighbours, preempted and resumed.
 """
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,55 +15,99 @@ from torch import Tensor as Values
 from transformers import AutoConfig
 
 from inlay.digest import Secret
-from inlay.engine.pictures import decode
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import batch
 from inlay.engine.torch.attention import gathered
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.decode_graphs import Capture
-from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.readers import Inputs, readers_of
 from inlay.engine.torch.media.tower import ROWS, Tower, as_rows
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import MEDIA_FAMILIES
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.media.embeds import embeds_segments
-from inlay.media.image import read_image_header
 from inlay.media.spec import layout
 from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
 from inlay.request import Output, Request, Sampling
 from inlay.tensors import Tensor
-from tests.engine.torch.vision_reference import Parts, Picture, generated, prompt_of, spec
-from tests.vision_models import FAMILIES, vision
+from tests.audio_models import AUDIO_FAMILIES
+from tests.engine.torch.vision_reference import (
+    VIDEO_CASES,
+    Clip,
+    Item,
+    Parts,
+    Picture,
+    Sound,
+    directory_of,
+    generated,
+    prompt_of,
+    segments_of,
+    spec,
+)
+from tests.vision_models import FAMILIES
 
 NEW = 12
 """Tokens each prompt is continued by."""
 
 ONE, TWO = Picture(1, 40, 56), Picture(2, 70, 33)
+SOUNDS = Sound(1, 18_003), Sound(2, 9_000)
+CLIPS = Clip(1, 5, 40, 56), Clip(2, 4, 70, 33, fps=1.5)
 
-PROMPTS: dict[str, Parts] = {
-    "both": [list(range(100, 117)), ONE, [11, 12, 13, 14, 15], TWO, [20, 21, 22]],
-    "one": [[5, 6, 9, 10], ONE, list(range(60, 80))],
-    "other": [[5, 6, 9, 10], ONE, [90, 91, 92]],
-    "twice": [[6, 7, 8], TWO, [90, 91, 92], TWO, [93]],
-    "text": [[40, 41, 42, 43, 44, 45, 46, 47, 48]],
-}
+CASES = (*FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES)
+
+
+def items(case: str) -> tuple[Item, Item]:
+    """The two items that a case's prompts hold."""
+    if case in AUDIO_FAMILIES:
+        return SOUNDS
+    return CLIPS if case in VIDEO_CASES else (ONE, TWO)
+
+
+def prompts(case: str) -> dict[str, Parts]:
+    one, two = items(case)
+    return {
+        "both": [list(range(100, 117)), one, [11, 12, 13, 14, 15], two, [20, 21, 22]],
+        "one": [[5, 6, 9, 10], one, list(range(60, 80))],
+        "other": [[5, 6, 9, 10], one, [90, 91, 92]],
+        "twice": [[6, 7, 8], two, [90, 91, 92], two, [93]],
+        "text": [[40, 41, 42, 43, 44, 45, 46, 47, 48]],
+    }
 
 
 @cache
 def load(family: str) -> CausalModel:
-    return CausalModel.load(EngineSettings(model=str(vision(family)), device="cpu", num_threads=1))
+    return CausalModel.load(
+        EngineSettings(model=str(directory_of(family)), device="cpu", num_threads=1)
+    )
+
+
+def tower_inputs(family: str, run: Media) -> Inputs:
+    """What the engine's reader makes of a file."""
+    config = AutoConfig.from_pretrained(directory_of(family))
+    return readers_of(directory_of(family), config, spec(family))[run.kind].plan(run).read()
 
 
 @cache
-def encoded(family: str, data: bytes, total: int) -> Rows | InlayError:
-    """The rows of a file, by tower and processor of the engine."""
+def _encoded(family: str, digest: bytes, run: Media) -> Rows | InlayError:
+    del digest
     model = load(family)
-    config = AutoConfig.from_pretrained(vision(family))
-    image = decode(memoryview(data), read_image_header(data))
-    inputs = ImageProcessor(vision(family), config)(image, {})
-    (arrays,) = Tower(model.tower, model.hidden_size).encode([inputs], [total])
+    inputs = tower_inputs(family, run)
+    (arrays,) = Tower(model.tower, model.hidden_size).encode([inputs], [run.total])
     return arrays if isinstance(arrays, InlayError) else as_rows(arrays)
+
+
+def encoded(family: str, item: Item) -> Rows:
+    """The rows of an item, by tower and reader of the engine."""
+    run = run_of(family, item)
+    rows = _encoded(family, run.digest, run)
+    assert isinstance(rows, Rows)
+    return rows
+
+
+def run_of(family: str, item: Item) -> Media:
+    """The first run of an item, which has its file."""
+    return next(part for part in segments_of(family, item) if isinstance(part, Media))
 
 
 class Engine:
@@ -94,7 +139,7 @@ class Engine:
         outputs = self.core.step()
         for request, run in self.asked:
             assert run.data is not None
-            rows = encoded(self.family, bytes(run.data.view), run.total)
+            rows = _encoded(self.family, run.digest, run)
             outputs += self.core.encoded(request, run.digest, rows)
             self.num_encoded += 1
         self.asked.clear()
@@ -110,11 +155,11 @@ class Engine:
         outputs: list[Output] = []
         for name in names:
             sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True, logprobs=20)
-            known = tuple(generated(self.family, PROMPTS[name], NEW).ids[:prior])
+            known = tuple(generated(self.family, prompts(self.family)[name], NEW).ids[:prior])
             outputs += self.core.admit(
                 Request(
                     id=name,
-                    prompts=(prompt_of(self.family, PROMPTS[name]),),
+                    prompts=(prompt_of(self.family, prompts(self.family)[name]),),
                     params=sampling,
                     prior_output=known,
                 )
@@ -142,7 +187,7 @@ def _joined(outputs: list[Output]) -> tuple[list[int], Values, Values]:
 
 def check(family: str, found: dict[str, tuple[list[int], Values, Values]], prior: int = 0) -> None:
     for name, (ids, top, logprobs) in found.items():
-        truth = generated(family, PROMPTS[name], NEW)
+        truth = generated(family, prompts(family)[name], NEW)
         expected = truth.logits[prior:].log_softmax(-1).gather(1, top)
         difference = float((logprobs - expected).abs().max())
         assert difference < 2e-4, (name, difference)
@@ -150,7 +195,7 @@ def check(family: str, found: dict[str, tuple[list[int], Values, Values]], prior
 
 
 @pytest.mark.usefixtures("overlap")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_images_in_chunks_and_from_the_cache_give_the_logits_of_transformers(family: str) -> None:
     engine = Engine(family)
     for name in ("both", "one", "text", "both"):
@@ -158,7 +203,7 @@ def test_images_in_chunks_and_from_the_cache_give_the_logits_of_transformers(fam
     assert engine.core.stats().cached_tokens > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_neighbours_and_preemption_change_nothing(family: str) -> None:
     engine = Engine(family)
     check(family, engine.run("other", "one", "text", "twice", preempt_at=(4, 9)))
@@ -167,13 +212,13 @@ def test_neighbours_and_preemption_change_nothing(family: str) -> None:
     assert engine.num_encoded <= 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_a_resumed_request_goes_on_as_it_would_have(family: str) -> None:
     check(family, Engine(family).run("one", "text", prior=5), prior=5)
 
 
 @pytest.mark.usefixtures("overlap")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_a_cached_prefix_with_its_image_is_not_encoded(family: str) -> None:
     engine = Engine(family)
     check(family, engine.run("one"))
@@ -188,9 +233,9 @@ def test_a_cached_prefix_with_its_image_is_not_encoded(family: str) -> None:
 def test_an_image_that_cannot_be_encoded_ends_its_request_alone(family: str) -> None:
     engine = Engine(family)
     sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True, logprobs=20)
-    prompts = {name: prompt_of(family, PROMPTS[name]) for name in ("one", "text")}
+    made = {name: prompt_of(family, prompts(family)[name]) for name in ("one", "text")}
     outputs: list[Output] = []
-    for name, prompt in prompts.items():
+    for name, prompt in made.items():
         outputs += engine.core.admit(Request(id=name, prompts=(prompt,), params=sampling))
     outputs += engine.core.step()
     ((request, run),) = engine.asked
@@ -207,12 +252,11 @@ def test_an_image_that_cannot_be_encoded_ends_its_request_alone(family: str) -> 
 
 def test_rows_of_another_number_end_the_request() -> None:
     engine = Engine("llava")
-    prompt = prompt_of("llava", PROMPTS["one"])
+    prompt = prompt_of("llava", prompts("llava")["one"])
     engine.core.admit(Request(id="one", prompts=(prompt,), params=Sampling(max_tokens=1)))
     engine.core.step()
     ((request, run),) = engine.asked
-    rows = encoded("llava", ONE.data, run.total)
-    assert isinstance(rows, Rows)
+    rows = encoded("llava", ONE)
     (output,) = engine.core.encoded(request, run.digest, rows.slice(0, 3))
     assert output.error is not None
     assert "made 3 rows of an image laid out as 16" in output.error.message
@@ -221,7 +265,7 @@ def test_rows_of_another_number_end_the_request() -> None:
 
 def test_an_engine_that_waits_for_images_rests() -> None:
     engine = Engine("llava")
-    prompt = prompt_of("llava", PROMPTS["one"])
+    prompt = prompt_of("llava", prompts("llava")["one"])
     engine.core.admit(Request(id="a", prompts=(prompt,), params=Sampling(max_tokens=1)), 7.0)
     assert engine.core.rest(1.0) == 0
     assert engine.core.step() == []
@@ -234,7 +278,7 @@ def test_the_next_sequences_images_are_asked_for_while_it_waits_for_a_place() ->
     engine = Engine("llava", max_num_seqs=1)
     params = Sampling(max_tokens=NEW, ignore_eos=True)
     for name in ("text", "one"):
-        prompt = prompt_of("llava", PROMPTS[name])
+        prompt = prompt_of("llava", prompts("llava")[name])
         engine.core.admit(Request(id=name, prompts=(prompt,), params=params))
     engine.core.step()
     assert [request for request, _ in engine.asked] == []
@@ -245,42 +289,35 @@ def test_the_next_sequences_images_are_asked_for_while_it_waits_for_a_place() ->
 
 def test_an_image_with_rows_that_are_not_finite_does_not_harm_its_neighbours() -> None:
     model = load("internvl")
-    config = AutoConfig.from_pretrained(vision("internvl"))
-    processor = ImageProcessor(vision("internvl"), config)
-    inputs = []
-    for picture in (ONE, TWO, ONE):
-        data = picture.data
-        inputs.append(processor(decode(memoryview(data), read_image_header(data)), {}))
+    inputs = [tower_inputs("internvl", run_of("internvl", item)) for item in (ONE, TWO, ONE)]
     inputs[1]["pixel_values"] = inputs[1]["pixel_values"] * float("nan")
     found = Tower(model.tower, model.hidden_size).encode(inputs, [20, 12, 20])
     first, bad, last = found
     assert isinstance(bad, InvalidRequestError)
-    assert bad.message == "the rows of an image are not finite"
-    expected = encoded("internvl", ONE.data, 20)
-    assert isinstance(expected, Rows)
+    assert bad.message == "the rows of an item are not finite"
+    expected = encoded("internvl", ONE)
     for good in (first, last):
         assert not isinstance(good, InlayError)
         assert as_rows(good) == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_images_that_are_encoded_together_have_the_rows_they_have_alone(family: str) -> None:
     model = load(family)
-    processor = ImageProcessor(vision(family), AutoConfig.from_pretrained(vision(family)))
-    files = [picture.data for picture in (ONE, TWO, Picture(9, 20, 90))]
-    inputs = [processor(decode(memoryview(file), read_image_header(file)), {}) for file in files]
-    counts = [layout(spec(family), *size).rows for size in ((40, 56), (70, 33), (20, 90))]
-    together = Tower(model.tower, model.hidden_size).encode(inputs, counts)
-    for file, count, found in zip(files, counts, together, strict=True):
+    third: dict[type, Item] = {Picture: Picture(9, 20, 90), Sound: Sound(9, 29_000), Clip: CLIPS[0]}
+    files = [*items(family), third[type(items(family)[0])]]
+    runs = [run_of(family, file) for file in files]
+    inputs = [tower_inputs(family, run) for run in runs]
+    together = Tower(model.tower, model.hidden_size).encode(inputs, [run.total for run in runs])
+    for file, found in zip(files, together, strict=True):
         assert not isinstance(found, InlayError)
-        alone = encoded(family, file, count)
-        assert isinstance(alone, Rows)
+        alone = encoded(family, file)
         expected = torch.frombuffer(bytearray(alone.data.view), dtype=torch.float32)
         assert (torch.from_numpy(found[ROWS]).flatten() - expected).abs().max() < 1e-4
 
 
 def test_every_family_with_images_is_tested_and_listed() -> None:
-    tested = {AutoConfig.from_pretrained(vision(family)).model_type for family in FAMILIES}
+    tested = {AutoConfig.from_pretrained(directory_of(case)).model_type for case in CASES}
     assert tested == set(MEDIA_FAMILIES)
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     for model_type in MEDIA_FAMILIES:
@@ -290,15 +327,15 @@ def test_every_family_with_images_is_tested_and_listed() -> None:
 def difference(family: str, name: str, found: dict[str, Any]) -> float:
     """Largest difference from transformers' logprobs, of the first token."""
     _, top, logprobs = found[name]
-    expected = generated(family, PROMPTS[name], NEW).logits[:1].log_softmax(-1)
+    expected = generated(family, prompts(family)[name], NEW).logits[:1].log_softmax(-1)
     return float((logprobs[:1] - expected.gather(1, top[:1])).abs().max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_the_tiny_models_tell_a_wrong_picture(family: str) -> None:
-    prompt = list(PROMPTS["one"])
+    prompt = list(prompts(family)["one"])
     expected = generated(family, prompt, NEW).logits[0]
-    prompt[1] = Picture(77, ONE.height, ONE.width)
+    prompt[1] = replace(items(family)[0], seed=77)
     assert 5 < expected.abs().max() < 40
     assert (generated(family, prompt, NEW).logits[0] - expected).abs().max() > 0.3
 
@@ -331,13 +368,13 @@ def test_missing_inner_features_would_be_seen(family: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl", "glm4v"])
 def test_rows_that_a_client_made_with_the_same_encoder_give_the_same(family: str) -> None:
     parts: list[Segment] = []
-    for part in PROMPTS["both"]:
-        if not isinstance(part, Picture):
+    for part in prompts(family)["both"]:
+        if isinstance(part, list):
             parts.append(Tokens(part))
             continue
+        assert isinstance(part, Picture)
         laid = layout(spec(family), part.height, part.width)
-        rows = encoded(family, part.data, laid.rows)
-        assert isinstance(rows, Rows)
+        rows = encoded(family, part)
         arrays = [
             np.frombuffer(data.view, np.float32).reshape(len(rows), -1)
             for data in (rows.data, *(field.data for field in rows.bundle))
@@ -376,7 +413,7 @@ def test_others_finish_while_a_sequence_waits_for_its_image() -> None:
     sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True, logprobs=20)
     outputs: list[Output] = []
     for name in ("one", "text"):
-        prompt = prompt_of("llava", PROMPTS[name])
+        prompt = prompt_of("llava", prompts("llava")[name])
         outputs += engine.core.admit(Request(id=name, prompts=(prompt,), params=sampling))
     while len(engine.core) == 2:
         outputs += engine.core.step()

@@ -18,12 +18,25 @@ from inlay.digest import Secret, media_digest
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.errors import InvalidRequestError
+from inlay.media.items import audio_item, video_item
 from inlay.media.spec import layout, media_segments
 from inlay.prompt import Buffer, Media, Prompt, Segment, Tokens
 from inlay.request import Output, Request, Sampling
 from tests import adapters
+from tests.audio_models import AUDIO_FAMILIES
 from tests.engine.adapter_conformance import load
-from tests.engine.torch.vision_reference import Parts, Picture, generated, spec
+from tests.engine.torch.vision_reference import (
+    VIDEO_CASES,
+    Clip,
+    Item,
+    Parts,
+    Picture,
+    Sound,
+    directory_of,
+    encode_of,
+    generated,
+    spec,
+)
 from tests.vision_models import FAMILIES, vision
 
 NEW = 6
@@ -38,7 +51,7 @@ async def started(family: str, **settings: object) -> AsyncIterator[TorchEngine]
     chunk = 80 if family == "gemma4" else 29
     values = {"device": "cpu", "num_threads": 1, "max_num_batched_tokens": chunk, **settings}
     engine = TorchEngine(
-        EngineSettings.model_validate({"model": str(vision(family)), **values}), SECRET
+        EngineSettings.model_validate({"model": str(directory_of(family)), **values}), SECRET
     )
     await engine.start()
     try:
@@ -47,13 +60,17 @@ async def started(family: str, **settings: object) -> AsyncIterator[TorchEngine]
         await engine.close()
 
 
-def segments(engine: TorchEngine, picture: Picture, data: bytes | None = None) -> list[Segment]:
+def segments(engine: TorchEngine, item: Item, data: bytes | None = None) -> list[Segment]:
     media = engine.card.media
     assert media is not None
-    data = picture.data if data is None else data
-    digest = media_digest(data, SECRET, kind="image", encoder_id=media.encoder_id)
-    laid = layout(media, picture.height, picture.width)
-    return media_segments(laid, digest, Buffer(data), atomic=media.atomic)
+    file = Buffer(item.data if data is None else data)
+    if isinstance(item, Sound):
+        return list(audio_item(media, file, SECRET).segments)
+    if isinstance(item, Clip):
+        return list(video_item(media, file, SECRET, encode_of(media.family)).segments)
+    digest = media_digest(file.view, SECRET, kind="image", encoder_id=media.encoder_id)
+    laid = layout(media, item.height, item.width)
+    return media_segments(laid, digest, file, atomic=media.atomic)
 
 
 def prompt_of(engine: TorchEngine, parts: Parts) -> Prompt:
@@ -61,7 +78,7 @@ def prompt_of(engine: TorchEngine, parts: Parts) -> Prompt:
         *(
             segment
             for part in parts
-            for segment in (segments(engine, part) if isinstance(part, Picture) else [Tokens(part)])
+            for segment in ([Tokens(part)] if isinstance(part, list) else segments(engine, part))
         )
     )
 
@@ -100,20 +117,32 @@ def check(family: str, outputs: list[Output], parts: Parts = PARTS, model: Any =
     assert float((found - expected).abs().max()) < 2e-4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def parts_of(case: str) -> Parts:
+    """`PARTS` with the items of a case."""
+    one: Item = ONE
+    two: Item = TWO
+    if case in AUDIO_FAMILIES:
+        one, two = Sound(3, 20_001), Sound(4, 7_000)
+    elif case in VIDEO_CASES:
+        one, two = Clip(3, 3, 50, 60), Clip(4, 4, 33, 70, fps=3)
+    return [one if part is ONE else two if part is TWO else part for part in PARTS]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES])
 async def test_files_in_a_prompt_give_what_transformers_generates(family: str) -> None:
+    parts = parts_of(family)
     async with started(family) as engine:
         assert engine.card.media is not None
         assert engine.card.media.family == spec(family).family
-        prompt = prompt_of(engine, PARTS)
+        prompt = prompt_of(engine, parts)
         together = await asyncio.gather(*(answer(engine, prompt, name) for name in ("a", "b")))
         for outputs in together:
-            check(family, outputs)
+            check(family, outputs, parts)
         images = engine.encoder
         assert images is not None
         assert images.encoded == 2
         await engine.reset_prefix_cache()
-        check(family, await answer(engine, prompt))
+        check(family, await answer(engine, prompt), parts)
         # The prefix is lost, the rows are not.
         assert images.encoded == 2
         assert images.cache.hits == 2

@@ -6,7 +6,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
 from tests.engine.torch import test_vision
 from tests.engine.torch.test_decode_graphs import Capturing, as_on_cuda, in_float32
-from tests.engine.torch.test_vision import PROMPTS, Engine, check
+from tests.engine.torch.test_vision import Engine, check, prompts
 from tests.vision_models import vision
 
 __all__ = ["as_on_cuda", "in_float32"]
@@ -22,5 +22,5 @@ def test_graphs_decode_after_images_as_transformers_does(
     monkeypatch.setattr(test_vision, "load", lambda _: model)
     capture = Capturing()
     engine = Engine(family, capture=capture, max_num_seqs=4)
-    check(family, engine.run(*PROMPTS))
+    check(family, engine.run(*prompts(family)))
     assert capture.replayed

@@ -1,9 +1,10 @@
-"""What `transformers.generate` makes of prompts with images, and the same prompts as `Prompt`s.
+"""What `transformers.generate` makes of prompts with media, and the same prompts as `Prompt`s.
 
-A prompt is a list of token ids and `Picture`s.
+A prompt is a list of token ids and items: `Picture`s, `Sound`s or `Clip`s. A case is a family of
+`tests.vision_models` or `tests.audio_models`, or `FAMILY+video`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
@@ -11,16 +12,31 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import soundfile
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, GenerationConfig
+from transformers import AutoConfig, AutoImageProcessor, GenerationConfig
 
 from inlay.digest import Secret, media_digest
 from inlay.media.families import spec_of
+from inlay.media.frames import pack_frames
+from inlay.media.items import audio_item, video_item
 from inlay.media.spec import MediaSpec, layout, media_segments
 from inlay.prompt import Buffer, Prompt, Segment, Tokens
-from tests.vision_models import IMAGE, PATCH, vision
+from inlay.render import Renderer
+from tests.audio_models import AUDIO_FAMILIES, RATE, audio, extractor
+from tests.media.processors import from_source
+from tests.vision_models import IMAGE, PATCH, VIDEO, VIDEO_FAMILIES, VIDEO_SETTINGS, vision
+
+VIDEO_CASES = tuple(f"{family}+video" for family in VIDEO_FAMILIES)
+
+
+def directory_of(case: str) -> Path:
+    """The model of a case."""
+    family = case.removesuffix("+video")
+    return audio(family) if family in AUDIO_FAMILIES else vision(family)
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,46 @@ class Picture:
         return file.getvalue()
 
 
-Parts: TypeAlias = Sequence[list[int] | Picture]
+@dataclass(frozen=True)
+class Sound:
+    """Two tones and noise, `samples` long, as a 16-bit WAV file."""
+
+    seed: int
+    samples: int
+
+    @property
+    def data(self) -> bytes:
+        random = np.random.default_rng(self.seed)
+        time = np.arange(self.samples) / RATE
+        tones = sum(np.sin(2 * np.pi * hertz * time) for hertz in random.uniform(100, 6000, 2))
+        file = BytesIO()
+        sound = 0.3 * tones + 0.05 * random.standard_normal(self.samples)
+        soundfile.write(file, sound, RATE, format="WAV", subtype="PCM_16")
+        return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames of noise over gradients, each `height` x `width` pixels, as PNG files."""
+
+    seed: int
+    frames: int
+    height: int
+    width: int
+    fps: float = 2.0
+
+    @property
+    def pictures(self) -> list[Picture]:
+        first = 1000 * self.seed
+        return [Picture(first + index, self.height, self.width) for index in range(self.frames)]
+
+    @property
+    def data(self) -> bytes:
+        return pack_frames([picture.data for picture in self.pictures], self.fps)
+
+
+Item: TypeAlias = Picture | Sound | Clip
+Parts: TypeAlias = Sequence[list[int] | Item]
 
 
 class Truth(NamedTuple):
@@ -56,7 +111,8 @@ class Truth(NamedTuple):
 
 @cache
 def model_of(directory: Path) -> Any:
-    return AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+    (name,) = AutoConfig.from_pretrained(directory).architectures
+    return getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
 
 
 @cache
@@ -83,52 +139,135 @@ def pixels(family: str, pictures: Sequence[Picture], **settings: Any) -> dict[st
     return {key: torch.as_tensor(found[key]) for key in keys if key in found}
 
 
+def spectra(case: str, sounds: Sequence[Sound]) -> dict[str, Tensor]:
+    """The feature extractor's output for some sounds, as the family's processor asks for it."""
+    made = [soundfile.read(BytesIO(sound.data), dtype="float32")[0] for sound in sounds]
+    given = {"sampling_rate": RATE, "return_tensors": "pt"}
+    if case == "qwen2_audio":
+        found = extractor()(made, padding="max_length", return_attention_mask=True, **given)
+        return {
+            "input_features": found["input_features"],
+            "feature_attention_mask": found["attention_mask"],
+        }
+    chunk = 2 * RATE
+    chunks = []
+    for sound in made:
+        found = extractor()(
+            sound, padding=True, truncation=False, pad_to_multiple_of=chunk, **given
+        )
+        chunks += found["input_features"][0].split(200, dim=1)
+    return {"input_features": torch.stack(chunks)}
+
+
+def patches(case: str, clips: Sequence[Clip]) -> dict[str, Any]:
+    """Frames resized by Pillow, cut into patches by transformers' own function."""
+    module = "qwen2_vl" if case.startswith("qwen2") else "qwen3_vl"
+    module = "glm4v" if case.startswith("glm") else module
+    cut = from_source(f"{module}/video_processing_{module}.py", "patchify", torch=torch)["patchify"]
+    found, grids, seconds = [], [], []
+    mean, std = (
+        torch.tensor(VIDEO_SETTINGS[name]).view(3, 1, 1) for name in ("image_mean", "image_std")
+    )
+    for clip in clips:
+        laid, _ = _laid_video(case, clip)
+        height, width = laid.size
+        frames = [
+            np.asarray(picture.image.resize((width, height), Image.Resampling.BICUBIC))
+            for picture in clip.pictures
+        ]
+        pixels_ = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2) / 255
+        flat, *grid = cut(None, ((pixels_ - mean) / std)[None], 4, 2, 2)
+        found.append(flat[0])
+        grids.append(grid)
+        seconds.append(2 / clip.fps)
+    made: dict[str, Any] = {
+        "pixel_values_videos": torch.cat(found),
+        "video_grid_thw": torch.tensor(grids),
+    }
+    return made | ({"second_per_grid_ts": seconds} if case.startswith("qwen2_5") else {})
+
+
 @cache
-def spec(family: str) -> MediaSpec:
-    found = spec_of(vision(family))
+def encode_of(case: str) -> Callable[[str], tuple[int, ...]]:
+    """Tokenizes the times of a video."""
+    renderer = Renderer.load(directory_of(case))
+    return lambda text: renderer.encode(text, add_special_tokens=False)
+
+
+def _laid_video(case: str, clip: Clip) -> Any:
+    video = spec(case).video
+    assert video is not None
+    times = [index / clip.fps for index in range(clip.frames)]
+    return video.layout(clip.height, clip.width, times, clip.fps, encode_of(case))
+
+
+@cache
+def spec(case: str) -> MediaSpec:
+    found = spec_of(directory_of(case), video=case.removesuffix("+video") in VIDEO_FAMILIES)
     assert found is not None
     return found
 
 
-def prompt_of(family: str, parts: Parts) -> Prompt:
-    """The prompt as an engine takes it, laid out as a frontend does."""
+def segments_of(case: str, item: Item) -> list[Segment]:
+    """The positions of an item, laid out as a frontend does."""
+    secret, data = Secret(bytes(32)), Buffer(item.data)
+    if isinstance(item, Sound):
+        return list(audio_item(spec(case), data, secret).segments)
+    if isinstance(item, Clip):
+        return list(video_item(spec(case), data, secret, encode_of(case)).segments)
+    digest = media_digest(item.data, secret, kind="image", encoder_id="tower")
+    laid = layout(spec(case), item.height, item.width)
+    return media_segments(laid, digest, data, atomic=spec(case).atomic)
+
+
+def prompt_of(case: str, parts: Parts) -> Prompt:
+    """The prompt as an engine takes it."""
     segments: list[Segment] = []
     for part in parts:
-        if isinstance(part, Picture):
-            digest = media_digest(part.data, Secret(bytes(32)), kind="image", encoder_id="tower")
-            laid = layout(spec(family), part.height, part.width)
-            data = Buffer(part.data)
-            segments += media_segments(laid, digest, data, atomic=spec(family).atomic)
-        else:
-            segments.append(Tokens(part))
+        segments += [Tokens(part)] if isinstance(part, list) else segments_of(case, part)
     return Prompt.of(*segments)
 
 
-def ids_of(prompt: Prompt) -> list[int]:
+def ids_of(prompt: Prompt, row: int = IMAGE) -> list[int]:
     return [
         id_
         for segment in prompt.segments
-        for id_ in (segment.ids if isinstance(segment, Tokens) else [IMAGE] * len(segment))
+        for id_ in (segment.ids if isinstance(segment, Tokens) else [row] * len(segment))
     ]
 
 
 @cache
-def _generated(family: str, parts: tuple[tuple[int, ...] | Picture, ...], count: int) -> Truth:
-    return _by(model_of(vision(family)), family, parts, count)
+def _generated(case: str, parts: tuple[tuple[int, ...] | Item, ...], count: int) -> Truth:
+    return _by(model_of(directory_of(case)), case, parts, count)
 
 
-def _by(model: Any, family: str, parts: tuple[tuple[int, ...] | Picture, ...], count: int) -> Truth:
-    listed = [part if isinstance(part, Picture) else list(part) for part in parts]
-    ids = torch.tensor([ids_of(prompt_of(family, listed))])
-    pictures = [part for part in parts if isinstance(part, Picture)]
+def _inputs(case: str, parts: Sequence[list[int] | Item]) -> dict[str, Any]:
+    """What the family's processor gives to the model."""
+    prompt = prompt_of(case, parts)
+    # Rows of GLM's videos have the id of images.
+    row = VIDEO if case.endswith("+video") and case.startswith("qwen") else IMAGE
+    ids = torch.tensor([ids_of(prompt, row)])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if pictures:
-        inputs |= pixels(family, pictures)
-        kinds = (ids == IMAGE).long()
-        if family.startswith(("qwen", "glm", "gemma4")):
-            inputs["mm_token_type_ids"] = kinds
-        if family == "gemma3":
-            inputs["token_type_ids"] = kinds
+    items = [part for part in parts if not isinstance(part, list)]
+    if not items:
+        return inputs
+    kinds = (ids == row).long()
+    if case.endswith("+video"):
+        clips = [item for item in items if isinstance(item, Clip)]
+        return inputs | patches(case, clips) | {"mm_token_type_ids": 2 * kinds}
+    if case in AUDIO_FAMILIES:
+        return inputs | spectra(case, [item for item in items if isinstance(item, Sound)])
+    inputs |= pixels(case, [item for item in items if isinstance(item, Picture)])
+    if case.startswith(("qwen", "glm", "gemma4")):
+        inputs["mm_token_type_ids"] = kinds
+    if case == "gemma3":
+        inputs["token_type_ids"] = kinds
+    return inputs
+
+
+def _by(model: Any, case: str, parts: tuple[tuple[int, ...] | Item, ...], count: int) -> Truth:
+    inputs = _inputs(case, [list(part) if isinstance(part, tuple) else part for part in parts])
+    start = inputs["input_ids"].shape[1]
     own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
     try:
         with torch.no_grad():
@@ -142,12 +281,12 @@ def _by(model: Any, family: str, parts: tuple[tuple[int, ...] | Picture, ...], c
             )
     finally:
         model.generation_config = own
-    return Truth(found.sequences[0, ids.shape[1] :].tolist(), torch.cat(found.logits).float())
+    return Truth(found.sequences[0, start:].tolist(), torch.cat(found.logits).float())
 
 
-def generated(family: str, parts: Parts, count: int, model: Any = None) -> Truth:
+def generated(case: str, parts: Parts, count: int, model: Any = None) -> Truth:
     """`count` greedy tokens of transformers for a prompt, and their logits; by another `model`."""
-    fixed = tuple(part if isinstance(part, Picture) else tuple(part) for part in parts)
+    fixed = tuple(tuple(part) if isinstance(part, list) else part for part in parts)
     if model is not None:
-        return _by(model, family, fixed, count)
-    return _generated(family, fixed, count)
+        return _by(model, case, fixed, count)
+    return _generated(case, fixed, count)

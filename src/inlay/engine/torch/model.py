@@ -330,6 +330,8 @@ class _HiddenStates(MoeModelOutputWithPast):  # type: ignore[misc]  # transforme
     video_hidden_states: None = None
     audio_hidden_states: None = None
     rope_deltas: None = None
+    attention_mask: None = None
+    labels: None = None
 
 
 class _EmbeddingStub(nn.Module):

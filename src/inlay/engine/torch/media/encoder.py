@@ -1,4 +1,4 @@
-"""`MediaEncoder`: images of prompts to rows, with a cache, in batches, within a byte budget."""
+"""`MediaEncoder`: media of prompts to rows, with a cache, in batches, within a byte budget."""
 
 import asyncio
 import logging
@@ -19,25 +19,24 @@ from inlay.engine.decoding import (
     PLACES,
     Room,
     in_thread,
-    sized_image,
 )
-from inlay.engine.pictures import decode
-from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.readers import Readers
 from inlay.engine.torch.media.tower import Arrays, Tower, as_rows
 from inlay.errors import EngineError, InlayError, OverloadedError
-from inlay.media.spec import MediaSpec
+from inlay.media.spec import NAMED, MediaSpec
 from inlay.prompt import Media, Rows
 
 _logger = logging.getLogger(__name__)
 
 _BATCH_PIXELS = 4 << 20
-"""Pixels of the images that a tower sees together, beyond the first image."""
+"""Pixels of the items that a tower sees together, beyond the first."""
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """An image whose tower inputs are ready."""
+    """An item whose tower inputs are ready."""
 
+    kind: str
     inputs: dict[str, Tensor]
     count: int
     pixels: int
@@ -45,24 +44,25 @@ class _Waiting:
 
 
 class MediaEncoder:
-    """Encodes images for the requests of one event loop.
+    """Encodes images, audio and videos for the requests of one event loop.
 
-    Files are decoded and resized in threads, a few at a time, within a budget of bytes. One more
-    thread runs the tower, each time for all images that are ready. Clients take turns.
+    Files are decoded and made into inputs in threads, a few at a time, within a budget of bytes.
+    One more thread runs the towers, each time for all items of a kind that are ready. Clients take
+    turns.
 
     Attributes:
-        cache: rows by (digest of the image, salt).
-        encoded: images that went through the tower.
-        steps: runs of the tower, each for one image or more.
+        cache: rows by (digest of the item, salt).
+        encoded: items that went through a tower.
+        steps: runs of a tower, each for one item or more.
         dtype: of the rows, by torch's name.
         hidden_size: elements of a row.
-        spec: how images are laid out.
+        spec: how media are laid out.
     """
 
     def __init__(
         self,
         tower: Tower | None,
-        processor: ImageProcessor | None,
+        readers: Readers,
         spec: MediaSpec,
         *,
         cache_bytes: int,
@@ -75,23 +75,23 @@ class MediaEncoder:
 
         Args:
             tower: computes rows; None if other workers alone do.
-            processor: makes the tower's inputs; None likewise.
-            spec: how images are laid out.
+            readers: make the tower's inputs, by kind of media; none without a tower.
+            spec: how media are laid out.
             cache_bytes: maximum size of the cached rows; 0 caches nothing.
             dtype: of the rows, by torch's name.
             hidden_size: elements of a row.
-            memory: bytes of pictures and tower inputs at the same time.
-            places: images in hand at the same time.
+            memory: bytes of decoded files and tower inputs at the same time.
+            places: items in hand at the same time.
         """
         self.cache = ResultCache(cache_bytes)
         self.encoded = self.steps = 0
         self.dtype = dtype
         self.hidden_size = hidden_size
         self._tower = tower
-        self._processor = processor
+        self._readers = readers
         self.spec = spec
         self._room = Room(places, memory)
-        self._readers = ThreadPoolExecutor(DECODING_THREADS, "inlay-images")
+        self._threads = ThreadPoolExecutor(DECODING_THREADS, "inlay-media")
         self._encoder = ThreadPoolExecutor(1, "inlay-tower")
         self._queue: deque[_Waiting] = deque()
         self._running: asyncio.Task[None] | None = None
@@ -105,21 +105,21 @@ class MediaEncoder:
         priority: int = 0,
         elsewhere: Callable[[], Awaitable[Arrays]] | None = None,
     ) -> Rows:
-        """Return the rows of the whole image that `run` is of.
+        """Return the rows of the whole item that `run` is of.
 
-        Equal images are encoded once at a time, and not again while the cache has them; only
+        Equal items are encoded once at a time, and not again while the cache has them; only
         requests with the same salt share.
 
         Args:
-            run: any run of the image that has its data.
+            run: any run of the item that has its data.
             salt: of the request.
             client: whose it is.
             priority: lower is sooner.
             elsewhere: asks other workers for the rows; where none gives them, they are made here.
 
         Raises:
-            InvalidRequestError: the file is no picture, is too large, or is not of the size that
-                the prompt was laid out for.
+            InvalidRequestError: the file is damaged, is too large, or is not of the size that the
+                prompt was laid out for.
             EngineError: the tower failed.
             OverloadedError: nobody encodes the image now.
         """
@@ -139,7 +139,7 @@ class MediaEncoder:
         return as_rows(arrays, atomic=self.spec.atomic)
 
     def counted(self, stats: Stats) -> Stats:
-        """Return `stats` with the counters of images."""
+        """Return `stats` with the counters of media."""
         return replace(
             stats,
             image_cache_bytes=self.cache.bytes,
@@ -154,7 +154,7 @@ class MediaEncoder:
         return self._tower is not None
 
     async def close(self) -> None:
-        """Stop the threads; images that wait are cancelled."""
+        """Stop the threads; items that wait are cancelled."""
         if self._running is not None:
             self._running.cancel()
         for waiting in self._queue:
@@ -163,28 +163,23 @@ class MediaEncoder:
         await asyncio.to_thread(self._shut_down)
 
     def _shut_down(self) -> None:
-        self._readers.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
         self._encoder.shutdown(cancel_futures=True)
 
     async def encode(self, run: Media, client: Hashable, priority: int) -> Arrays:
-        """Compute the rows of an image, past the cache. Arguments and errors as for `rows`."""
-        tower, processor = self._tower, self._processor
-        if tower is None or processor is None:
+        """Compute the rows of an item, past the cache. Arguments and errors as for `rows`."""
+        tower = self._tower
+        if tower is None:
             raise OverloadedError(
                 f"this worker encodes no {run.kind} itself (--language-model-only), and no worker "
                 f"with --task encode of the same model, dtype and encoder ({self.spec.encoder_id}) "
                 "is ready",
                 retry_after=1,
             )
-        data, sized = await in_thread(self._readers, sized_image, run, self.spec)
-        pixels = sized.layout.size[0] * sized.layout.size[1]
-
-        def read() -> dict[str, Tensor]:
-            return processor(decode(data, sized.header), sized.settings)
-
-        async with self._room.taken(sized.bytes, client, priority):
-            inputs = await in_thread(self._readers, read)
-            waiting = _Waiting(inputs, run.total, pixels)
+        plan = await in_thread(self._threads, self._readers[run.kind].plan, run)
+        async with self._room.taken(plan.bytes, client, priority):
+            inputs = await in_thread(self._threads, plan.read)
+            waiting = _Waiting(run.kind, inputs, run.total, plan.pixels)
             self._queue.append(waiting)
             if self._running is None or self._running.done():
                 self._running = asyncio.create_task(self._run(tower))
@@ -211,8 +206,10 @@ class MediaEncoder:
                     [waiting.count for waiting in batch],
                 )
             except Exception as error:
-                _logger.exception("%d images could not be encoded", len(batch))
-                failed = EngineError(f"an image could not be encoded: {type(error).__name__}")
+                _logger.exception("%d items could not be encoded", len(batch))
+                failed = EngineError(
+                    f"{NAMED[batch[0].kind]} could not be encoded: {type(error).__name__}"
+                )
                 found = [failed] * len(batch)
             self.encoded += len(batch)
             self.steps += 1
@@ -227,7 +224,10 @@ class MediaEncoder:
     def _batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         pixels = 0
-        while self._queue and (not batch or pixels + self._queue[0].pixels <= _BATCH_PIXELS):
+        while self._queue:
+            first = self._queue[0]
+            if batch and (first.kind != batch[0].kind or pixels + first.pixels > _BATCH_PIXELS):
+                break
             waiting = self._queue.popleft()
             pixels += waiting.pixels
             batch.append(waiting)

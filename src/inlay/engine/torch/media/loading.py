@@ -1,5 +1,6 @@
 """Loading of towers, and of the encoder around one."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.checks import refuse_gpu_settings
 from inlay.engine.torch.media.encoder import MediaEncoder
-from inlay.engine.torch.media.processing import BACKEND, ImageProcessor
+from inlay.engine.torch.media.processing import BACKEND
+from inlay.engine.torch.media.readers import readers_of
 from inlay.engine.torch.media.tower import Tower
 from inlay.engine.torch.model import split_tower
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
@@ -27,7 +29,10 @@ from inlay.engine.torch.weights.families import (
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
+from inlay.media.spec import MediaSpec
 from inlay.tensors.table import config_of
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def media_encoder(
     weights_id: str,
     dtype: torch.dtype,
 ) -> MediaEncoder:
-    """Return the encoder of a model's images.
+    """Return the encoder of a model's media.
 
     Args:
         settings: of the engine.
@@ -135,29 +140,38 @@ def media_encoder(
         dtype: of the rows.
 
     Raises:
-        InvalidRequestError: images of the model cannot be laid out or processed.
+        InvalidRequestError: media of the model cannot be laid out or processed.
     """
     tower = None if body is None else Tower(body, hidden_size)
     backend = (BACKEND, PIL.__version__, transformers.__version__, str(dtype))
-    spec = spec_of(
+    spec = _spec_of(
         directory,
         weights_id=weights_id,
         backend=" ".join(backend),
         max_items=settings.max_media_items,
         processor_kwargs=settings.processor_kwargs,
     )
-    if spec is None or spec.image is None:
-        raise InvalidRequestError("its layout of images is not known")
-    processor = None if body is None else ImageProcessor(directory, body.config)
+    if spec is None:
+        raise InvalidRequestError("its layout of media is not known")
     spec = replace(spec, embeds=settings.enable_mm_embeds)
     return MediaEncoder(
         tower,
-        processor,
+        {} if body is None else readers_of(directory, body.config, spec),
         spec,
         cache_bytes=settings.encoder_cache_bytes,
         dtype=str(dtype).removeprefix("torch."),
         hidden_size=hidden_size,
     )
+
+
+def _spec_of(directory: Path, **options: Any) -> MediaSpec | None:
+    """As `spec_of`, with videos if the model's files say how they are laid out."""
+    try:
+        return spec_of(directory, video=True, **options)
+    except InvalidRequestError as error:
+        found = spec_of(directory, **options)
+        _logger.warning("the model takes no videos: %s", error.message)
+        return found
 
 
 __all__ = ["LoadedTower", "load_tower", "media_encoder"]

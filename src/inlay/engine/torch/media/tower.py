@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from transformers.masking_utils import create_bidirectional_mask
 
 from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.media.processing import collate
@@ -60,7 +61,7 @@ class Tower:
             if len(inputs) == 1:
                 if isinstance(error, InlayError):
                     return [error]
-                return [EngineError(f"an image could not be encoded: {error}")]
+                return [EngineError(f"the file could not be encoded: {error}")]
         return [
             found
             for one, count in zip(inputs, counts, strict=True)
@@ -69,11 +70,14 @@ class Tower:
 
     def _together(self, inputs: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[Arrays]:
         joined = collate(list(inputs))
-        joined["pixel_values"] = joined["pixel_values"].to(self.dtype)
+        name = next(name for name in _FEATURES if name in joined)
+        joined[name] = joined[name].to(self.dtype)
         with torch.cuda.stream(self._stream), torch.inference_mode():
-            output = self._body.get_image_features(
-                **{name: part.to(self._device) for name, part in joined.items()}, return_dict=True
-            )
+            there = {name: part.to(self._device) for name, part in joined.items()}
+            if "feature_attention_mask" in there:
+                output = _masked_audio(self._body, **there)
+            else:
+                output = getattr(self._body, _FEATURES[name])(**there, return_dict=True)
             levels = {ROWS: _flat(output.pooler_output)}
             for index, level in enumerate(getattr(output, "deepstack_features", None) or ()):
                 levels[f"{DEEPSTACK}.{index}"] = _flat(level)
@@ -85,7 +89,7 @@ class Tower:
                     )
             finite = torch.stack([rows.isfinite().all() for rows in levels.values()]).all()
             if not finite:
-                raise InvalidRequestError("the rows of an image are not finite")
+                raise InvalidRequestError("the rows of an item are not finite")
             split = {
                 name: torch.split_with_sizes(rows.to(self.dtype).cpu(), list(counts))
                 for name, rows in levels.items()
@@ -94,6 +98,35 @@ class Tower:
             {name: _array(parts[index]) for name, parts in split.items()}
             for index in range(len(counts))
         ]
+
+
+_FEATURES = {
+    "pixel_values": "get_image_features",
+    "pixel_values_videos": "get_video_features",
+    "input_features": "get_audio_features",
+}
+"""Methods of a body by the first of its inputs."""
+
+
+def _masked_audio(body: Any, input_features: Tensor, feature_attention_mask: Tensor) -> Any:
+    """Return the features of Qwen2-Audio, whose body computes them within its `forward` alone.
+
+    Each item attends to its own states, not to the silence after them.
+    """
+    states, counts = body.audio_tower._get_feat_extract_output_lengths(
+        feature_attention_mask.sum(-1)
+    )
+    longest = (input_features.shape[-1] - 2) // 2 + 1
+    heard = torch.arange(longest, device=states.device) < states[:, None]
+    mask = create_bidirectional_mask(
+        config=body.audio_tower.config,
+        inputs_embeds=input_features.new_zeros(len(states), longest, 1),
+        attention_mask=heard.long(),
+    )
+    found = body.audio_tower(input_features, attention_mask=mask)
+    projected = body.multi_modal_projector(found.last_hidden_state)
+    found.pooler_output = [rows[:count] for rows, count in zip(projected, counts, strict=True)]
+    return found
 
 
 def _flat(found: Any) -> Tensor:

@@ -119,14 +119,21 @@ MEDIA_FAMILIES: dict[str, Family] = {
             language=_LANGUAGE,
             rope_axes=3,
         ),
+        Family(
+            "qwen2_audio",
+            "Qwen2AudioForConditionalGeneration",
+            float32_scores=True,
+            language=_LANGUAGE,
+        ),
         Family("qwen3_vl", "Qwen3VLForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
         Family(
             "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", language=_LANGUAGE, rope_axes=3
         ),
         Family("smolvlm", "SmolVLMForConditionalGeneration", language="text_model"),
+        Family("voxtral", "VoxtralForConditionalGeneration", language=_LANGUAGE),
     )
 }
-"""Models with an image tower. Most have a language model of another family inside."""
+"""Models with a tower of images or audio. Most have a language model of another family inside."""
 
 PER_LAYER = "its layers need further embeddings of the token ids, which prompt embeddings lack"
 _AUDIO = "its positions interleave audio and video, which are not supported"

@@ -1,0 +1,195 @@
+"""Readers of media: a file in a prompt to the inputs of a tower, one reader for each kind.
+
+Sound becomes the spectrum that transformers' feature extractor makes. A video's frames become the
+patches of its image processor, two frames to a patch.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoFeatureExtractor, PreTrainedConfig
+
+from inlay.engine.decoding import sized_image, sized_sound, sized_video
+from inlay.engine.pictures import decode, decode_frames
+from inlay.engine.sounds import decode_sound
+from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.errors import InvalidRequestError
+from inlay.media.audio import AudioChunks, AudioGeometry
+from inlay.media.model_files import ModelFiles
+from inlay.media.spec import MediaSpec
+from inlay.prompt import Media
+
+Inputs: TypeAlias = dict[str, Tensor]
+"""Inputs of a tower for one item, by transformers' names."""
+
+_PIXELS_OF_FRAME = 100
+"""Pixels that take a tower about as long as a frame of a spectrum."""
+
+
+class Plan(NamedTuple):
+    """An item whose header was read.
+
+    Attributes:
+        bytes: memory that reading takes.
+        pixels: size of what the tower sees; of sound, the pixels that take as long.
+        read: decodes the file and makes the inputs.
+    """
+
+    bytes: int
+    pixels: int
+    read: Callable[[], Inputs]
+
+
+class Reader(Protocol):
+    """Reads items of one kind."""
+
+    def plan(self, run: Media) -> Plan:
+        """Read the header of the item that `run` is of.
+
+        Raises:
+            InvalidRequestError: the file is not what the prompt was laid out for, or is none that
+                is read.
+        """
+
+
+Readers: TypeAlias = Mapping[str, Reader]
+"""A reader for each kind of media that a model takes."""
+
+
+class PictureReader:
+    """Reads images."""
+
+    def __init__(self, processor: ImageProcessor, spec: MediaSpec) -> None:
+        self._processor = processor
+        self._spec = spec
+
+    def plan(self, run: Media) -> Plan:
+        """As `Reader.plan`."""
+        data, sized = sized_image(run, self._spec)
+        height, width = sized.layout.size
+
+        def read() -> Inputs:
+            return self._processor(decode(data, sized.header), sized.settings)
+
+        return Plan(sized.bytes, height * width, read)
+
+
+class FrameReader:
+    """Reads videos, for towers that see them as patches of two frames or more.
+
+    A frame is resized by Pillow as images are (bicubic), where transformers needs torchvision.
+    """
+
+    def __init__(self, processor: ImageProcessor, spec: MediaSpec, directory: Path) -> None:
+        if spec.video is None:
+            raise InvalidRequestError("this model takes no video")
+        self._processor = processor
+        self._spec = spec
+        self._temporal = spec.video.temporal
+        values = ModelFiles(directory).video.values
+        self._norm = {key: values[key] for key in ("image_mean", "image_std") if values.get(key)}
+
+    def plan(self, run: Media) -> Plan:
+        """As `Reader.plan`."""
+        data, sized = sized_video(run, self._spec)
+        height, width = sized.layout.size
+        grid = sized.layout.grid
+        assert grid is not None, "videos are laid out by a grid"
+
+        def read() -> Inputs:
+            frames = decode_frames(data, sized.header)
+            small = (each.resize((width, height), Image.Resampling.BICUBIC) for each in frames)
+            patches: Tensor | None = None
+            for index, frame in enumerate(small):
+                # Every patch of an image holds it `temporal` times: one time of each is taken.
+                found = self._processor(frame, {"do_resize": False, **self._norm})["pixel_values"]
+                cut = found.reshape(len(found), 3, self._temporal, -1)
+                if patches is None:
+                    patches = cut.new_empty(grid[0], *cut.shape)
+                pair, time = divmod(index, self._temporal)
+                # The last frame fills up what is left of its patches.
+                patches[pair, :, :, time:] = cut[:, :, : self._temporal - time]
+            assert patches is not None, "a video has a frame"
+            return {
+                "pixel_values_videos": patches.flatten(0, 1).flatten(1),
+                "video_grid_thw": torch.tensor([grid]),
+            }
+
+        return Plan(sized.bytes, sized.pixels, read)
+
+
+class SoundReader:
+    """Reads audio for Whisper-like encoders."""
+
+    def __init__(self, directory: Path, spec: MediaSpec) -> None:
+        if spec.audio is None:
+            raise InvalidRequestError("this model takes no audio")
+        try:
+            self._extract: Any = AutoFeatureExtractor.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise InvalidRequestError(
+                f"{directory} has no feature extractor that can be loaded: {error}"
+            ) from error
+        self._audio: AudioGeometry = spec.audio
+        self._spec = spec
+
+    def plan(self, run: Media) -> Plan:
+        """As `Reader.plan`."""
+        data, sized = sized_sound(run, self._spec)
+        rate = sized.rate
+        frames = sized.header.samples_at(rate) // 160 + 1
+
+        def read() -> Inputs:
+            return self._spectrum(decode_sound(data, sized.header, rate))
+
+        return Plan(sized.bytes, frames * _PIXELS_OF_FRAME, read)
+
+    def _spectrum(self, sound: Any) -> Inputs:
+        audio = self._audio
+        given = {"sampling_rate": audio.rate, "return_tensors": "pt"}
+        if isinstance(audio, AudioChunks):
+            found = self._extract(
+                sound, padding=True, truncation=False, pad_to_multiple_of=audio.chunk, **given
+            )
+            frames = audio.chunk // self._extract.hop_length
+            (whole,) = found["input_features"]
+            return {"input_features": torch.stack(whole.split(frames, dim=1))}
+        found = self._extract(sound, padding="max_length", return_attention_mask=True, **given)
+        return {
+            "input_features": found["input_features"],
+            "feature_attention_mask": found["attention_mask"],
+        }
+
+
+def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Readers:
+    """Return a reader for each kind of media of a model.
+
+    Args:
+        directory: of the model.
+        config: of the model.
+        spec: its facts about media.
+
+    Raises:
+        InvalidRequestError: a processor that cannot be loaded.
+    """
+    found: dict[str, Reader] = {}
+    if spec.image is not None:
+        processor = ImageProcessor(directory, config)
+        found["image"] = PictureReader(processor, spec)
+        if spec.video is not None:
+            found["video"] = FrameReader(processor, spec, directory)
+    if spec.audio is not None:
+        found["audio"] = SoundReader(directory, spec)
+    return found
+
+
+__all__ = [
+    "FrameReader", "Inputs", "PictureReader", "Plan", "Reader", "Readers", "SoundReader",
+    "readers_of",
+]  # fmt: skip
