@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
+from inlay.address import Address
 from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
@@ -13,10 +15,14 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import OverloadedError
 from inlay.http.metrics.engine_health import combined_status
 from inlay.media.spec import MediaSpec
-from inlay.prompt import Prompt, Tokens
+from inlay.prompt import Buffer, Media, Prompt, Tokens
 from inlay.request import Pooling, Request, Sampling, Task
 from inlay.router import Router
-from inlay.router.pool import PoolKey
+from inlay.router.encoders import Encoders
+from inlay.router.policies import RoundRobin
+from inlay.router.pool import Pool, PoolKey
+from inlay.router.settings import RouterSettings
+from inlay.routing import WorkerLoad
 from inlay.worker.host import EngineHost
 from tests.router.sending import send
 from tests.transport.direct import DirectPlane
@@ -113,3 +119,83 @@ async def test_encode_workers_are_equal_where_their_encoders_are(plane: DirectPl
     both = replace(card, tasks=(Task.GENERATE, Task.ENCODE))
     alone = replace(card, tasks=(Task.GENERATE,))
     assert PoolKey.of(both) == PoolKey.of(alone) != PoolKey.of(card)
+
+
+class Placed:
+    """An encode worker of another machine, as a router sees it."""
+
+    def __init__(self, number: int, card: ModelCard, **changes: Any) -> None:
+        self.id = f"encoder-{number}"
+        address = Address("h", number, bytes(32))
+        self.card = replace(card, **{"tasks": (Task.ENCODE,), "address": address, **changes})
+
+
+def image(name: int) -> Media:
+    return Media("image", bytes([name]) * 16, 4, Buffer(b"file"))
+
+
+def asked_with(*images: Media) -> Request:
+    prompt = Prompt.of(Tokens([1]), *images)
+    return Request(id="r", prompts=(prompt,), params=Sampling(max_tokens=1), salt="t")
+
+
+def pool_of(*workers: Placed) -> Pool:
+    pool = Pool(RoundRobin(), RouterSettings())
+    pool.take(cast("Any", workers), lambda _: WorkerLoad())
+    return pool
+
+
+async def test_an_image_is_named_the_workers_of_its_encoder_the_same_first_at_every_frontend(
+    plane: DirectPlane,
+) -> None:
+    card = plane.workers()[1].card
+    workers = [Placed(number, card) for number in range(5)]
+    strangers = [
+        Placed(5, card, media=replace(MEDIA, encoder_id="f" * 32)),
+        Placed(6, card, dtype="float16"),
+        Placed(7, card, address=None),
+        Placed(8, card, asleep=1),
+    ]
+    one = Encoders([pool_of(*workers), *(pool_of(each) for each in strangers)], 1.0)
+    other = Encoders([pool_of(*reversed(workers))], 1.0)
+    firsts = set()
+    for number in range(20):
+        request, _ = one.assign(asked_with(image(number), image(number), image(99)), card)
+        again, _ = other.assign(request, card)
+        assert again.sources == request.sources
+        assert [source.name for source in request.sources] == [bytes([number]) * 16, b"c" * 16]
+        peers = request.peers_of(bytes([number]) * 16)
+        assert len(set(peers)) == 3
+        assert {peer.port for peer in peers} <= set(range(5))
+        firsts.add(peers[0])
+    assert len(firsts) > 1
+    assert request.peers_of(b"unknown") == ()
+
+
+async def test_what_is_being_encoded_is_load_and_moves_further_images_elsewhere(
+    plane: DirectPlane,
+) -> None:
+    card = plane.workers()[1].card
+    pool = pool_of(*(Placed(number, card) for number in range(2)))
+    encoders = Encoders([pool], 0.0)
+    request, encoding = encoders.assign(asked_with(image(1)), card)
+    first = request.sources[0].peers[0]
+    end = encoding.begin()
+    loads = sorted(member.load.requests for member in pool.members.values())
+    assert loads == [0, 1]
+    assert sum(member.load.prefill for member in pool.members.values()) == 4
+    moved, _ = encoders.assign(asked_with(image(1)), card)
+    assert moved.sources[0].peers[0] != first
+    end()
+    assert {member.load for member in pool.members.values()} == {WorkerLoad()}
+
+
+async def test_requests_without_images_and_models_without_encoders_name_nobody(
+    plane: DirectPlane,
+) -> None:
+    card = plane.workers()[1].card
+    encoders = Encoders([pool_of(Placed(0, card))], 1.0)
+    assert encoders.assign(generation("g"), card)[0].sources == ()
+    named, _ = encoders.assign(asked_with(image(1)), card)
+    assert named.sources
+    assert Encoders([], 1.0).assign(named, card)[0].sources == ()

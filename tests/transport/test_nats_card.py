@@ -1,9 +1,10 @@
-"""A worker whose card NATS does not store."""
+"""Cards that NATS does not store, or that a frontend does not understand."""
 
 import asyncio
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from inlay.card import ModelCard
 from inlay.engine.echo import EchoEngine
@@ -13,7 +14,7 @@ from inlay.transport.nats import worker as worker_module
 from inlay.transport.nats.cards import Cards
 from tests.models import tiny
 from tests.transport.conftest import nats_server
-from tests.transport.fleet import SECRET, Fleet
+from tests.transport.fleet import SECRET, Fleet, found
 from tests.transport.nats_server import NatsServer
 
 __all__ = ["nats_server"]
@@ -39,4 +40,30 @@ async def test_it_warns_once_of_each_reason_however_often_it_tries(
             await fleet.worker(EchoEngine(engine, SECRET))
     said = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert said == ["full", "away", "full"]
+    await fleet.close()
+
+
+class Painter(EchoEngine):
+    """An engine of a later version: it does what nobody here knows."""
+
+    @property
+    def card(self) -> ModelCard:
+        return replace(super().card, tasks=("paint",))
+
+
+async def test_a_card_of_an_unknown_task_is_left_out_and_the_others_are_served(
+    nats_server: NatsServer,
+) -> None:
+    fleet = Fleet(nats_server)
+    engine = EngineSettings(model=str(tiny("llama")), engine="echo", served_model_name=["m"])
+    later = await fleet.worker(Painter(engine, SECRET))
+    await fleet.worker(EchoEngine(engine, SECRET))
+    plane = await fleet.frontend()
+    async with asyncio.timeout(60):
+        (worker,) = await found(plane)
+        while later.member.id not in plane.unavailable():
+            await plane.changed()
+    assert worker.card.tasks[0] == "generate"
+    assert "paint" in plane.unavailable()[later.member.id]
+    assert plane.workers() == [worker]
     await fleet.close()
