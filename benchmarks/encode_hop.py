@@ -60,7 +60,7 @@ class Ready(EchoEngine):
 
     def __init__(self) -> None:
         super().__init__(EngineSettings(model=str(tiny("llama")), engine="echo"), SECRET)
-        self._rows = Buffer(np.ones(max(MEGABYTES) << 20, np.uint8))
+        self._rows = Buffer(np.ones(max(MEGABYTES) << 20, np.uint8).data)
 
     @property
     def card(self) -> ModelCard:
@@ -90,7 +90,7 @@ async def serve() -> None:
 
 def _send(listening: socket.socket, context: ssl.SSLContext) -> None:
     """Send as many bytes as is asked for, each time."""
-    rows = memoryview(np.ones(max(MEGABYTES) << 20, np.uint8))
+    rows = np.ones(max(MEGABYTES) << 20, np.uint8).data
     accepted, _ = listening.accept()
     with context.wrap_socket(accepted, server_side=True) as connection:
         while asked := connection.recv(_SIZE):
@@ -100,7 +100,7 @@ def _send(listening: socket.socket, context: ssl.SSLContext) -> None:
 def _receive(connection: ssl.SSLSocket, num_bytes: int) -> None:
     connection.sendall(num_bytes.to_bytes(_SIZE, "little"))
     into = np.empty(num_bytes, np.uint8)
-    view, got = memoryview(into), 0
+    view, got = into.data, 0
     while got < num_bytes:
         got += connection.recv_into(view[got:])
     into.copy()

@@ -368,10 +368,11 @@ def drop_tower_layers(config: Any) -> None:
 
     What is around them is read into memory of the CPU, to be dropped.
     """
-    vision = config.vision_config
-    for name in ("num_hidden_layers", "depth"):
-        if hasattr(vision, name):
-            setattr(vision, name, 0)
+    for part in ("vision_config", "audio_config"):
+        tower = getattr(config, part, None)
+        for name in ("num_hidden_layers", "depth", "encoder_layers"):
+            if hasattr(tower, name):
+                setattr(tower, name, 0)
 
 
 def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:
