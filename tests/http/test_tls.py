@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography import x509
 
 from inlay.errors import InvalidRequestError
 from inlay.http import FrontendSettings
+from inlay.http.certificate import expiry
 from inlay.http.tls import Tls
 from tests.certificates import Pair, certificate
 from tests.live import Fleet, until
@@ -59,6 +61,25 @@ def test_a_key_may_lie_in_the_certificates_file(
     url = llama.serve(ssl_certfile=both)
     with client(server_pair[0]) as trusting:
         assert trusting.get(localhost(url) + "/live").status_code == 200
+
+
+def test_metrics_say_when_the_certificate_ends(llama: Fleet, server_pair: Pair) -> None:
+    url = llama.serve(ssl_certfile=server_pair[0], ssl_keyfile=server_pair[1])
+    with client(server_pair[0]) as trusting:
+        lines = trusting.get(localhost(url) + "/metrics").text.splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith("inlay:certificate_expiry")]
+    (reachable,) = [line.split()[1] for line in lines if line.startswith("inlay:discovery_reach")]
+    end = x509.load_pem_x509_certificate(server_pair[0].read_bytes()).not_valid_after_utc
+    assert float(value) == end.timestamp()
+    assert float(reachable) == 1
+
+
+def test_what_is_no_certificate_has_no_end(server_pair: Pair) -> None:
+    text = server_pair[0].read_text()
+    lines = text.splitlines()
+    for bad in ("", lines[0], text.replace(lines[2], ""), "\n".join((lines[0], "AAAA", lines[-1]))):
+        with pytest.raises((ValueError, IndexError)):
+            expiry(bad)
 
 
 def test_old_versions_of_tls_are_not_spoken(server_pair: Pair) -> None:

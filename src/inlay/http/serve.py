@@ -221,6 +221,8 @@ async def serve(
     async with AsyncExitStack() as stack:
         stack.callback(app.server.close)
         tls = Tls.of(settings)
+        if tls is not None:
+            app.server.metrics.add_certificate(lambda: tls.expires)
         listening = stack.enter_context(closing(bound(settings.host, settings.port)))
         await stack.enter_async_context(_admin_port(app, settings, tls, on_admin_started))
         if on_started is not None:

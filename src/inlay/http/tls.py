@@ -4,6 +4,7 @@ import logging
 import ssl
 
 from inlay.errors import InvalidRequestError
+from inlay.http.certificate import expiry
 from inlay.http.settings import FrontendSettings
 
 _log = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ class Tls:
 
     Attributes:
         context: context for connections.
+        expires: end of the certificate, in seconds since 1970; None where it cannot be read.
 
     Raises:
         InvalidRequestError: a file cannot be used.
@@ -27,6 +29,7 @@ class Tls:
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
         self.context = self._made()
+        self.expires = self._expiry()
 
     @classmethod
     def of(cls, settings: FrontendSettings) -> "Tls | None":
@@ -70,6 +73,14 @@ class Tls:
                 param="ssl_certfile",
             ) from error
 
+    def _expiry(self) -> float | None:
+        certificate = self._settings.ssl_certfile
+        try:
+            return None if certificate is None else expiry(certificate.read_text("ascii"))
+        except (OSError, ValueError, IndexError) as error:
+            _log.warning("the end of %s is not known: %s", certificate, error)
+            return None
+
     def reload(self) -> None:
         """Read certificate and key again, for new connections.
 
@@ -81,6 +92,7 @@ class Tls:
             # certificate and key that do not match.
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
+            self.expires = self._expiry()
         except InvalidRequestError as error:
             _log.error("the certificate was not reloaded: %s", error)
         else:

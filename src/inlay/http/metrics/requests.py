@@ -152,6 +152,14 @@ class Metrics:
             "inlay:prompt_embeds_rejected", "Embeddings refused, by reason.", ("reason",)
         )
 
+    def add_certificate(self, expires: Callable[[], float | None]) -> None:
+        """Show when the certificate of HTTPS ends; NaN where that is not known."""
+        Gauge(
+            "inlay:certificate_expiry_seconds",
+            "End of the certificate of HTTPS, in seconds since 1970.",
+            registry=self.registry,
+        ).set_function(lambda: float("nan") if (end := expires()) is None else end)
+
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

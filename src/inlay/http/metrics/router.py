@@ -27,6 +27,11 @@ class RouterMetrics(Collector):
         for model in {card.name for card in self._router.models()} | set(held):
             waiting.add_metric([model], held.get(model, 0))
         yield waiting
+        yield GaugeMetricFamily(
+            "inlay:discovery_reachable",
+            "1 if what tells of workers (NATS) answers, else 0.",
+            int(self._router.unreachable() is None),
+        )
         tally = self._router.stats
         decisions = CounterMetricFamily(
             "inlay:router_decisions",
