@@ -17,10 +17,11 @@ from pathlib import Path
 
 _logger = logging.getLogger(__name__)
 
-_SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent
 
+_NATIVE = ("-march=native",)
 _FLAGS: tuple[str, ...] = (
-    "-O3", "-march=native", "-std=c++17", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
+    "-O3", "-std=c++17", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
     # Sums may be reordered for vectorisation; NaN and infinity keep their meaning.
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
     "-freciprocal-math",
@@ -39,20 +40,33 @@ def load(name: str) -> ctypes.CDLL | None:
     """
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
     if compiler is None:
-        _logger.info(
-            "there is no C++ compiler: what %s would do, torch's own operators do slower", name
-        )
-        return None
+        return _load_prebuilt(name)
     try:
-        source = _SOURCES / f"{name}.cpp"
+        source = SOURCES / f"{name}.cpp"
         path = _directory() / f"{name}-{_identity(compiler, source)}.so"
         if not path.is_file():
-            _compile(compiler, source, path)
+            compile_for(compiler, source, path, _NATIVE)
         return ctypes.CDLL(str(path))
     # RuntimeError: a user without a home directory, as in containers.
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = error.stderr[-2000:] if isinstance(error, subprocess.CalledProcessError) else ""
         _logger.warning("native kernels are not used: %s %s", error, detail)
+        return None
+
+
+def _load_prebuilt(name: str) -> ctypes.CDLL | None:
+    from inlay.engine.torch.native.prebuilt import find
+
+    path = find(name, cpu_features())
+    if path is None:
+        _logger.info(
+            "there is no C++ compiler: what %s would do, torch's own operators do slower", name
+        )
+        return None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _logger.warning("native kernels are not used: %s", error)
         return None
 
 
@@ -78,10 +92,10 @@ def _identity(compiler: str, source: Path) -> str:
         [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_SECONDS
     )
     digest = hashlib.sha256()
-    for path in (source, *sorted(_SOURCES.glob("*.h"))):
+    for path in (source, *sorted(SOURCES.glob("*.h"))):
         digest.update(path.read_bytes())
     for part in (
-        " ".join(_FLAGS),
+        " ".join((*_NATIVE, *_FLAGS)),
         version.stdout.decode(errors="replace"),
         platform.machine(),
         _instructions(),
@@ -100,13 +114,24 @@ def _instructions() -> str:
     )
 
 
-def _compile(compiler: str, source: Path, path: Path) -> None:
-    """Compile beside `path` and rename: other processes never see a partial file."""
+def cpu_features() -> frozenset[str]:
+    """This CPU's instruction sets, by the names of /proc/cpuinfo."""
+    return frozenset(_instructions().partition(":")[2].split())
+
+
+def compile_for(compiler: str, source: Path, path: Path, machine: tuple[str, ...]) -> None:
+    """Compile for the machine that the flags `machine` name.
+
+    The file is made beside `path` and renamed: other processes never see a partial one.
+
+    Raises:
+        subprocess.SubprocessError: the compiler refused the source, or took too long.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     try:
         subprocess.run(
-            [compiler, *_FLAGS, str(source), "-o", name],
+            [compiler, *machine, *_FLAGS, str(source), "-o", name],
             capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS,
         )  # fmt: skip
         Path(name).replace(path)

@@ -1,0 +1,47 @@
+"""Kernels that an image brings, where no compiler is."""
+
+import ctypes
+import platform
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from inlay.engine.torch.native import build, prebuilt
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64",
+    reason="kernels are compiled beforehand with g++ on x86-64",
+)
+
+
+def test_the_highest_level_that_the_cpu_has_is_found(tmp_path: Path) -> None:
+    for level in prebuilt.LEVELS:
+        (tmp_path / f"kernels-{level}.so").touch()
+    for level, (_, needed) in prebuilt.LEVELS.items():
+        found = prebuilt.find("kernels", frozenset({*needed, "sse2"}), tmp_path)
+        assert found == tmp_path / f"kernels-{level}.so"
+    assert prebuilt.find("kernels", frozenset({"sse2"}), tmp_path) is None
+    assert prebuilt.find("others", build.cpu_features(), tmp_path) is None
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_library_of_the_environment_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = prebuilt.build([prebuilt.highest()], tmp_path)
+    assert {path.name.split("-")[0] for path in made} == {
+        path.stem for path in build.SOURCES.glob("*.cpp")
+    }
+    monkeypatch.setattr(prebuilt.find, "__defaults__", (tmp_path,))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    loaded = build.load("kernels")
+    assert isinstance(loaded, ctypes.CDLL)
+    assert Path(loaded._name).parent == tmp_path
+
+
+def test_each_level_has_all_that_the_next_has() -> None:
+    needed = [features for _, features in prebuilt.LEVELS.values()]
+    assert all(lower < higher for higher, lower in pairwise(needed))
