@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from inlay.cli.command import Command
 from inlay.cli.settings import (
     DemoSettings,
+    DoctorSettings,
     EncodeSettings,
     FleetFrontendSettings,
     InspectSettings,
@@ -53,6 +54,12 @@ def _frontend(settings: FleetFrontendSettings, rest: Sequence[str]) -> int:
 def _status(settings: StatusSettings, rest: Sequence[str]) -> int:
     _needs_nats()
     from inlay.cli.status import run
+
+    return run(settings)
+
+
+def _doctor(settings: DoctorSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.doctor import run
 
     return run(settings)
 
@@ -136,6 +143,14 @@ COMMANDS = (
         "refused, and why.",
         settings=StatusSettings,
         run=_status,
+    ),
+    Command(
+        name="doctor",
+        summary="Look at this machine: versions, processor, GPU, limits, clock, network.",
+        details="Starts no engine. NATS is tried where --nats says where it is. Exit status 1 "
+        "when something would keep a server from working.",
+        settings=DoctorSettings,
+        run=_doctor,
     ),
     Command(
         name="embeds encode",

@@ -179,6 +179,27 @@ class StatusSettings(BaseModel):
     output_json: bool = Field(default=False, description="Print JSON, one line each time.")
 
 
+class DoctorSettings(BaseModel):
+    """`inlay doctor`: this machine, and what it reaches."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
+    reach: list[str] = Field(
+        default=[], description="Connect to these, HOST:PORT: workers, frontends, a collector."
+    )
+    free_ports: list[int] = Field(
+        default=[], description="Ports that a server is to listen on here, and that must be free."
+    )
+    ssl_certfile: Path | None = Field(
+        default=None, description="Certificate chain of HTTPS to check, PEM."
+    )
+    ssl_keyfile: Path | None = Field(
+        default=None, description="Its private key; in the certificate's file unless set."
+    )
+    output_json: bool = Field(default=False, description="Print JSON.")
+
+
 class DemoSettings(BaseModel):
     """`inlay demo`."""
 
