@@ -1,8 +1,8 @@
-"""Write docs/cli.md and the chart's schema from the settings classes: `make reference`."""
+"""Write docs/cli.md, the chart's schema and dashboard: `make reference`."""
 
 from pathlib import Path
 
-from scripts import chart_schema
+from scripts import chart_schema, dashboard
 
 from inlay.cli.reference import reference
 
@@ -10,9 +10,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 
 def main() -> None:
-    """Write the page and the schema."""
+    """Write the page, the schema and the dashboard."""
     PAGE.write_text(reference(), encoding="utf-8")
     chart_schema.main()
+    dashboard.main()
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ def test_a_made_secret_has_what_members_read(any_helm: str, tmp_path: Path) -> N
 
 def settings_of(pod: Pod, directory: Path) -> Any:
     """The settings that `inlay` itself reads from the pod's file, environment and words."""
-    container, name = pod.container, pod.container["command"][1]
+    container, (name, *words) = pod.container, pod.container["args"]
     command: Command = next(command for command in COMMANDS if command.name == name)
     file = directory / "inlay.yaml"
     file.write_text(pod.config or "")
@@ -253,9 +253,10 @@ def settings_of(pod: Pod, directory: Path) -> Any:
             value = "0" if "worker-index" in str(given) else variables.get(given["name"], "x")
         environ[given["name"]] = _expanded(value, variables)
     environ["INLAY_CONFIG"] = str(file)
-    words = [_expanded(word, variables) for word in container.get("args", [])]
-    assert container["command"][0] == "inlay"
-    return read(command, parse(command, words), environ, known_variables())
+    # The image's entry point is inlay itself.
+    assert "command" not in container
+    parsed = parse(command, [_expanded(word, variables) for word in words])
+    return read(command, parsed, environ, known_variables())
 
 
 def _expanded(text: str, variables: dict[str, str]) -> str:

@@ -32,14 +32,14 @@ spec:
     - name: worker
       image: {{ include "inlay.image" (dict "root" $root "image" $image) }}
       imagePullPolicy: {{ default $root.Values.image.pullPolicy $image.pullPolicy }}
-      command: [inlay, worker]
-      {{- if $several }}
       args:
+        - worker
+        {{- if $several }}
         - --
         {{- range .arguments }}
         - {{ . | replace "$LEADER" "$(LWS_LEADER_ADDRESS)" | quote }}
         {{- end }}
-      {{- end }}
+        {{- end }}
       env:
         {{- include "inlay.memberEnv" $root | nindent 8 }}
         - {name: INLAY_TRANSPORT_HOST, value: $(POD_IP)}

@@ -1,0 +1,203 @@
+"""The Compose file, run by podman-compose: requests, a killed worker, a stop within the grace."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from openai import OpenAI
+
+import inlay
+from inlay.client import PromptEmbedder
+from tests.deploy.containers import environment, image, podman
+from tests.deploy.tools import ROOT, run
+from tests.serving import free_port
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
+
+COMPOSE = ROOT / "deploy" / "compose" / "compose.yaml"
+MODEL = Path(inlay.__file__).parent / "demo" / "model"
+RUN = ("access", "nats", "frontend", "worker-a", "worker-b")
+QUESTION: Any = [{"role": "user", "content": "What tool does Gola use?"}]
+
+
+@dataclass(frozen=True)
+class Up:
+    """The containers of the Compose file.
+
+    Attributes:
+        url: of the frontend.
+        key: of a client.
+        compose: words that run podman-compose on them.
+    """
+
+    url: str
+    key: str
+    compose: tuple[str, ...]
+
+    @property
+    def client(self) -> OpenAI:
+        """A client that never asks twice."""
+        return OpenAI(base_url=self.url + "/v1", api_key=self.key, max_retries=0, timeout=300)
+
+    def container(self, service: str) -> str:
+        """Its container's name."""
+        return f"inlay-test_{service}_1"
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series whose line begins so."""
+        lines = httpx.get(self.url + "/metrics", timeout=30).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def adapted(directory: Path, frontend: int, nats: int) -> Path:
+    """The same file for this machine: built images, the host's network, its limits."""
+    # Through JSON: what anchors share becomes each service's own.
+    found = json.loads(json.dumps(yaml.safe_load(COMPOSE.read_text())))
+    images = {"access": "frontend", "nats": "frontend", "frontend": "frontend"}
+    services = {name: found["services"][name] for name in RUN}
+    for name, service in services.items():
+        for key in ("networks", "ports", "build", "healthcheck"):
+            service.pop(key, None)
+        service["image"] = image(images.get(name, "worker"))
+        service["network_mode"] = "host"
+        service["ulimits"] = {"nofile": 4096, "nproc": 4096}
+        service["volumes"] = [
+            volume.replace("${MODELS:-./models}", str(directory)).replace(
+                "./", f"{COMPOSE.parent}/"
+            )
+            for volume in service.get("volumes", [])
+        ]
+        for condition in service.get("depends_on", {}).values():
+            # Health is asked for by systemd's timers, which are not everywhere.
+            if condition["condition"] == "service_healthy":
+                condition["condition"] = "service_started"
+        given = service.setdefault("environment", {})
+        if "INLAY_NATS" in given:
+            given["INLAY_NATS"] = f"nats://127.0.0.1:{nats}"
+        for key in ("INLAY_MODEL", "INLAY_SERVED_MODEL_NAME"):
+            if key in given:
+                given[key] = given[key].partition(":-")[2].rstrip("}")
+        if "INLAY_TRANSPORT_PORT" in given:
+            # Two workers of one network cannot have one port. In float32 a text that goes on
+            # elsewhere is the same to the token.
+            given |= {"INLAY_TRANSPORT_PORT": "0", "INLAY_TRANSPORT_HOST": "127.0.0.1"}
+            given["INLAY_DTYPE"] = "float32"
+        if name in ("nats", "frontend"):
+            given["INLAY_PORT"] = str(nats if name == "nats" else frontend)
+    file = directory / "compose.yaml"
+    volumes: dict[str, Any] = {name: {} for name in ("access", "nats", "cache", "cache-frontend")}
+    file.write_text(yaml.safe_dump({"services": services, "volumes": volumes}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    directory, port = tmp_path_factory.mktemp("compose"), free_port()
+    wrapper = directory / "podman"
+    wrapper.write_text("#!/bin/sh\nexec " + " ".join(podman()) + ' "$@"\n')
+    wrapper.chmod(0o755)
+    file = adapted(directory, port, free_port())
+    compose = (
+        *("env", f"PYTHONPATH={environment()['PYTHONPATH']}", sys.executable),
+        *("-m", "podman_compose", "--podman-path", str(wrapper), "--in-pod", "false"),
+        *("--project-name", "inlay-test", "--file", str(file)),
+    )
+    try:
+        run(*compose, "up", "--detach", within=300)
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 240
+        while not _two_workers(url):
+            assert time.monotonic() < deadline, _logs()
+            time.sleep(0.5)
+        text = run(*podman(), "exec", "inlay-test_frontend_1", "cat", "/access/keys.yaml")
+        yield Up(url, yaml.safe_load(text)[0]["key"], compose)
+    finally:
+        subprocess.run([*compose, "down", "--volumes"], capture_output=True, check=False)
+
+
+def _two_workers(url: str) -> bool:
+    try:
+        lines = httpx.get(url + "/metrics", timeout=10).text.splitlines()
+    except httpx.TransportError:
+        return False
+    return sum(line.startswith("inlay:worker_well{") for line in lines) == 2
+
+
+def _logs() -> str:
+    said = [
+        subprocess.run(
+            [*podman(), "logs", "--tail", "15", f"inlay-test_{name}_1"],
+            capture_output=True, text=True, check=False,
+        )
+        for name in RUN
+    ]  # fmt: skip
+    return "\n".join(one.stdout + one.stderr for one in said)
+
+
+def test_text_and_embeddings_get_the_same_answer(up: Up) -> None:
+    chat: Any = up.client.chat.completions.create(
+        model="demo", temperature=0, max_tokens=32, messages=QUESTION
+    )
+    rows = PromptEmbedder.from_pretrained(str(MODEL)).embed_messages(QUESTION)
+    completion = up.client.completions.create(
+        model="demo", temperature=0, max_tokens=32, **rows.completion_args()
+    )
+    assert completion.choices[0].text == chat.choices[0].message.content != ""
+
+
+def test_without_a_key_nothing_is_answered(up: Up) -> None:
+    assert httpx.get(up.url + "/v1/models", timeout=30).status_code == 401
+
+
+def test_every_container_is_without_rights(up: Up) -> None:
+    names = [up.container(name) for name in RUN if name != "access"]
+    for found in json.loads(run(*podman(), "container", "inspect", *names)):
+        assert found["Config"]["User"] == "10001:10001"
+        assert found["HostConfig"]["ReadonlyRootfs"] is True
+        assert found["EffectiveCaps"] in (None, [])
+
+
+def test_a_killed_worker_s_streams_go_on_with_the_same_text(up: Up) -> None:
+    texts = {}
+    for letter in "ab":
+        texts[letter] = _text(up, letter)
+    before = up.metric('inlay:router_decisions_total{attempt="further"')
+    with ThreadPoolExecutor(2) as pool:
+        running = {letter: pool.submit(_text, up, letter) for letter in "ab"}
+        # One on each worker.
+        deadline = time.monotonic() + 60
+        while up.metric("vllm:num_requests_running{") < 2:
+            assert time.monotonic() < deadline
+        run(*podman(), "kill", "--signal", "KILL", up.container("worker-a"))
+        assert {letter: one.result() for letter, one in running.items()} == texts
+    assert up.metric('inlay:router_decisions_total{attempt="further"') == before + 1
+
+
+def test_all_end_by_themselves_within_their_grace(up: Up) -> None:
+    run(*up.compose, "stop", within=300)
+    names = [up.container(name) for name in ("nats", "frontend", "worker-b")]
+    for found in json.loads(run(*podman(), "container", "inspect", *names)):
+        assert found["State"]["Status"] in ("exited", "stopped")
+        # 137 is what has to be killed.
+        assert found["State"]["ExitCode"] in (0, 143), found["Name"]
+
+
+def _text(up: Up, letter: str) -> str:
+    stream = up.client.completions.create(
+        model="demo",
+        prompt=f"{letter}. Once the harbour town counted its lanterns.",
+        max_tokens=1500,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    return "".join(piece.choices[0].text for piece in stream if piece.choices)
