@@ -17,7 +17,15 @@ from inlay.router import Router
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.peers import PeerConnections
 from tests.engine.torch.encode_reference import SECRET, damaged, settings
-from tests.engine.torch.vision_reference import Parts, Picture, generated, prompt_of
+from tests.engine.torch.vision_reference import (
+    Clip,
+    Parts,
+    Picture,
+    Sound,
+    directory_of,
+    generated,
+    prompt_of,
+)
 from tests.equality.test_encode_over_nats import Held
 from tests.router.sending import IDLE
 from tests.transport.conftest import nats_server
@@ -62,15 +70,15 @@ async def apart(
     server: NatsServer, family: str, encoders: int = 1, **values: object
 ) -> AsyncIterator[Apart]:
     fleet, peers = Fleet(server), PeerConnections(SECRET)
-    common = {"served_model_name": ["m"], "num_gpu_blocks": 64}
-    model = TorchEngine(settings(family, task="generate", **common, **values), SECRET)
+    common = {"served_model_name": ["m"], "model": str(directory_of(family))}
+    model = TorchEngine(settings("llava", task="generate", **common, **values), SECRET)
     model.use_peers(peers)
     plane = await fleet.frontend(SECRET)
     found_ = Apart(fleet, plane, model)
     try:
         await fleet.worker(model, secret=SECRET)
         for _ in range(encoders):
-            engine = EncodeEngine(settings(family, served_model_name=["m"]), SECRET)
+            engine = EncodeEngine(settings("llava", **common), SECRET)
             found_.encoders.append(engine)
             await fleet.worker(engine, secret=SECRET)
         await found(plane, 1 + encoders)
@@ -126,6 +134,24 @@ async def test_answers_are_those_of_transformers_and_an_image_is_encoded_once(
         assert fleet.encoded() == [1]
         assert fleet.model.stats().image_cache_misses == 1
         assert set(fleet.router.loads().values()) == {IDLE}
+
+
+@pytest.mark.parametrize(
+    ("family", "item"),
+    [
+        ("qwen2_audio", Sound(3, 9000)),
+        ("voxtral", Sound(4, 9000)),
+        ("qwen2_vl+video", Clip(2, 4, 40, 56)),
+    ],
+)
+async def test_audio_and_video_are_encoded_apart_too(
+    nats_server: NatsServer, family: str, item: Sound | Clip
+) -> None:
+    parts: Parts = [BEFORE, item, AFTER]
+    async with apart(nats_server, family, language_model_only=True) as fleet:
+        ids = await fleet.ids(prompt_of(family, parts))
+        assert ids == generated(family, parts, COUNT).ids
+        assert fleet.encoded() == [1]
 
 
 async def test_tenants_share_no_rows(nats_server: NatsServer) -> None:
