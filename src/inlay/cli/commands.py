@@ -3,6 +3,13 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from inlay.cli.client_settings import (
+    BenchSettings,
+    BenchWriteSettings,
+    ChatSettings,
+    CompletionSettings,
+    ConvertSettings,
+)
 from inlay.cli.command import Command
 from inlay.cli.settings import (
     DemoSettings,
@@ -87,6 +94,36 @@ def _upload(settings: UploadSettings, rest: Sequence[str]) -> int:
     return run(settings)
 
 
+def _convert(settings: ConvertSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.convert import run
+
+    return run(settings)
+
+
+def _chat(settings: ChatSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.chat import run
+
+    return run(settings, rest)
+
+
+def _bench(settings: BenchSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.bench import run
+
+    return run(settings)
+
+
+def _bench_write(settings: BenchWriteSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.bench.writing import run
+
+    return run(settings)
+
+
+def _completion(settings: CompletionSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.completion import run
+
+    return run(settings)
+
+
 COMMANDS = (
     Command(
         name="serve",
@@ -153,6 +190,36 @@ COMMANDS = (
         run=_doctor,
     ),
     Command(
+        name="chat",
+        summary="Talk to a model, with pictures and embeddings.",
+        details="Asks a server that runs already, or serves MODEL while the chat lasts; words "
+        "after -- are then options of inlay serve. Where standard input is no terminal, all of it "
+        "is one question and only the answer is printed. Ctrl-C ends an answer, Ctrl-D the chat; "
+        "/help lists the commands within it.",
+        settings=ChatSettings,
+        run=_chat,
+        positional=("model",),
+        short={"output_format": "o"},
+        rest="SERVE OPTIONS",
+    ),
+    Command(
+        name="bench",
+        summary="Measure a server under load, or compare two.",
+        details="Sends requests at a rate or so many at a time, and reports times to the first "
+        "token, between tokens and to the end, by the names and definitions of vllm bench serve.",
+        settings=BenchSettings,
+        run=_bench,
+        short={"output_format": "o"},
+    ),
+    Command(
+        name="bench write",
+        summary="Write the bodies of a measurement's requests, for inlay bench and other tools.",
+        details="One JSON object a line, as inlay bench --bodies reads it.",
+        settings=BenchWriteSettings,
+        run=_bench_write,
+        short={"output": "o"},
+    ),
+    Command(
         name="embeds encode",
         summary="Make prompt embeddings from text or chat messages, or rows of an image.",
         details="Looks the tokens up in the model's own embedding table, after the model's own "
@@ -160,6 +227,16 @@ COMMANDS = (
         "image_embeds.",
         settings=EncodeSettings,
         run=_encode,
+        short={"output": "o"},
+    ),
+    Command(
+        name="embeds convert",
+        summary="Write prompt embeddings in another format or data type.",
+        details="What was written is read again and compared. The table id is kept where the "
+        "format has room for it.",
+        settings=ConvertSettings,
+        run=_convert,
+        positional=("file",),
         short={"output": "o"},
     ),
     Command(
@@ -179,6 +256,15 @@ COMMANDS = (
         settings=UploadSettings,
         run=_upload,
         positional=("file",),
+    ),
+    Command(
+        name="completion",
+        summary="Print a script that completes commands, options and values in a shell.",
+        details='bash: eval "$(inlay completion bash)" in ~/.bashrc. zsh: eval "$(inlay completion '
+        'zsh)" in ~/.zshrc, after compinit. fish: inlay completion fish | source in config.fish.',
+        settings=CompletionSettings,
+        run=_completion,
+        positional=("shell",),
     ),
 )
 """In the order help lists them."""

@@ -3,13 +3,13 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pybase64
 
 from inlay.cli.command import UsageError
-from inlay.cli.files import opening, read
+from inlay.cli.files import read, standard_input, write_bytes
 from inlay.cli.process import Console
 from inlay.cli.settings import EncodeSettings
 from inlay.client import EmbeddedImage, EmbeddedPrompt, PromptEmbedder
@@ -54,12 +54,9 @@ def run(settings: EncodeSettings) -> int:
         raise UsageError(f"{error.message} (--format, --dtype)") from error
     if settings.base64:
         data = pybase64.b64encode(data) + b"\n"
+    write_bytes(data, settings.output)
     if settings.output is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
         return 0
-    with opening(f"--output {settings.output}"):
-        settings.output.write_bytes(data)
     Console(sys.stdout, sys.stderr).line(
         f"{settings.output}: {made.num_tokens} rows of {made.rows.shape[1]}, "
         f"{made.rows.dtype}, {len(data)} bytes"
@@ -70,7 +67,7 @@ def run(settings: EncodeSettings) -> int:
 def _embedded(settings: EncodeSettings, embedder: PromptEmbedder) -> EmbeddedPrompt:
     if settings.messages is not None:
         return embedder.embed_messages(_messages(settings.messages))
-    text = settings.text if settings.text is not None else _standard_input(sys.stdin.buffer)
+    text = settings.text if settings.text is not None else standard_input()
     return embedder.embed(text)
 
 
@@ -97,10 +94,3 @@ def _messages(path: Path) -> list[dict[str, Any]]:
             "'messages'"
         )
     return messages
-
-
-def _standard_input(stream: BinaryIO) -> str:
-    try:
-        return stream.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not UTF-8 text: {error.reason}") from error

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from inlay.cli.command import FileError
+from inlay.cli.command import FileError, UsageError
 
 
 @contextmanager
@@ -31,3 +31,25 @@ def read(path: Path, name: str | None = None) -> bytes:
         return sys.stdin.buffer.read()
     with opening(name or str(path)):
         return path.read_bytes()
+
+
+def standard_input() -> str:
+    """All of standard input. Raises `UsageError` where it is not UTF-8 text."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text: {error.reason}") from error
+
+
+def write_bytes(data: bytes, output: Path | None) -> None:
+    """Write a result to the file of `--output`, or to standard output.
+
+    Raises:
+        FileError: the file cannot be written.
+    """
+    if output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    with opening(f"--output {output}"):
+        output.write_bytes(data)

@@ -27,12 +27,22 @@ def run(settings: InspectSettings) -> int:
     for index, prompt in enumerate(prompts):
         if len(prompts) > 1:
             lines.append(f"prompt {index}")
-        lines += _described(prompt, embedder, settings.top)
+        lines += described(prompt, embedder, settings.top)
     Console(sys.stdout, sys.stderr).out("\n".join(lines) + "\n")
     return 0
 
 
-def _described(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int) -> Iterator[str]:
+def described(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int) -> Iterator[str]:
+    """Lines about the rows of a prompt.
+
+    Args:
+        prompt: the rows.
+        embedder: shows the nearest tokens of each row; without it there are only norms.
+        top: number of nearest tokens.
+
+    Raises:
+        InvalidRequestError: the rows are not of the model's hidden size.
+    """
     wide = prompt.rows.astype(np.float64)
     norms = np.linalg.norm(wide, axis=1)
     finite = np.isfinite(norms)

@@ -3,7 +3,7 @@
 import difflib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import inlay
 from inlay.cli.command import Command, FileError, UsageError
@@ -38,11 +38,27 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     if words[0] == "--version":
         console.out(f"inlay {inlay.__version__}\n")
         return 0
-    name = "inlay"
-    try:
+    environ = os.environ if environ is None else environ
+
+    def find_and_run() -> int:
         command, rest = _find(words)
-        name = f"inlay {command.name}"
-        return _run(command, rest, os.environ if environ is None else environ, console)
+        return failing(
+            f"inlay {command.name}", console, lambda: _run(command, rest, environ, console)
+        )
+
+    return failing("inlay", console, find_and_run)
+
+
+def failing(name: str, console: Console, act: Callable[[], int]) -> int:
+    """The exit status of `act`, whose errors are one line.
+
+    Args:
+        name: begins the line.
+        console: the line goes to its standard error.
+        act: does it and returns the exit status.
+    """
+    try:
+        return act()
     except FileError as error:
         console.line(f"{name}: {error}")
         return EXIT_USAGE
@@ -75,10 +91,11 @@ def _run(
 
 def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
     """The command `words` begin with, and the words after its name."""
-    for command in COMMANDS:
-        length = len(command.name.split())
-        if " ".join(words[:length]) == command.name:
-            return command, words[length:]
+    # "bench write" before "bench".
+    for length in (2, 1):
+        for command in COMMANDS:
+            if command.name == " ".join(words[:length]) and len(words) >= length:
+                return command, words[length:]
     names = [command.name for command in COMMANDS]
     group = [name.split()[1] for name in names if name.startswith(f"{words[0]} ")]
     if group:

@@ -1,11 +1,11 @@
 """Text of `--help`, in the terminal's width."""
 
-import shutil
 import textwrap
 from collections.abc import Iterable
 
 from inlay.cli.command import Command
 from inlay.cli.options import Option
+from inlay.cli.terminal import columns
 
 _NAME_WIDTH = 26
 
@@ -20,7 +20,7 @@ def overview(summaries: Iterable[tuple[str, str]]) -> str:
     lines = [
         "usage: inlay COMMAND [OPTION ...]",
         "",
-        "Serve language models whose prompts may be embeddings, behind OpenAI's API.",
+        *_wrapped("Serve language models whose prompts may be embeddings, behind OpenAI's API."),
         "",
         "commands:",
         *(_entry(name, summary) for name, summary in rows),
@@ -29,8 +29,10 @@ def overview(summaries: Iterable[tuple[str, str]]) -> str:
         _entry("-h, --help", "Show this, or with a command its options."),
         _entry("--version", "Show the version."),
         "",
-        "Every option can also be set in the environment (--max-model-len as INLAY_MAX_MODEL_LEN)",
-        "or in a YAML or TOML file given by --config.",
+        *_wrapped(
+            "Every option can also be set in the environment (--max-model-len as "
+            "INLAY_MAX_MODEL_LEN) or in a YAML or TOML file given by --config."
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -79,17 +81,18 @@ def _description(option: Option) -> str:
 
 
 def _entry(name: str, text: str) -> str:
-    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
-    indent = " " * (_NAME_WIDTH + 2)
-    body = textwrap.wrap(text, max(width - len(indent), 30), break_on_hyphens=False) or [""]
+    width = columns()
+    wide = width >= _NAME_WIDTH + 2 + 30
+    indent = " " * (_NAME_WIDTH + 2 if wide else 4)
+    body = textwrap.wrap(text, width - len(indent), break_on_hyphens=False) or [""]
     head = f"  {name}"
-    if len(head) < len(indent):
+    if wide and len(head) < len(indent):
         return "\n".join([head.ljust(len(indent)) + body[0], *(indent + line for line in body[1:])])
     return "\n".join([head, *(indent + line for line in body)])
 
 
 def _wrapped(text: str) -> list[str]:
-    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
+    width = columns()
     return [
         line
         for paragraph in text.split("\n")

@@ -3,42 +3,12 @@
 import http.client
 import urllib.error
 import urllib.request
-from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
-from inlay.errors import (
-    AuthenticationError,
-    BodyTooLargeError,
-    EngineError,
-    ErrorBody,
-    InlayError,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
-    PermissionDeniedError,
-    RateLimitedError,
-)
+from inlay.client.refusal import refusal
+from inlay.errors import InvalidRequestError, OverloadedError
 
 JSON = "application/json"
-
-_ERRORS: dict[int, type[InlayError]] = {
-    error.status: error
-    for error in (
-        InvalidRequestError,
-        AuthenticationError,
-        PermissionDeniedError,
-        NotFoundError,
-        BodyTooLargeError,
-        RateLimitedError,
-        OverloadedError,
-    )
-}
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    error: ErrorBody
 
 
 class Connection:
@@ -82,19 +52,8 @@ class Connection:
                 answer: bytes = response.read()
                 return answer
         except urllib.error.HTTPError as error:
-            raise _refusal(error) from error
+            wait = error.headers.get("Retry-After")
+            raise refusal(error.code, error.read(), wait) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise OverloadedError(f"{url} cannot be reached: {reason}") from error
-
-
-def _refusal(error: urllib.error.HTTPError) -> InlayError:
-    kind = _ERRORS.get(error.code, EngineError)
-    body = error.read()
-    wait: Any = error.headers.get("Retry-After")
-    try:
-        said = msgspec.json.decode(body, type=_Answer).error
-    except msgspec.MsgspecError:
-        return kind(f"the server answered {error.code}: {body[:200]!r}")
-    retry_after = float(wait) if wait is not None and wait.isdigit() else None
-    return kind(said.message, param=said.param, code=said.code, retry_after=retry_after)

@@ -1,0 +1,210 @@
+"""Settings classes of the commands that ask a server, and of `completion` and `embeds convert`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+OUTPUT_FORMAT = Field(
+    default="text", description="Print text for people, or JSON for programs on standard output."
+)
+_URL = (
+    "Base URL of the server, as OpenAI clients take it. OPENAI_BASE_URL and OPENAI_API_KEY are "
+    "used unless set, then http://127.0.0.1:8000/v1."
+)
+_API_KEY = Field(default=None, description="Key to ask with.")
+
+
+class ChatSettings(BaseModel):
+    """`inlay chat`."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    model: str | None = Field(
+        default=None,
+        description="Directory of a model, or its name on the hub, to serve while the chat lasts. "
+        "A server that runs already is asked unless set.",
+    )
+    url: str | None = Field(default=None, description=_URL)
+    api_key: SecretStr | None = _API_KEY
+    model_name: str | None = Field(
+        default=None, description="Name of the model at the server; its first one unless set."
+    )
+    once: str | None = Field(
+        default=None, description="Ask this one question and exit; - reads it from standard input."
+    )
+    embeds: list[Path] = Field(
+        default_factory=list,
+        description="Files of embeddings to put before the first message, as /attach does.",
+    )
+    system_prompt: str | None = Field(default=None, description="System message of the chat.")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of an answer at most; the server's default unless set.",
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="Sampling temperature; the model's unless set."
+    )
+    seed: int | None = Field(default=None, description="Seed of sampling; a new one unless set.")
+    history: bool = Field(
+        default=True,
+        description="Keep what was typed for later chats, in $XDG_STATE_HOME/inlay/chat_history "
+        "or below ~/.local/state.",
+    )
+    output_format: Literal["text", "json"] = OUTPUT_FORMAT
+
+
+class WorkloadSettings(BaseModel):
+    """Requests of a measurement."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    prompts: Literal["text", "embeds", "refs", "images"] = Field(
+        default="text",
+        description="Prompts made at random: text, embeddings sent with each request, embeddings "
+        "uploaded before and sent by reference, or pictures with a question.",
+    )
+    endpoint: Literal["completions", "chat"] | None = Field(
+        default=None,
+        description="Route to ask. completions unless set, chat for images.",
+    )
+    num_prompts: int = Field(default=100, ge=1, le=1_000_000, description="Number of requests.")
+    input_len: int = Field(
+        default=128, ge=1, le=10_000_000, description="Tokens or rows of a prompt."
+    )
+    output_len: int = Field(
+        default=64, ge=1, le=1_000_000, description="Tokens of an answer; its end is ignored."
+    )
+    prefix_len: int = Field(
+        default=0, ge=0, description="Of these, at the beginning, the same in all prompts."
+    )
+    image_size: int = Field(
+        default=224, ge=1, le=4096, description="Width and height of pictures, in pixels."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of prompts and arrivals.")
+
+
+class BenchSettings(BaseModel):
+    """`inlay bench`."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    url: list[str] = Field(
+        default_factory=list,
+        title="Servers",
+        description=_URL + " Two are compared: the same requests, in rounds that alternate.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None, title="Servers", description="Key to ask with, the same for both servers."
+    )
+    model_name: str | None = Field(
+        default=None,
+        title="Servers",
+        description="Name of the model at the servers; the first one of each unless set.",
+    )
+    workload: WorkloadSettings = Field(default_factory=WorkloadSettings, title="Requests")
+    bodies: Path | None = Field(
+        default=None,
+        title="Requests",
+        description="File of request bodies, one JSON object a line, to send instead of random "
+        "prompts; as inlay bench write makes it. - is standard input.",
+    )
+    request_rate: float | None = Field(
+        default=None,
+        gt=0,
+        title="Load",
+        description="Requests per second, at random times (open loop); all at once unless set.",
+    )
+    burstiness: float = Field(
+        default=1.0,
+        gt=0,
+        title="Load",
+        description="Shape of the times between requests, a gamma distribution; 1 is a Poisson "
+        "process, less has more bursts.",
+    )
+    max_concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        title="Load",
+        description="Requests that run at a time at most (closed loop without --request-rate).",
+    )
+    num_warmups: int = Field(
+        default=1, ge=0, title="Load", description="Requests before the first, not measured."
+    )
+    rounds: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        title="Load",
+        description="Times that all requests are sent; 1 unless set, 3 with two servers.",
+    )
+    request_timeout: float = Field(
+        default=600.0, gt=0, title="Load", description="Seconds of a request, then it has failed."
+    )
+    goodput: list[str] = Field(
+        default_factory=list,
+        title="Report",
+        description="Bounds in milliseconds that a good request keeps: ttft:200 tpot:50 e2el:3000.",
+    )
+    metric_percentiles: list[float] = Field(
+        default_factory=lambda: [99.0], title="Report", description="Percentiles to report."
+    )
+    output_format: Literal["text", "json"] = Field(
+        default="text",
+        title="Report",
+        description="Print text for people, or JSON for programs on standard output.",
+    )
+
+
+class BenchWriteSettings(BaseModel):
+    """`inlay bench write`."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    url: str | None = Field(default=None, description=_URL)
+    api_key: SecretStr | None = _API_KEY
+    model_name: str | None = Field(
+        default=None, description="Name of the model at the server; its first one unless set."
+    )
+    workload: WorkloadSettings = Field(default_factory=WorkloadSettings, title="Requests")
+    stream: bool = Field(default=True, description="Ask for a stream, with usage at its end.")
+    output: Path | None = Field(
+        default=None, description="File to write; standard output unless set."
+    )
+
+
+class CompletionSettings(BaseModel):
+    """`inlay completion`."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    shell: Literal["bash", "zsh", "fish"] = Field(description="bash, zsh or fish.")
+
+
+class ConvertSettings(BaseModel):
+    """`inlay embeds convert`."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
+    format: Literal["safetensors", "torch", "npy"] = Field(
+        default="safetensors",
+        description="Container. torch is read by vLLM as well; npy knows no bfloat16 and carries "
+        "no table id.",
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = Field(
+        default="auto",
+        description="Data type of the values, rounded where it is narrower; auto keeps theirs.",
+    )
+    base64: bool = Field(
+        default=False, description="Write base64 text, as prompt_embeds takes it, instead of bytes."
+    )
+    output: Path | None = Field(
+        default=None, description="File to write; standard output unless set."
+    )
+    output_format: Literal["text", "json"] = Field(
+        default="text",
+        description="Say what was written as text, or as JSON on standard output; JSON needs "
+        "--output.",
+    )
