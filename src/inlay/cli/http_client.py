@@ -8,8 +8,8 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
         while not self.status:
             await self._news()
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer's body. Raises `_LostError` where it breaks off."""
         while True:
             while self._pieces:
@@ -227,7 +227,8 @@ class HttpClient:
             if connection.status >= 400:
                 answer = b"".join([piece.data async for piece in connection.pieces()])
                 raise refusal(connection.status, answer, connection.headers.get("retry-after"))
-            yield connection.pieces()
+            async with aclosing(connection.pieces()) as pieces:
+                yield pieces
         except _LostError as error:
             raise OverloadedError(f"{self.server.url}: the connection was lost") from error
         finally:

@@ -1,6 +1,6 @@
 """One answer of a chat, as it streams in."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -57,8 +57,10 @@ class Answer:
 
 async def streamed(
     client: HttpClient, body: dict[str, Any], answer: Answer
-) -> AsyncIterator[tuple[Kind, str]]:
+) -> AsyncGenerator[tuple[Kind, str], None]:
     """Ask, and yield the answer piece by piece; `answer` has all that came, also after an error.
+
+    Close it, as by `contextlib.aclosing`: that ends the request.
 
     Raises:
         InlayError: the server refuses, fails in the middle, or is lost.

@@ -4,6 +4,7 @@ import asyncio
 import difflib
 import textwrap
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,18 +132,18 @@ class Session:
     async def _shown(self, answer: Answer) -> None:
         with waiting(self.screen.console, "sending"):
             body = await asyncio.to_thread(self.conversation.body, self.uploader)
-        pieces = streamed(self.client, body, answer)
-        with waiting(self.screen.console, "waiting for the answer"):
-            first = await anext(pieces, None)
-        if first is None:
-            return
-        self._show(*first)
-        last = first[0]
-        async for kind, text in pieces:
-            if kind != last:
-                self.screen.end()
-            last = kind
-            self._show(kind, text)
+        async with aclosing(streamed(self.client, body, answer)) as pieces:
+            with waiting(self.screen.console, "waiting for the answer"):
+                first = await anext(pieces, None)
+            if first is None:
+                return
+            self._show(*first)
+            last = first[0]
+            async for kind, text in pieces:
+                if kind != last:
+                    self.screen.end()
+                last = kind
+                self._show(kind, text)
 
     def _show(self, kind: str, text: str) -> None:
         (self.screen.text if kind == "text" else self.screen.aside)(text)

@@ -1,0 +1,89 @@
+"""A command in a terminal, for tests: a pseudo-terminal that is read and typed into."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+BOUND = 120.0
+"""Seconds after which a test gives up; nothing is asserted about time."""
+
+
+class Terminal:
+    """The master's end of a pseudo-terminal."""
+
+    def __init__(self, master: int, process: "subprocess.Popen[bytes]") -> None:
+        self.master = master
+        self.process = process
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self.master, text.encode())
+
+    def until(self, pattern: str) -> str:
+        """All that was shown up to and with `pattern`, which is then forgotten."""
+        deadline = time.monotonic() + BOUND
+        while (found := re.search(pattern, self.seen)) is None:
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            assert self.read(), f"ended without {pattern!r}: {self.seen[-2000:]!r}"
+        shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return shown
+
+    def read(self) -> bool:
+        """Take in what is shown; False at the end."""
+        ready, _, _ = select.select([self.master], [], [], 1.0)
+        if not ready:
+            return True
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:
+            return False
+        self.seen += data.decode(errors="replace")
+        return bool(data)
+
+    def ended(self) -> int:
+        """The exit status."""
+        while self.read():
+            pass
+        return self.process.wait(BOUND)
+
+
+@contextmanager
+def terminal(
+    *words: str, width: int = 80, environment: dict[str, str] | None = None
+) -> Iterator[Terminal]:
+    """`inlay WORDS` in a terminal of `width` columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    given = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **(environment or {})}
+    given.pop("COLUMNS", None)
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inlay.cli", *words],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=given,
+        start_new_session=True,
+        preexec_fn=take_terminal,  # noqa: PLW1509 - as a shell does
+    )
+    os.close(slave)
+    try:
+        yield Terminal(master, process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        os.close(master)
