@@ -77,7 +77,7 @@ def terminal(
         stderr=slave,
         env=given,
         start_new_session=True,
-        preexec_fn=take_terminal,  # noqa: PLW1509 - as a shell does
+        preexec_fn=take_terminal,
     )
     os.close(slave)
     try:

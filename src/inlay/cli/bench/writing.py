@@ -1,0 +1,57 @@
+"""`inlay bench write`: the bodies of a measurement as a file of JSON lines."""
+
+import asyncio
+import sys
+from contextlib import ExitStack
+from typing import BinaryIO
+
+from inlay.cli.bench.workload import Workload
+from inlay.cli.client_settings import BenchWriteSettings
+from inlay.cli.files import opening
+from inlay.cli.http_client import HttpClient
+from inlay.cli.process import Console
+from inlay.cli.progress import waiting
+from inlay.cli.server import served_model, server_of
+from inlay.client import Uploader
+
+
+def run(settings: BenchWriteSettings) -> int:
+    """Write the bodies; the exit status.
+
+    Raises:
+        UsageError: settings that contradict each other.
+        FileError: the file cannot be written.
+        InlayError: the server cannot be reached, or takes no uploads.
+    """
+    console = Console(sys.stdout, sys.stderr)
+    with ExitStack() as stack:
+        file: BinaryIO = sys.stdout.buffer
+        if settings.output is not None:
+            stack.enter_context(opening(f"--output {settings.output}"))
+            file = stack.enter_context(settings.output.open("wb"))
+        runner = stack.enter_context(asyncio.Runner())
+        runner.run(_write(settings, file, console))
+    return 0
+
+
+async def _write(settings: BenchWriteSettings, file: BinaryIO, console: Console) -> None:
+    server = server_of(settings.url, settings.api_key)
+    client = HttpClient(server)
+    written = 0
+
+    def told() -> str:
+        return f"{written} of {settings.workload.num_prompts} written"
+
+    try:
+        model = await served_model(client, settings.model_name)
+        uploader = Uploader(server.url, server.api_key)
+        workload = Workload(settings.workload, model, client, uploader)
+        workload.check(held=False)
+        with waiting(console, told):
+            count = settings.workload.num_prompts
+            async for body in workload.bodies(0, count, stream=settings.stream):
+                file.write(body.data + b"\n")
+                written += 1
+        file.flush()
+    finally:
+        await client.close()
