@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 BOUND = 120.0
@@ -59,9 +59,12 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    *words: str, width: int = 80, environment: dict[str, str] | None = None
+    *words: str,
+    width: int = 80,
+    environment: dict[str, str] | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "inlay.cli"),
 ) -> Iterator[Terminal]:
-    """`inlay WORDS` in a terminal of `width` columns."""
+    """`inlay WORDS`, or another program, in a terminal of `width` columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     given = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **(environment or {})}
@@ -71,7 +74,7 @@ def terminal(
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "inlay.cli", *words],
+        [*program, *words],
         stdin=slave,
         stdout=slave,
         stderr=slave,

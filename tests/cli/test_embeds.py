@@ -238,3 +238,23 @@ def test_a_file_that_is_no_embeddings_is_said_in_one_line(
     if data is not None:
         path.write_bytes(data)
     assert said in failed(capsys, "embeds", "inspect", str(path), status=status)
+
+
+def test_inspect_prints_json_for_programs(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embedder = PromptEmbedder.from_pretrained(model)
+    rows = embedder.embed(TEXT).rows.astype(np.float32)
+    rows[1, 5] = np.nan
+    path = tmp_path / "rows.npy"
+    np.save(path, rows)
+    assert main(["embeds", "inspect", str(path), "--model", model, "-o", "json"], {}) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["num_tokens"], found["hidden_size"], found["dtype"]) == (*rows.shape, "float32")
+    assert (found["table_id"], found["model_table_id"]) == (None, embedder.table.id)
+    assert found["rows"][1] == {"norm": None}
+    ids = embedder.renderer.encode(TEXT)
+    for index, row in enumerate(found["rows"]):
+        if index != 1:
+            assert row["nearest"][0]["token_id"] == ids[index]
+            assert row["norm"] == pytest.approx(np.linalg.norm(rows[index].astype(np.float64)))

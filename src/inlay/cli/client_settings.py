@@ -5,9 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-OUTPUT_FORMAT = Field(
-    default="text", description="Print text for people, or JSON for programs on standard output."
-)
+_OUTPUT_FORMAT = "Print text for people, or JSON for programs on standard output."
 _URL = (
     "Base URL of the server, as OpenAI clients take it. OPENAI_BASE_URL and OPENAI_API_KEY are "
     "used unless set, then http://127.0.0.1:8000/v1."
@@ -52,7 +50,7 @@ class ChatSettings(BaseModel):
         description="Keep what was typed for later chats, in $XDG_STATE_HOME/inlay/chat_history "
         "or below ~/.local/state.",
     )
-    output_format: Literal["text", "json"] = OUTPUT_FORMAT
+    output_format: Literal["text", "json"] = Field(default="text", description=_OUTPUT_FORMAT)
 
 
 class WorkloadSettings(BaseModel):
@@ -153,7 +151,7 @@ class BenchSettings(BaseModel):
     output_format: Literal["text", "json"] = Field(
         default="text",
         title="Report",
-        description="Print text for people, or JSON for programs on standard output.",
+        description=_OUTPUT_FORMAT,
     )
 
 

@@ -180,6 +180,7 @@ COMMANDS = (
         "refused, and why.",
         settings=StatusSettings,
         run=_status,
+        short={"output_format": "o"},
     ),
     Command(
         name="doctor",
@@ -230,16 +231,6 @@ COMMANDS = (
         short={"output": "o"},
     ),
     Command(
-        name="embeds convert",
-        summary="Write prompt embeddings in another format or data type.",
-        details="What was written is read again and compared. The table id is kept where the "
-        "format has room for it.",
-        settings=ConvertSettings,
-        run=_convert,
-        positional=("file",),
-        short={"output": "o"},
-    ),
-    Command(
         name="embeds inspect",
         summary="Show what prompt embeddings hold: shape, norms, and each row's nearest token.",
         details="A row that was taken straight from the table is shown as exact: with the file "
@@ -247,6 +238,7 @@ COMMANDS = (
         settings=InspectSettings,
         run=_inspect,
         positional=("file",),
+        short={"output_format": "o"},
     ),
     Command(
         name="embeds upload",
@@ -256,6 +248,17 @@ COMMANDS = (
         settings=UploadSettings,
         run=_upload,
         positional=("file",),
+        short={"output_format": "o"},
+    ),
+    Command(
+        name="embeds convert",
+        summary="Write prompt embeddings in another format or data type.",
+        details="What was written is read again and compared. The table id is kept where the "
+        "format has room for it.",
+        settings=ConvertSettings,
+        run=_convert,
+        positional=("file",),
+        short={"output": "o"},
     ),
     Command(
         name="completion",

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from inlay.cli.files import read
@@ -23,6 +25,10 @@ def run(settings: InspectSettings) -> int:
     embedder = (
         PromptEmbedder.from_pretrained(settings.model) if settings.model is not None else None
     )
+    if settings.output_format == "json":
+        found = [as_data(prompt, embedder, settings.top) for prompt in prompts]
+        Console(sys.stdout, sys.stderr).out(msgspec.json.encode(found).decode() + "\n")
+        return 0
     lines: list[str] = []
     for index, prompt in enumerate(prompts):
         if len(prompts) > 1:
@@ -64,6 +70,40 @@ def described(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int)
     yield ""
     yield f"{'row':>5}  {'norm':>10}  nearest tokens: id, text, L2 distance, cosine"
     yield from _rows(norms, finite, found, embedder)
+
+
+def as_data(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int) -> dict[str, Any]:
+    """The same as `described`, for programs; a norm that is not finite is None.
+
+    Raises:
+        InvalidRequestError: the rows are not of the model's hidden size.
+    """
+    norms = np.linalg.norm(prompt.rows.astype(np.float64), axis=1)
+    finite = np.isfinite(norms)
+    rows: list[dict[str, Any]] = [
+        {"norm": float(norm) if good else None} for norm, good in zip(norms, finite, strict=True)
+    ]
+    if embedder is not None:
+        near = nearest(prompt.rows[finite], embedder.table, top)
+        for index, neighbours in zip(np.flatnonzero(finite), near, strict=True):
+            rows[index]["nearest"] = [
+                {
+                    "token_id": each.token_id,
+                    "text": embedder.renderer.decode((each.token_id,), skip_special_tokens=False),
+                    "distance": each.distance,
+                    "cosine": each.cosine,
+                    "exact": each.exact,
+                }
+                for each in neighbours
+            ]
+    return {
+        "num_tokens": prompt.num_tokens,
+        "hidden_size": prompt.hidden_size,
+        "dtype": str(prompt.rows.dtype),
+        "table_id": prompt.table_id,
+        "model_table_id": None if embedder is None else embedder.table.id,
+        "rows": rows,
+    }
 
 
 def _rows(

@@ -31,12 +31,17 @@ listed here are [at the end](#flags-of-vllm-serve).
 | exit status | when |
 |---|---|
 | 0 | it did what was asked; a server: Ctrl-C or SIGTERM stopped it |
-| 1 | that failed; a server: its first worker process ended |
+| 1 | that failed; a server: its first worker process ended; `bench`: a request failed |
 | 2 | the command line, a variable or a file is invalid |
 | 130 | it was interrupted; a server: while it loads its model |
 
 An error is one line on standard error. A server that is stopped lets open requests end first; a
 second signal ends them.
+
+Results go to standard output, `-o json` (`--output-format json`) prints them for programs, and
+everything else goes to standard error. A wait of more than a second says what it waits for: on a
+terminal in one line that is wiped out in the end, elsewhere in a line now and then. `NO_COLOR` in
+the environment keeps answers of `inlay chat` without colour.
 """
 
 

@@ -16,6 +16,7 @@ from inlay.card import EmbeddingCard, ModelCard
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
 from inlay.cli.process import Console, on_signals, run_until_signal
+from inlay.cli.progress import waiting
 from inlay.cli.settings import ServeSettings
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
@@ -125,7 +126,8 @@ async def host(
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def announce() -> None:
-        running = await _ready(plane, len(ranks), frontend, await answering, stop)
+        with waiting(console, f"loading {engine.model}"):
+            running = await _ready(plane, len(ranks), frontend, await answering, stop)
         freeze_gc()
         console.line(f"serving {_described(running.card, frontend)} at {running.url}")
         if when_ready is not None:

@@ -176,7 +176,10 @@ class StatusSettings(BaseModel):
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     watch: bool = Field(default=False, description="Show it repeatedly, until Ctrl-C.")
     interval: float = Field(default=1.0, ge=0.1, description="Seconds between two tables.")
-    output_json: bool = Field(default=False, description="Print JSON, one line each time.")
+    output_json: bool = Field(default=False, description="The same as --output-format json.")
+    output_format: Literal["text", "json"] = Field(
+        default="text", description="Print a table, or JSON, one line each time."
+    )
 
 
 class DoctorSettings(BaseModel):
@@ -286,6 +289,9 @@ class InspectSettings(BaseModel):
         "are shown.",
     )
     top: int = Field(default=1, ge=1, le=100, description="Nearest tokens shown for each row.")
+    output_format: Literal["text", "json"] = Field(
+        default="text", description="Print a table, or JSON: a list with an object for each prompt."
+    )
 
 
 class UploadSettings(BaseModel):
@@ -307,6 +313,7 @@ class UploadSettings(BaseModel):
         default=None, description="Check the embeddings against this model at once."
     )
     pin: bool = Field(default=False, description="Keep them until they are unpinned or deleted.")
-    output_json: bool = Field(
-        default=False, description="Print all the server says as JSON, instead of the id."
+    output_json: bool = Field(default=False, description="The same as --output-format json.")
+    output_format: Literal["text", "json"] = Field(
+        default="text", description="Print the id, or all the server says as JSON."
     )

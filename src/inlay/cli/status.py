@@ -35,6 +35,9 @@ def run(settings: StatusSettings) -> int:
 
 
 async def _show(settings: StatusSettings, console: Console) -> None:
+    as_json = settings.output_json or settings.output_format == "json"
+    # A file or a pipe gets the tables one after the other.
+    clears = settings.watch and not as_json and console.stdout.isatty()
     stop = asyncio.Event()
     on_signals(stop.set)
     member = await Member.join(settings.fleet, "frontend")
@@ -46,8 +49,8 @@ async def _show(settings: StatusSettings, console: Console) -> None:
                 await _everybody(discovery, member)
         while True:
             seen = fleet(discovery, settings.fleet.namespace)
-            shown = json.dumps(seen) + "\n" if settings.output_json else table(seen)
-            console.out((_CLEAR if settings.watch and not settings.output_json else "") + shown)
+            shown = json.dumps(seen) + "\n" if as_json else table(seen)
+            console.out((_CLEAR if clears else "") + shown)
             if not settings.watch or stop.is_set():
                 return
             await _wait(stop, settings.interval)

@@ -6,6 +6,7 @@ import msgspec
 
 from inlay.cli.files import read
 from inlay.cli.process import Console
+from inlay.cli.progress import waiting
 from inlay.cli.settings import UploadSettings
 from inlay.client import StoredEmbeds, StoredImage, Uploader
 from inlay.client.prompts import container
@@ -23,14 +24,16 @@ def run(settings: UploadSettings) -> int:
     key = None if settings.api_key is None else settings.api_key.get_secret_value()
     uploader = Uploader(settings.url, key)
     stored: StoredEmbeds | StoredImage
-    if is_image(data):
-        stored = uploader.upload_image(data, model=settings.model)
-    else:
-        stored = uploader.upload(container(data), model=settings.model)
+    console = Console(sys.stdout, sys.stderr)
+    with waiting(console, f"uploading {len(data)} bytes"):
+        if is_image(data):
+            stored = uploader.upload_image(data, model=settings.model)
+        else:
+            stored = uploader.upload(container(data), model=settings.model)
     if settings.pin:
         stored = uploader.pin(stored.id)
-    console = Console(sys.stdout, sys.stderr)
-    text = msgspec.json.encode(stored).decode() if settings.output_json else stored.id
+    as_json = settings.output_json or settings.output_format == "json"
+    text = msgspec.json.encode(stored).decode() if as_json else stored.id
     console.out(text + "\n")
     kept = "pinned" if stored.pinned else "until it is not used for its time to live"
     console.line(f"{_described(stored)}, {stored.bytes} bytes, kept {kept}")

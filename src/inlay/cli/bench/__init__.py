@@ -83,7 +83,7 @@ class _Bench:
         """Measure and report; the exit status."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            urls = settings.url or [None]
+            urls: Sequence[str | None] = settings.url or [None]
             targets = [await self._target(url, stack) for url in urls]
             for target in targets:
                 await self._warm_up(target)

@@ -103,7 +103,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Load:
-    """How requests are sent.
+    """The way requests are sent.
 
     Attributes:
         request_rate: requests per second, or None for all at once.

@@ -1,4 +1,4 @@
-"""What a measurement says: text as `vllm bench serve` lays it out, or JSON with its keys."""
+"""The report of a measurement: text as `vllm bench serve` lays it out, or JSON with its keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ def compared(first: Measured, second: Measured) -> dict[str, dict[str, float]]:
 
 def comparison(first: Measured, second: Measured) -> str:
     """A table of both servers, their ratios, and how far the rounds' ratios lie apart."""
-    totals = [each.metrics.totals() | each.metrics.times() for each in (first, second)]
+    totals = [{**each.metrics.totals(), **each.metrics.times()} for each in (first, second)]
     rows = [("", "A", "B", "B/A", "rounds")]
     for name, ratio in compared(first, second).items():
         label = _TOTALS.get(name, "").rstrip(":") or _time_label(name)

@@ -33,7 +33,7 @@ class Message:
 
 @dataclass
 class Conversation:
-    """What was said so far, and what goes with the next message.
+    """The messages so far, and the files of the next one.
 
     Attributes:
         settings: sampling.
