@@ -277,7 +277,7 @@ def test_rows_that_the_server_forgot_are_uploaded_again(
         """The reference, of which the server forgets the first right after it was given."""
         refs.append(real(self, data))
         if len(refs) == 1:
-            self._send("DELETE", "/" + refs[0])
+            self.delete(refs[0])
         return refs[-1]
 
     monkeypatch.setattr(Uploader, "ref", forgotten_once)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from inlay.cli import main
 from inlay.client import EmbeddedPrompt, load, loads
-from inlay.tensors import TensorFormat, write
+from inlay.tensors import ReadLimits, TensorFormat, read, write
 
 ROWS = np.random.default_rng(0).normal(0, 0.3, (5, 48)).astype(np.float32)
 FORMATS: tuple[TensorFormat, ...] = ("torch", "safetensors", "npy")
@@ -51,8 +51,8 @@ def test_the_libraries_of_the_formats_read_what_was_written(tmp_path: Path) -> N
     for format in FORMATS:
         assert convert(path, tmp_path / format, "--format", format) == 0
     expected = torch.from_numpy(ROWS)
-    read = torch.load(tmp_path / "torch", weights_only=True)  # noqa: TID251 - of our own writing
-    assert torch.equal(read, expected)
+    loaded = torch.load(tmp_path / "torch", weights_only=True)  # noqa: TID251 - of our own writing
+    assert torch.equal(loaded, expected)
     (stored,) = load_file(tmp_path / "safetensors").values()
     assert torch.equal(stored, expected)
     np.testing.assert_array_equal(np.load(tmp_path / "npy"), ROWS)
@@ -122,6 +122,18 @@ def test_what_cannot_be_converted_is_one_line_and_writes_nothing(
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert not Path("out").exists()
+
+
+def test_the_grid_of_an_images_rows_is_kept_or_missed_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "in", tmp_path / "out"
+    path.write_bytes(write(ROWS, "safetensors", grid=(1, 5, 1)))
+    assert convert(path, out, "--dtype", "bfloat16") == 0
+    data = out.read_bytes()
+    assert read(data, limits=ReadLimits(max_bytes=len(data))).grid == (1, 5, 1)
+    assert convert(path, out, "--format", "torch") == 2
+    assert "no place for the grid" in capsys.readouterr().err
 
 
 def test_rows_that_a_server_would_refuse_are_kept_as_they_are(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ def run(settings: ConvertSettings) -> int:
     array, changed = _cast(tensor.array, settings.dtype)
     kept = None if settings.format == "npy" else tensor.table_id
     try:
-        written = write(array, settings.format, table_id=kept)
+        written = write(array, settings.format, table_id=kept, grid=tensor.grid)
     except EmbeddingsError as error:
         raise UsageError(f"{error.message} (--format, --dtype)") from error
-    _check(written, array, kept)
+    _check(written, array, kept, tensor.grid)
     if settings.base64:
         written = pybase64.b64encode(written) + b"\n"
     write_bytes(written, settings.output)
@@ -90,8 +90,11 @@ def _cast(array: Array, dtype: str) -> tuple[Array, int]:
     return cast, int((~same).sum())
 
 
-def _check(data: bytes, array: Array, table_id: str | None) -> None:
+def _check(
+    data: bytes, array: Array, table_id: str | None, grid: tuple[int, int, int] | None
+) -> None:
     again = read(data, limits=ReadLimits(max_bytes=len(data)))
     same = again.shape == array.shape and again.data.view == memoryview(array.tobytes())
-    if not same or again.dtype != str(array.dtype) or again.table_id != table_id:
+    told = (again.dtype, again.table_id, again.grid)
+    if not same or told != (str(array.dtype), table_id, grid):
         raise EngineError("what was written does not read back as what was meant: nothing is kept")
