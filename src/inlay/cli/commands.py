@@ -189,6 +189,7 @@ COMMANDS = (
         "when something would keep a server from working.",
         settings=DoctorSettings,
         run=_doctor,
+        short={"output_format": "o"},
     ),
     Command(
         name="chat",

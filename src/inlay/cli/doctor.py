@@ -52,7 +52,7 @@ def run(settings: DoctorSettings) -> int:
     """Print all findings; return 1 if one of them is a failure, else 0."""
     console = Console(sys.stdout, sys.stderr)
     found = list(findings(settings))
-    if settings.output_json:
+    if settings.output_json or settings.output_format == "json":
         console.out(json.dumps(msgspec.to_builtins(found)) + "\n")
     else:
         console.out("".join(f"{one.state:5}  {one.what:12}  {one.said}\n" for one in found))

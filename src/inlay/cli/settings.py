@@ -200,7 +200,10 @@ class DoctorSettings(BaseModel):
     ssl_keyfile: Path | None = Field(
         default=None, description="Its private key; in the certificate's file unless set."
     )
-    output_json: bool = Field(default=False, description="Print JSON.")
+    output_json: bool = Field(default=False, description="The same as --output-format json.")
+    output_format: Literal["text", "json"] = Field(
+        default="text", description="Print a list for people, or JSON."
+    )
 
 
 class DemoSettings(BaseModel):
