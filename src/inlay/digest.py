@@ -210,8 +210,11 @@ def _items(segment: Segment, secret: Secret) -> tuple[bytes, int]:
         return _spread(_TOKEN, struct.pack(f"<{len(segment)}I", *segment.ids), 4), _token.size
     if isinstance(segment, Rows):
         return _spread(_ROW, row_digests(segment, secret), ROW_DIGEST_SIZE), 1 + ROW_DIGEST_SIZE
-    indices = range(segment.start, segment.start + segment.num_positions)
-    return b"".join(_atomic.pack(_MEDIA, segment.digest, index) for index in indices), _atomic.size
+    return _media_items(segment.digest, segment.start, segment.num_positions), _atomic.size
+
+
+def _media_items(digest: bytes, start: int, count: int) -> bytes:
+    return b"".join(_atomic.pack(_MEDIA, digest, index) for index in range(start, start + count))
 
 
 class Chain:
@@ -252,6 +255,10 @@ class Chain:
     def extend_rows(self, digests: bytes) -> None:
         """Take plain rows by their digests, `ROW_DIGEST_SIZE` bytes each."""
         self._take(_spread(_ROW, digests, ROW_DIGEST_SIZE), 1 + ROW_DIGEST_SIZE)
+
+    def extend_media(self, digest: bytes, start: int, count: int) -> None:
+        """Take `count` positions of an item from its row `start` on, by the item's digest."""
+        self._take(_media_items(digest, start, count), _atomic.size)
 
     def _take(self, items: bytes, width: int) -> None:
         """Take items of `width` bytes each: first what a begun block lacks, then whole blocks.

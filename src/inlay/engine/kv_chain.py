@@ -4,10 +4,12 @@ An event names blocks by hashes that only vLLM can compute, and lists their inpu
 parent block, and extra keys. The routing chain is computed from the same inputs, except for
 embedding vectors: of these an event has only vLLM's digest, SHA-256 of a block's embeddings with
 zeros for tokens. So prompts with embedding vectors are noted here when they are admitted, and the
-digests of their vectors are looked up by the digests of their blocks.
+digests of their vectors are looked up by the digests of their blocks. Of a model that takes images,
+vLLM names each image, and each run of vectors, by an identifier that it was given: what an
+identifier stands for is noted likewise.
 
-Blocks that cannot be translated (media, vectors that were not noted, pages that are no multiple of
-a block) are left out, and so is everything that follows them.
+Blocks that cannot be translated (vectors or images that were not noted, pages that are no multiple
+of a block) are left out, and so is everything that follows them.
 """
 
 import hashlib
@@ -25,7 +27,7 @@ from inlay.engine.kv_events import (
     BlockStored,
     EventBatch,
 )
-from inlay.prompt import ROW_DIGEST_SIZE, Prompt, Rows, Segment
+from inlay.prompt import ROW_DIGEST_SIZE, Media, Prompt, Rows, Segment, Tokens
 from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ _MOST_NOTED = 1 << 16
 
 Events for older ones cannot be translated.
 """
+
+_MOST_NOTED_ITEMS = 1 << 14
+"""Maximum number of remembered identifiers."""
 
 _MARK_SIZE = 1 + ROW_DIGEST_SIZE
 
@@ -51,6 +56,53 @@ class _Block(NamedTuple):
 
 NotedBlock: TypeAlias = tuple[bytes, bytes]
 """vLLM's digest of a block's embeddings; per position 1 and its vector's digest, or zeros."""
+
+
+_Mark: TypeAlias = tuple[bytes, int] | None
+"""A position: digest and index of a row of media, digest and -1 of a vector, None for a token."""
+
+
+class NotedItem(NamedTuple):
+    """Positions that vLLM names together.
+
+    Attributes:
+        identifier: their name.
+        segments: what they are, in order: tokens, media, or digests of embedding vectors, each of
+            `ROW_DIGEST_SIZE` bytes.
+    """
+
+    identifier: str
+    segments: tuple[Tokens | Media | bytes, ...]
+
+    def mark(self, block: list[_Mark], first: int) -> None:
+        """Put them into a block, of which they begin at position `first`; it may be negative."""
+        for segment in self.segments:
+            plain = isinstance(segment, bytes)
+            count = len(segment) // ROW_DIGEST_SIZE if plain else len(segment)
+            for at in range(max(0, first), min(len(block), first + count)):
+                index = at - first
+                if isinstance(segment, bytes):
+                    start = index * ROW_DIGEST_SIZE
+                    block[at] = segment[start : start + ROW_DIGEST_SIZE], -1
+                elif isinstance(segment, Media):
+                    block[at] = segment.digest, segment.start + index
+            first += count
+
+
+_Named: TypeAlias = tuple[str, int]
+"""An identifier, and where its first position is from the beginning of a block; may be negative."""
+
+
+class _Extra(NamedTuple):
+    """Inputs of a block beside its ids.
+
+    Attributes:
+        rows: vLLM's digest of its embeddings, empty if it has none.
+        items: the named items that it has positions of.
+    """
+
+    rows: bytes
+    items: list[_Named]
 
 
 def blocks_of(
@@ -107,6 +159,7 @@ class KvChain:
         self._grouped = False
         self._blocks: dict[BlockHash, _Block] = {}
         self._noted: OrderedDict[bytes, bytes] = OrderedDict()
+        self._items: OrderedDict[str, NotedItem] = OrderedDict()
 
     def __len__(self) -> int:
         """Number of the engine's blocks that are known."""
@@ -119,6 +172,14 @@ class KvChain:
             self._noted.move_to_end(name)
         while len(self._noted) > _MOST_NOTED:
             self._noted.popitem(last=False)
+
+    def note_items(self, found: Iterable[NotedItem]) -> None:
+        """Remember what identifiers stand for."""
+        for item in found:
+            self._items[item.identifier] = item
+            self._items.move_to_end(item.identifier)
+        while len(self._items) > _MOST_NOTED_ITEMS:
+            self._items.popitem(last=False)
 
     def forget(self) -> None:
         """Reset after missed events.
@@ -174,10 +235,10 @@ class KvChain:
             if parent is None:
                 break
             ids = event.token_ids[index * size : (index + 1) * size]
-            known = _rows_of(extra[index])
-            if known is None or (known and known not in self._noted):
+            marks = self._marks(extra[index], size)
+            if marks is None:
                 break
-            parent = self._chained(parent, ids, self._noted[known] if known else b"")
+            parent = self._chained(parent, ids, marks)
             if name not in self._blocks:
                 told += parent.keys
             self._blocks[name] = parent
@@ -206,27 +267,51 @@ class KvChain:
         )
         return _Block(root, b"")
 
-    def _chained(self, parent: _Block, ids: Sequence[int], rows: bytes) -> _Block:
-        """Append a page to `parent`: vectors where `rows` has digests, tokens elsewhere."""
+    def _marks(self, extra: Sequence[object] | None, size: int) -> "list[_Mark] | None":
+        """Return what stands at the positions of a block; None if that is not known."""
+        found = _read(extra)
+        if found is None or (found.rows and found.rows not in self._noted):
+            return None
+        marks: list[_Mark] = [None] * size
+        if found.rows:
+            rows = self._noted[found.rows]
+            for index in range(len(rows) // _MARK_SIZE):
+                mark = rows[index * _MARK_SIZE : (index + 1) * _MARK_SIZE]
+                marks[index] = (mark[1:], -1) if mark[:1] == b"\1" else None
+        for name, first in found.items:
+            item = self._items.get(name)
+            if item is None:
+                return None
+            item.mark(marks, first)
+        return marks
+
+    def _chained(self, parent: _Block, ids: Sequence[int], marks: "list[_Mark]") -> _Block:
+        """Append a page to `parent`, where `marks` has None by its token."""
         chain = Chain(parent.digest, self._secret)
-        for index, id_ in enumerate(ids):
-            mark = rows[index * _MARK_SIZE : (index + 1) * _MARK_SIZE]
-            if mark[:1] == b"\1":
-                chain.extend_rows(mark[1:])
-            else:
+        for id_, mark in zip(ids, marks, strict=True):
+            if mark is None:
                 chain.extend_tokens((id_,))
+            elif mark[1] < 0:
+                chain.extend_rows(mark[0])
+            else:
+                chain.extend_media(*mark, 1)
         return _Block(chain.blocks[-1], keys_of(chain.blocks))
 
 
-def _rows_of(extra: Sequence[object] | None) -> bytes | None:
-    """Return vLLM's digest of a block's embeddings, empty if it has none.
+def _read(extra: Sequence[object] | None) -> _Extra | None:
+    """Read the extra keys of a block; None if it also depends on something else."""
+    rows, items = b"", []
+    for key in extra or ():
+        match key:
+            case bytes():
+                rows = rows or key
+            case [str(name), int(first)]:
+                items.append((name, first))
+            case str():
+                continue
+            case _:
+                return None
+    return _Extra(rows, items)
 
-    None if the block also depends on something else.
-    """
-    keys = extra or ()
-    if not all(isinstance(key, (str, bytes)) for key in keys):
-        return None
-    return next((key for key in keys if isinstance(key, bytes)), b"")
 
-
-__all__ = ["KvChain", "NotedBlock", "blocks_of"]
+__all__ = ["KvChain", "NotedBlock", "NotedItem", "blocks_of"]
