@@ -316,10 +316,16 @@ _TOKENS: dict[str, tuple[str, ...]] = {
 
 
 @cache
-def vision(family: str) -> Path:
-    """The directory of a tiny model of `family`, made once and shared; treat it as read-only."""
+def vision(family: str, head_dim: int | None = None) -> Path:
+    """The directory of a tiny model of `family`, made once and shared; treat it as read-only.
+
+    `head_dim` is of the language model's heads, for engines that do not run all sizes.
+    """
     config, processor = _FAMILIES[family]()
     directory = models_root() / f"{family}-vision"
+    if head_dim is not None:
+        directory = directory.with_name(f"{family}-vision-{head_dim}")
+        _widen(config, head_dim)
     state = torch.random.get_rng_state()
     torch.manual_seed(20261123)
     try:
@@ -339,6 +345,23 @@ def vision(family: str) -> Path:
         (directory / "processor_config.json").write_text(json.dumps(joint))
     _save_tokenizer(directory, _TOKENS.get("qwen" if family.startswith("qwen") else family))
     return directory
+
+
+def _widen(config: Any, head_dim: int) -> None:
+    """Give the heads of a model's language model `head_dim` elements."""
+    text, vision = config.text_config, config.vision_config
+    scale = head_dim * text.num_attention_heads / text.hidden_size
+    text.hidden_size = head_dim * text.num_attention_heads
+    if hasattr(text, "head_dim"):
+        text.head_dim = head_dim
+    rope = getattr(text, "rope_parameters", None)
+    if rope is not None and "mrope_section" in rope:
+        sections = [int(scale * size) for size in rope["mrope_section"]]
+        text.rope_parameters = {**rope, "mrope_section": sections}
+    if hasattr(vision, "out_hidden_size"):
+        vision.out_hidden_size = text.hidden_size
+    if config.model_type == "qwen2_vl":
+        vision.hidden_size = text.hidden_size
 
 
 def _save_tokenizer(directory: Path, names: tuple[str, ...] | None) -> None:

@@ -32,6 +32,7 @@ def test_the_page_shows_the_table_of_refusals() -> None:
         " (with `--reasoning-parser` after `--`)": set(refusals(**facts | {"own_reasoning": True}))
         - always,
         " (first model runner)": set(refusals(**facts | {"mixes_logprobs": True})) - always,
+        " (models with images)": set(refusals(**facts | {"takes_images": True})) - always,
         " (no form of reasoning known)": set(refusals(**facts | {"counts_thinking": False}))
         - always,
     }

@@ -162,6 +162,7 @@ class Admission(PromptAdmission):
             refuses_rows=card.prompt_embeds,
             grammars=card.grammars,
             adapters=adapters,
+            media=card.media,
         )
 
     def check(self, request: Request) -> None:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
+from blake3 import blake3
+
 from inlay.errors import InvalidRequestError
 from inlay.fair_queue import FairQueue
 from inlay.media.audio import AudioHeader, read_audio_header
@@ -151,16 +153,25 @@ def _data_of(run: Media) -> memoryview:
     return run.data.view
 
 
-async def in_thread(
-    pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: object
-) -> _T:
-    """Run `function` in a thread of `pool`; a cancelled caller waits until it has ended."""
-    running = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+def image_key(digest: bytes, salt: str | None) -> bytes:
+    """Name of an image's rows in a cache, 16 bytes: only requests with the same salt share them."""
+    return blake3(digest + (b"" if salt is None else b"\x00" + salt.encode())).digest(16)
+
+
+async def finished(running: "asyncio.Future[_T]") -> _T:
+    """Return the result of `running`; a cancelled caller waits until it has ended."""
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
         raise
+
+
+async def in_thread(
+    pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: object
+) -> _T:
+    """Run `function` in a thread of `pool`; a cancelled caller waits until it has ended."""
+    return await finished(asyncio.get_running_loop().run_in_executor(pool, function, *arguments))
 
 
 class Room:
@@ -216,6 +227,8 @@ __all__ = [
     "SizedImage",
     "SizedSound",
     "SizedVideo",
+    "finished",
+    "image_key",
     "in_thread",
     "sized_image",
     "sized_sound",

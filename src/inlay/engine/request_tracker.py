@@ -57,6 +57,10 @@ class RequestTracker:
         """Output tokens that may still come."""
         return self.request.sampling.max_tokens - self.num_tokens
 
+    def leaves(self) -> bool:
+        """Return True if it has ended or gives its place back: the engine is not to run it."""
+        return self.ended or self.yielding
+
     def continuation(self) -> Request:
         """The request as it goes to the engine now, with its output so far as `prior_output`."""
         if not self.has_emitted:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fill the environment $VENV with vLLM for CPU, what a worker needs of inlay, and the tests' libraries. Run from the repository root.
 #
-# Of vLLM's requirements torchvision, torchaudio and torchcodec are left out: text needs none of them, and they are not built
-# for the torch it pins. Hence its wheel is installed without requirements, and those it names are read from it.
+# Of vLLM's requirements torchvision, torchaudio and torchcodec are left out: they are not built for the torch it pins. Hence its wheel is
+# installed without requirements, and those it names are read from it. Images need torchvision, whose wheel serves but for one module.
 set -euo pipefail
 
 suite=$(dirname "${BASH_SOURCE[0]}")
@@ -27,7 +27,10 @@ for line in metadata.get_all("Requires-Dist"):
         print(line)
 PYTHON
 install --requirement "$VENV/requirements.txt"
-install --no-deps "$wheel"
+install --no-deps "$wheel" torchvision
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+# This module looks for operators that are built for CUDA; images are resized without them.
+: > "$packages/torchvision/_meta_registrations.py"
 install blake3 huggingface-hub ml-dtypes msgspec numpy pydantic
 install httpx hypothesis openai peft psutil pytest pytest-asyncio pytest-timeout
 rm -r "$VENV/wheels"

@@ -1,14 +1,23 @@
 """Models vLLM runs on a CPU, and vLLM with them."""
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
 from tests.equality.reference import tokenizer_of
 from tests.models import add_thinking, make, models_root
+from tests.serving import Served, free_port
 
 FLAGS: dict[str, Any] = {
     "engine": "vllm",
@@ -24,6 +33,9 @@ FLAGS: dict[str, Any] = {
 
 Its attention on a CPU takes blocks of 32 positions and heads of 32 elements.
 """
+
+START_SECONDS = 400.0
+"""Most that vLLM's own server takes to start."""
 
 _SHAPES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -82,3 +94,48 @@ def loud_model() -> Path:
     loud.save_pretrained(directory)
     tokenizer_of(model("llama", "float16")).save_pretrained(directory)
     return directory
+
+
+@contextmanager
+def vllm_server(path: Path, *words: object) -> Iterator[Served]:
+    """vLLM's own server of a model called `m`, once it answers."""
+    port = free_port()
+    flags: tuple[object, ...] = (
+        *("--model", path, "--served-model-name", "m", "--host", "127.0.0.1", "--port", port),
+        *("--dtype", "float32", "--enforce-eager", "--block-size", 32),
+        *("--max-num-seqs", 16, "--max-num-batched-tokens", 512, *words),
+    )
+    # vLLM for CPU has no command of its own: its package has another name than the one it asks for.
+    module = "vllm.entrypoints.openai.api_server"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", module, *map(str, flags)],
+        env={
+            **os.environ,
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+    served = Served(f"http://127.0.0.1:{port}", process)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(served.url):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        yield served
+    finally:
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        process.wait(60)
+        for child in started:
+            # A server whose engine died leaves some of them behind.
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url + "/health").status_code == 200
+    except httpx.TransportError:
+        return False

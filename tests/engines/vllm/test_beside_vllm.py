@@ -7,26 +7,20 @@ What may differ stands in `DIFFERENCES`, under the first words of a row of the p
 """
 
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.engines.vllm import cases
 from tests.engines.vllm.beside import ask, differences
 from tests.engines.vllm.cases import Case
-from tests.engines.vllm.serving import speaking_model
+from tests.engines.vllm.serving import speaking_model, vllm_server
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.models import THINK
-from tests.serving import free_port, serving
+from tests.serving import serving
 
-START_SECONDS = 400.0
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 
 DIFFERENCES: dict[str, tuple[str, ...]] = {
@@ -77,62 +71,14 @@ def path() -> Path:
 @pytest.fixture(scope="module")
 def theirs(path: Path) -> Iterator[str]:
     """The URL of vLLM's own server."""
-    port = free_port()
     tags = {"reasoning_start_str": THINK[0], "reasoning_end_str": THINK[1]}
-    words: tuple[object, ...] = (
-        *("--model", path, "--served-model-name", "m", "--host", "127.0.0.1", "--port", port),
-        *(
-            "--enable-prompt-embeds",
-            "--enable-prompt-tokens-details",
-            "--reasoning-config",
-            json.dumps(tags),
-        ),
-        *(
-            "--dtype",
-            "float32",
-            "--enforce-eager",
-            "--block-size",
-            32,
-            "--kv-cache-memory-bytes",
-            8 << 20,
-        ),
-        *("--max-num-seqs", 16, "--max-num-batched-tokens", 512),
-    )
-    # vLLM for CPU has no command of its own: its package has another name than the one it asks for.
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            *map(str, words),
-        ],
-        env={
-            **os.environ,
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(url):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url + "/health").status_code == 200
-    except httpx.TransportError:
-        return False
+    with vllm_server(
+        path,
+        "--enable-prompt-embeds",
+        "--enable-prompt-tokens-details",
+        *("--reasoning-config", json.dumps(tags), "--kv-cache-memory-bytes", 8 << 20),
+    ) as served:
+        yield served.url
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,8 @@ def path() -> Path:
     return model("qwen3")
 
 
-def serve(path: Path, *rest: object, admin_key: str = "", **more: Any) -> Any:
-    words = [path, *WORDS]
+def serve(path: Path, *rest: object, admin_key: str = "", media: bool = False, **more: Any) -> Any:
+    words = [path, *WORDS, *(["--enable-mm-embeds"] if media else [])]
     # `serving` puts the port last, and the words after -- have to stand behind it.
     environment = {
         "HF_HUB_OFFLINE": "1",

@@ -14,6 +14,7 @@ from inlay.engine.model_files import dtype_name
 from inlay.engine.ranks import has_experts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
+from inlay.engine.vllm.images import takes_images
 from inlay.errors import InvalidRequestError
 
 _SAME = (
@@ -79,7 +80,11 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
         raise InvalidRequestError(f"vLLM's arguments: {error}") from error
     if str(args.model) != str(directory):
         raise InvalidRequestError("the model is named before --, not to vLLM")
-    if args.enable_lora and args.enable_prompt_embeds and args.lora_target_modules is None:
+    images = takes_images(directory)
+    rows = images or args.enable_prompt_embeds
+    if images:
+        _take_images(args, settings)
+    if args.enable_lora and rows and args.lora_target_modules is None:
         # An adapted embedding table and rows do not go together in vLLM; without it they do.
         args.lora_target_modules = list(_LINEAR)
     if settings.data_parallel_size > 1 and has_experts(directory):
@@ -92,6 +97,19 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
     args.disable_log_stats = True
     args.worker_extension_cls = "inlay.engine.vllm.extension.Extension"
     return args
+
+
+def _take_images(args: Any, settings: EngineSettings) -> None:
+    """Set vLLM's own arguments for media; other kinds than images take no memory."""
+    # Rows are items beside images, for which vLLM needs no flag.
+    args.enable_prompt_embeds = False
+    args.enable_mm_embeds = settings.enable_mm_embeds
+    args.limit_mm_per_prompt = {
+        "video": 0,
+        "audio": 0,
+        **args.limit_mm_per_prompt,
+        **settings.max_media_items,
+    }
 
 
 def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ from vllm.config import KVEventsConfig
 
 from inlay.card import ModelCard
 from inlay.digest import Secret
-from inlay.engine.kv_chain import KvChain, NotedBlock, blocks_of
+from inlay.engine.kv_chain import KvChain, NotedBlock, NotedItem, blocks_of
 from inlay.engine.kv_events import EventBatch
 from inlay.engine.kv_events_config import endpoint_of
 from inlay.engine.kv_subscriber import KvSubscriber
@@ -118,12 +118,18 @@ class VllmCacheEvents:
             return "it publishes its events where they cannot be read from here"
         return "it publishes no events"
 
-    def note(self, request: Request, given: Any) -> None:
-        """Remember the rows of a request before it is added.
+    def note(self, request: Request, given: Any, items: Sequence[NotedItem]) -> None:
+        """Remember the rows and images of a request before it is added.
 
-        `given` is what vLLM is given for its prompt.
+        Args:
+            request: the request.
+            given: vLLM's input for its prompt.
+            items: the named items in it.
         """
         if self._chain is None or not request.prompt.has_rows:
+            return
+        self._chain.note_items(items)
+        if given["type"] != "embeds":
             return
         prompt = request.prompt + Prompt.of(Tokens(request.prior_output))
         embeds = memoryview(given["prompt_embeds"].view(-1).view(torch.uint8).numpy())

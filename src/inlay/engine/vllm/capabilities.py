@@ -19,6 +19,13 @@ ROWS_FROM = frozenset(
 )  # fmt: skip
 """Model types whose input is the embeddings of their tokens and nothing else."""
 
+IMAGES_OF = frozenset({"llava", "mistral3", "qwen2_5_vl", "qwen2_vl"})
+"""Model types whose images and rows vLLM was compared with."""
+
+NOT_COMPARED = (
+    "vLLM's answers for images of {model_type!r} models were not compared; compared: {compared}"
+)
+
 NOT_ALONE = (
     "rows are taken by models whose input is the embeddings of their tokens and nothing else; "
     "vLLM's implementation of "
@@ -58,6 +65,9 @@ _MIXED_LOGPROBS = (
     "vLLM's first model runner then gives others of the same step, who ask for logprobs, those "
     "of these ids and not their own"
 )
+_ADAPTED_IMAGES = (
+    "adapters of models that take images are not compared in vLLM, whose towers they may change too"
+)
 _UNKNOWN_THINKING = (
     "the chat template shows no form of reasoning that is known; start vLLM with "
     "--reasoning-config after --"
@@ -72,7 +82,12 @@ NO_LEVEL_2 = (
 
 
 def refusals(
-    *, ids_are_looked_up: bool, own_reasoning: bool, mixes_logprobs: bool, counts_thinking: bool
+    *,
+    ids_are_looked_up: bool,
+    own_reasoning: bool,
+    mixes_logprobs: bool,
+    counts_thinking: bool,
+    takes_images: bool = False,
 ) -> tuple[Refusal, ...]:
     """The refusals of the card.
 
@@ -83,7 +98,9 @@ def refusals(
         mixes_logprobs: named ids of one request reach others too, as by vLLM's first
             model runner.
         counts_thinking: vLLM knows where thinking begins and ends.
+        takes_images: rows are items of their own, whose place has the id of an image.
     """
+    penalised = ids_are_looked_up and not takes_images
     always = (
         Refusal("prompt_logprobs", "rows", _NO_IDS),
         Refusal("temperature_above_2", "any", _HOT),
@@ -95,13 +112,16 @@ def refusals(
         *([Refusal("grammar_after", "any", _AFTER)] if own_reasoning else []),
         *([Refusal("logprob_token_ids", "any", _MIXED_LOGPROBS)] if mixes_logprobs else []),
         *([] if counts_thinking else [Refusal("thinking_token_budget", "any", _UNKNOWN_THINKING)]),
-        *([Refusal("repetition_penalty", "rows", _LOOKED_UP_PENALTY)] if ids_are_looked_up else []),
+        *([Refusal("repetition_penalty", "rows", _LOOKED_UP_PENALTY)] if penalised else []),
+        *([Refusal("adapter", "rows", _ADAPTED_IMAGES)] if takes_images else []),
     )
 
 
 __all__ = [
     "ADAPTED_TABLE",
+    "IMAGES_OF",
     "NOT_ALONE",
+    "NOT_COMPARED",
     "NOT_ENABLED",
     "NO_LEVEL_2",
     "ROWS_FROM",

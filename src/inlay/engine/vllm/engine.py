@@ -20,7 +20,6 @@ from inlay.engine.vllm.adapters import VllmAdapters
 from inlay.engine.vllm.cache_events import VllmCacheEvents
 from inlay.engine.vllm.launching import shut_down
 from inlay.engine.vllm.loading import LoadedVllm, load
-from inlay.engine.vllm.prompts import input_of
 from inlay.engine.vllm.request_tracker import VllmRequestTracker
 from inlay.engine.vllm.sampling import params_of
 from inlay.errors import (
@@ -123,7 +122,7 @@ class VllmEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._events.close()
         if self._loaded is not None:
-            self._loaded.grammars.close()
+            self._loaded.close()
             await shut_down(self._loaded.llm)
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
@@ -331,8 +330,11 @@ class VllmEngine:
         if place.num_preemptions:
             follower.request_id = self._id_for(follower.request)
         request = follower.continuation()
-        given = input_of(request, loaded.placeholder)
-        self._events.note(request, given)
+        given, noted = await loaded.input_of(request)
+        if follower.leaves():
+            follower.yielding = False
+            return
+        self._events.note(request, given, noted)
         queue = await loaded.llm.add_request(
             follower.request_id,
             given,
@@ -345,7 +347,7 @@ class VllmEngine:
         loaded.counters.rows_served += sum(
             len(part) for part in request.prompt.segments if not isinstance(part, Tokens)
         )
-        if follower.ended or follower.yielding:
+        if follower.leaves():
             # It was stopped, or preempted, before vLLM knew of it.
             await loaded.llm.abort(follower.request_id)
         finished = False

@@ -14,18 +14,22 @@ from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.admission import Admission, MaxModelLen
 from inlay.engine.grammar.counting import GrammarCounter
+from inlay.engine.kv_chain import NotedItem
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config, row_facts
 from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
-from inlay.engine.vllm import capabilities, environment, reasoning, thinking
+from inlay.engine.vllm import capabilities, environment, prompts, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import VllmCacheEvents
+from inlay.engine.vllm.images import image_spec, takes_images
 from inlay.engine.vllm.launching import launch, refused
+from inlay.engine.vllm.media import MediaInputs
 from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of, weights_id
-from inlay.errors import EngineError
+from inlay.errors import EngineError, InlayError
+from inlay.media.spec import MediaSpec
 from inlay.request import Request, Task
 from inlay.tensors.table import config_of
 
@@ -46,6 +50,7 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
         sleeps: it was started with sleep mode.
         lora: its LoRA configuration, or None.
         grammars: counts grammars before vLLM compiles them.
+        media: makes the inputs of a model that takes images; None of others.
     """
 
     llm: Any
@@ -57,6 +62,22 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
     sleeps: bool
     lora: Any
     grammars: GrammarCounter
+    media: MediaInputs | None
+
+    async def input_of(self, request: Request) -> tuple[Any, list[NotedItem]]:
+        """VLLM's input for `request`, and the meaning of its items' names.
+
+        Raises as `MediaInputs.input_of`.
+        """
+        if self.media is None:
+            return prompts.input_of(request, self.placeholder), []
+        return await self.media.input_of(request)
+
+    def close(self) -> None:
+        """Stop what runs beside vLLM."""
+        self.grammars.close()
+        if self.media is not None:
+            self.media.close()
 
     def check_thinking(self, request: Request) -> None:
         """As `thinking.check`."""
@@ -122,11 +143,30 @@ def load(
     config.scheduler_config.max_num_seqs = places + PROBES
     llm = launch(config, counters)
     try:
-        card = _card(config, settings, secret, directory, own_reasoning, places)
-        return _described(llm, config, card, counters, adapters)
+        media = _media(llm, settings, secret, directory)
+        spec = None if media is None else media.spec
+        card = _card(config, settings, secret, directory, own_reasoning, places, spec)
+        return _described(llm, config, card, counters, adapters, media)
     except BaseException:
         llm.shutdown()
         raise
+
+
+def _media(
+    llm: Any, settings: EngineSettings, secret: Secret, directory: Path
+) -> MediaInputs | None:
+    """The inputs of a model that takes images; None, with a line of the log, if not here."""
+    if not takes_images(directory):
+        return None
+    try:
+        spec = image_spec(settings, directory)
+        media = None if spec is None else MediaInputs(llm.renderer, spec, secret)
+        if media is not None:
+            media.check()
+    except InlayError as error:
+        log.warning("the model serves text alone, without images: %s", error.message)
+        return None
+    return media
 
 
 def _card(
@@ -136,13 +176,15 @@ def _card(
     directory: Path,
     own_reasoning: bool,
     places: int,
+    media: MediaSpec | None,
 ) -> ModelCard:
     model = config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
     generation = generation_config(directory)
     model_config = config_of(directory)
     vocab_size, hidden_size = int(model.get_vocab_size()), int(model.get_inputs_embeds_size())
-    rows = row_facts(settings, directory, dtype, rows_refused(config, model_config))
+    refused = rows_refused(config, model_config, takes_images=media is not None)
+    rows = row_facts(settings, directory, dtype, refused)
     names = settings.names
     return ModelCard(
         name=names[0],
@@ -176,19 +218,26 @@ def _card(
             "grammar": Exactness.IMPOSSIBLE,
         },
         grammars=KINDS,
-        shares_text_prefix=False,
+        shares_text_prefix=media is not None,
         refusals=capabilities.refusals(
             ids_are_looked_up=ids_are_looked_up(config),
             own_reasoning=own_reasoning,
             mixes_logprobs=not config.use_v2_model_runner,
             counts_thinking=thinking.counts(config),
+            takes_images=media is not None,
         ),
+        media=media,
         secret_fingerprint=secret.fingerprint,
     )
 
 
 def _described(
-    llm: Any, config: Any, card: ModelCard, counters: Counters, adapters: Container[str]
+    llm: Any,
+    config: Any,
+    card: ModelCard,
+    counters: Counters,
+    adapters: Container[str],
+    media: MediaInputs | None,
 ) -> LoadedVllm:
     return LoadedVllm(
         llm=llm,
@@ -202,6 +251,7 @@ def _described(
         sleeps=bool(config.model_config.enable_sleep_mode),
         lora=config.lora_config,
         grammars=GrammarCounter(),
+        media=media,
     )
 
 

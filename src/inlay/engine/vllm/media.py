@@ -1,0 +1,334 @@
+"""Inputs of vLLM for models that take images.
+
+Images become vLLM's own items: a file is decoded here, and vLLM's processor makes the inputs of the
+tower. Embeddings that a client made become items too: those of an image with a grid are vLLM's
+`image_embeds`, and other rows its `prompt_embeds`, which no tower sees. So text, images and
+embeddings mix in any order, and texts before them are found in the cache of text prompts.
+
+Each item is named by inlay's digest of its content, with the request's salt: of a file as it came,
+of rows by value. Never by a name that a client chose: vLLM's caches know an item by its name alone.
+Positions are counted before vLLM sees an item, and compared with those that vLLM would give it.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+import msgspec
+import numpy as np
+import torch
+from blake3 import blake3
+from PIL import Image
+from vllm.inputs.engine import mm_input, tokens_input
+from vllm.multimodal.inputs import (
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    MultiModalSharedField,
+    PlaceholderRange,
+)
+
+from inlay.digest import Secret, row_digests, with_digests
+from inlay.engine.decoding import (
+    DECODING_THREADS,
+    MEMORY_BYTES,
+    PLACES,
+    Room,
+    finished,
+    image_key,
+    in_thread,
+    sized_image,
+)
+from inlay.engine.kv_chain import NotedItem
+from inlay.engine.pictures import decode
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.media.geometry import Layout, PatchGrid
+from inlay.media.positions import GRID_FIELD, grid_field
+from inlay.media.spec import MediaSpec, layout
+from inlay.prompt import Media, Prompt, Rows, Tokens
+from inlay.request import Request
+
+_IMAGE, _ROWS = "image", "prompt_embeds"
+"""Modalities, by vLLM's names."""
+
+_ROWS_OF_AN_ITEM = 256
+"""Positions at whose multiples rows are cut into items; equal items are found in the cache."""
+
+_TRIED = (64, 48), (300, 700), (1200, 800)
+"""Heights and widths of pictures whose layout is tried at the start."""
+
+
+@dataclass(slots=True)
+class _Input:
+    """An input of vLLM in the making.
+
+    Attributes:
+        ids: of all positions; at those of images and rows the id of the image's placeholder.
+        items: modality, item, name and positions, in order of the prompt.
+        noted: meaning of the names.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    items: list[tuple[str, MultiModalKwargsItem, str, PlaceholderRange]] = field(
+        default_factory=list
+    )
+    noted: list[NotedItem] = field(default_factory=list)
+
+    def given(self, salt: str | None) -> Any:
+        """VLLM's engine input."""
+        if not self.items:
+            return tokens_input(self.ids, cache_salt=salt)
+        found: dict[str, list[Any]] = {modality: [] for modality, *_ in self.items}
+        names: dict[str, list[str]] = {modality: [] for modality in found}
+        places: dict[str, list[PlaceholderRange]] = {modality: [] for modality in found}
+        for modality, item, name, place in self.items:
+            found[modality].append(item)
+            names[modality].append(name)
+            places[modality].append(place)
+        return mm_input(self.ids, MultiModalKwargsItems(found), names, places, cache_salt=salt)
+
+
+class MediaInputs:
+    """Makes vLLM's inputs of prompts with images and rows.
+
+    Files are decoded in threads of its own, within a budget of bytes that clients share.
+
+    Args:
+        renderer: vLLM's; its processor makes the inputs of the tower.
+        spec: layout of images.
+        secret: of the namespace.
+
+    Attributes:
+        spec: as above.
+    """
+
+    def __init__(self, renderer: Any, spec: MediaSpec, secret: Secret) -> None:
+        self._renderer = renderer
+        self.spec = spec
+        self._secret = secret
+        self._room = Room(PLACES, MEMORY_BYTES)
+        self._threads = ThreadPoolExecutor(DECODING_THREADS, "inlay-images")
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check(self) -> None:
+        """Try pictures of several shapes. Raises `EngineError` as `input_of`."""
+        for height, width in _TRIED:
+            picture = Image.new("RGB", (width, height))
+            prompt = self._prompt(picture, f"{height} x {width}", {})
+            (given,) = self._renderer.render_cmpl([prompt], skip_mm_cache=True)
+            self._check(given, layout(self.spec, height, width))
+
+    async def input_of(self, request: Request) -> tuple[Any, list[NotedItem]]:
+        """Return vLLM's input for the prompt and the earlier output of `request`.
+
+        Also returns what the names of its items stand for. Rows are copied.
+
+        Raises:
+            InvalidRequestError: a file that is no picture or of another size than it was laid out
+                for, parts of an image, or rows that do not fill their grid.
+            EngineError: vLLM would lay an image out differently.
+        """
+        prompt = request.prompt + Prompt.of(Tokens(request.prior_output))
+        prompt = await in_thread(self._threads, with_digests, prompt, self._secret)
+        made, known = _Input(), dict[bytes, tuple[MultiModalKwargsItem, str]]()
+        for part in _parts_of(prompt):
+            if isinstance(part, Tokens):
+                made.ids += part.ids
+            elif isinstance(part, Rows):
+                await self._add_rows(made, part, request.salt)
+            else:
+                run, digest = part[0], part[0].digest
+                if digest not in known:
+                    known[digest] = await self._image(run, request)
+                self._add_image(made, part, *known[digest])
+        return made.given(request.salt), made.noted
+
+    def _add_image(
+        self,
+        made: _Input,
+        segments: "_Image",
+        item: MultiModalKwargsItem,
+        name: str,
+    ) -> None:
+        begin = len(made.ids)
+        mask: list[bool] = []
+        for segment in segments:
+            if isinstance(segment, Tokens):
+                made.ids += segment.ids
+            else:
+                made.ids += [self.spec.image_token] * len(segment)
+            mask += [isinstance(segment, Media)] * len(segment)
+        rows = None if all(mask) else torch.tensor(mask)
+        made.items.append((_IMAGE, item, name, PlaceholderRange(begin, len(mask), rows)))
+        known = [
+            msgspec.structs.replace(each, data=None) if isinstance(each, Media) else each
+            for each in segments
+        ]
+        made.noted.append(NotedItem(name, tuple(known)))
+
+    async def _add_rows(self, made: _Input, rows: Rows, salt: str | None) -> None:
+        grid = self._grid(rows)
+        parts = [rows] if grid is not None else list(_cut(rows, len(made.ids)))
+        for part in parts:
+            digests = row_digests(part, self._secret)
+            kind = f"{_IMAGE if grid else _ROWS}:{len(part)}:{grid}:".encode()
+            name = image_key(blake3(kind + digests).digest(16), salt).hex()
+            values = self._values(part)
+            if grid is not None:
+                item = await self._embeds(values, grid, name)
+            else:
+                element = MultiModalFieldElem(
+                    data=values, field=MultiModalSharedField(batch_size=1)
+                )
+                item = MultiModalKwargsItem({"embedding": element})
+            place = PlaceholderRange(len(made.ids), len(part))
+            made.items.append((_ROWS if grid is None else _IMAGE, item, name, place))
+            made.ids += [self.spec.image_token] * len(part)
+            made.noted.append(NotedItem(name, (digests,)))
+
+    def _values(self, rows: Rows) -> torch.Tensor:
+        """A copy of rows and their inner features, side by side as vLLM has them; none are 0."""
+        width = rows.shape[1]
+        dtype = getattr(torch, rows.dtype)
+        found = torch.zeros(len(rows), width * (1 + self.spec.deepstack), dtype=dtype)
+        levels = {f"deepstack.{level}": 1 + level for level in range(self.spec.deepstack)}
+        for at, data in (
+            (0, rows.data),
+            *((levels[f.name], f.data) for f in rows.bundle if f.name in levels),
+        ):
+            values = torch.frombuffer(data.view, dtype=dtype).view(rows.shape)
+            found[:, at * width : (at + 1) * width] = values
+        return found
+
+    def _grid(self, rows: Rows) -> tuple[int, int, int] | None:
+        """The grid in patches of an image's rows, or None of rows without one."""
+        given = next((each for each in rows.bundle if each.name == GRID_FIELD), None)
+        geometry = self.spec.image
+        if given is None or not isinstance(geometry, PatchGrid):
+            return None
+        index = np.frombuffer(given.data.view, "<i4").reshape(-1, 3)
+        lines, columns = int(index[:, 1].max()) + 1, int(index[:, 2].max()) + 1
+        if len(rows) != lines * columns or grid_field(lines, columns).data != given.data:
+            raise InvalidRequestError(
+                f"the {len(rows)} rows of an image do not fill a grid of {lines} x {columns}"
+            )
+        return 1, lines * geometry.merge, columns * geometry.merge
+
+    async def _embeds(
+        self, values: torch.Tensor, grid: tuple[int, int, int], name: str
+    ) -> MultiModalKwargsItem:
+        """VLLM's item of an image that a client encoded."""
+        data = {"image_embeds": values, "image_grid_thw": torch.tensor([grid])}
+        item, named = await self._processed(data, name, {}, Layout((len(values),), (0, 0), grid))
+        if named != name:
+            raise EngineError("vLLM named an image itself")
+        return item
+
+    async def _image(self, run: Media, request: Request) -> tuple[MultiModalKwargsItem, str]:
+        """VLLM's item of the image that `run` is of, and its name."""
+        if run.data is None:
+            raise InvalidRequestError(f"an {run.kind} of the prompt has no data")
+        data, sized = await in_thread(self._threads, sized_image, run, self.spec)
+        name = image_key(run.digest + run.total.to_bytes(8), request.salt).hex()
+        settings = sized.settings if run.detail == "low" else {}
+        async with self._room.taken(sized.bytes, request.client, request.priority):
+            picture = await in_thread(self._threads, decode, data, sized.header)
+            return await self._processed(picture, name, settings, sized.layout)
+
+    async def _processed(
+        self, data: Any, name: str, settings: dict[str, Any], laid: Layout
+    ) -> tuple[MultiModalKwargsItem, str]:
+        """One image through vLLM's processor: its item, and the name that vLLM gave it."""
+        prompt = self._prompt(data, name, settings)
+        # The cache that is passed by is of what vLLM's other process is thought to have: a request
+        # that is stopped between the two would leave it wrong.
+        running = asyncio.ensure_future(
+            self._renderer.render_cmpl_async([prompt], skip_mm_cache=True)
+        )
+        (given,) = await finished(running)
+        self._check(given, laid)
+        return given["mm_kwargs"][_IMAGE][0], given["mm_hashes"][_IMAGE][0]
+
+    def _prompt(self, data: Any, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+        prompt: dict[str, Any] = {
+            "prompt_token_ids": [self.spec.placeholders["image"].id],
+            "multi_modal_data": {_IMAGE: data},
+            "multi_modal_uuids": {_IMAGE: [name]},
+        }
+        return {**prompt, "mm_processor_kwargs": settings} if settings else prompt
+
+    def _check(self, given: Any, laid: Layout) -> None:
+        """Raise `EngineError` unless vLLM lays an image out as `laid`."""
+        token = self.spec.image_token
+        ids = [
+            id_
+            for part in laid.parts
+            for id_ in (part.ids if isinstance(part, Tokens) else [token] * part)
+        ]
+        rows = [
+            flag
+            for part in laid.parts
+            for flag in [isinstance(part, int)] * (part if isinstance(part, int) else len(part))
+        ]
+        found = given["mm_placeholders"][_IMAGE]
+        theirs = [False] * len(given["prompt_token_ids"])
+        for place in found:
+            mask = [True] * place.length if place.is_embed is None else place.is_embed.tolist()
+            theirs[place.offset : place.offset + place.length] = mask
+        if given["prompt_token_ids"] != ids or theirs != rows:
+            raise EngineError(
+                f"vLLM lays an image out as {sum(theirs)} rows among {len(theirs)} positions, and "
+                f"its prompt has {sum(rows)} among {len(rows)}"
+            )
+
+
+_Image: TypeAlias = tuple[Media, *tuple[Tokens | Media, ...]]
+"""Segments of one image: the runs of its rows, and the tokens between."""
+
+
+def _parts_of(prompt: Prompt) -> Iterator[Tokens | Rows | _Image]:
+    """The segments of a prompt, those of one image together.
+
+    Raises:
+        InvalidRequestError: it has a part of an image without the rest.
+    """
+    image: list[Tokens | Media] = []
+    wanted: tuple[bytes, int] | None = None
+    for segment in prompt.segments:
+        if isinstance(segment, Media):
+            here = (segment.digest, segment.start)
+            if here != (wanted or (segment.digest, 0)):
+                break
+            image.append(segment)
+            end = segment.start + len(segment)
+            wanted = None if end == segment.total else (segment.digest, end)
+            if wanted is None:
+                yield cast("_Image", tuple(image))
+                image = []
+        elif wanted is None:
+            yield segment
+        elif isinstance(segment, Tokens):
+            image.append(segment)
+        else:
+            break
+    else:
+        if wanted is None:
+            return
+    raise InvalidRequestError("a prompt has a part of an image without the rest of it")
+
+
+def _cut(rows: Rows, position: int) -> Iterator[Rows]:
+    """Rows from `position` on, cut at fixed positions of the prompt."""
+    start = 0
+    while start < len(rows):
+        stop = min(len(rows), start + _ROWS_OF_AN_ITEM - (position + start) % _ROWS_OF_AN_ITEM)
+        yield rows.slice(start, stop)
+        start = stop
+
+
+__all__ = ["MediaInputs"]

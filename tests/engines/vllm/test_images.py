@@ -1,0 +1,330 @@
+"""Models that take images in vLLM: the tokens of transformers, however an image comes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from inlay.digest import with_digests
+from inlay.engine.settings import EngineSettings
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.media.embeds import embeds_segments
+from inlay.media.positions import GRID_FIELD
+from inlay.media.spec import MediaSpec
+from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.request import Request
+from inlay.tensors import Tensor
+from inlay.worker.host import EngineHost
+from tests.engine.conformance import Receiver, make_request, run
+from tests.engine.reference import rows_of as as_rows
+from tests.engine.torch.vision_reference import Parts, Picture
+from tests.engines.starting import SECRET, running
+from tests.engines.vllm import images
+from tests.engines.vllm.serving import FLAGS
+from tests.engines.vllm.test_kv_events import Told, whole_blocks
+
+if TYPE_CHECKING:
+    from inlay.engine.vllm.engine import VllmEngine
+
+NEW = 12
+ONE, TWO = Picture(1, 40, 56), Picture(2, 70, 33)
+
+PROMPTS: dict[str, Parts] = {
+    "text": [[40, 41, 42, 43, 44, 45, 46, 47, 48]],
+    "one": [[5, 6, 9, 10], ONE, list(range(60, 100))],
+    "other": [[5, 6, 9, 10], ONE, [90, 91, 92]],
+    "both": [list(range(100, 117)), ONE, [11, 12, 13, 14, 15], TWO, [20, 21, 22]],
+    "twice": [[6, 7, 8], TWO, [90, 91, 92], TWO, [93]],
+}
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Vision:
+    """An engine with a model that takes images."""
+
+    def __init__(self, engine: "VllmEngine", directory: Path) -> None:
+        self.engine = engine
+        self.directory = directory
+        spec = engine.card.media
+        assert spec is not None
+        self.spec: MediaSpec = spec
+        self.block = engine.card.block_size
+
+    def prompt(self, parts: Parts, **more: Any) -> Prompt:
+        return images.prompt_of(self.spec, parts, **more)
+
+    def wanted(self, parts: Parts) -> list[int]:
+        return images.greedy(self.directory, self.spec, parts, NEW)
+
+    def embeds(self, picture: Picture) -> list[Segment]:
+        """The segments of an image that a client encoded."""
+        rows, grid = images.rows_of(self.directory, picture)
+        tensor = Tensor(Buffer(rows.numpy().tobytes()), "float32", tuple(rows.shape), "npy")
+        hidden = self.engine.card.hidden_size
+        given = None if grid is None else (grid[0], grid[1], grid[2])
+        return embeds_segments(self.spec, tensor, grid=given, hidden_size=hidden, dtype="float32")
+
+    def rows(self, ids: list[int]) -> Rows:
+        return as_rows(images.looked_up(self.directory, ids))
+
+    def whole(self, prompt: Prompt) -> int:
+        """Positions that are found again: the last one is computed anew, and with it its block."""
+        return (len(prompt) - 1) // self.block * self.block
+
+    async def ask(self, prompt: Prompt, name: str = "a", **more: Any) -> Receiver:
+        (found,) = await run(self.engine, make_request(name, prompt, NEW, **more))
+        return found
+
+
+@asynccontextmanager
+async def started(family: str) -> AsyncIterator[Vision]:
+    directory = images.directory_of(family)
+    settings = EngineSettings(model=str(directory), enable_mm_embeds=True, **FLAGS)
+    async with running(settings) as engine:
+        yield Vision(engine, directory)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["qwen2_5_vl", "llava"])
+async def vision(request: pytest.FixtureRequest) -> AsyncIterator[Vision]:
+    async with started(request.param) as found:
+        yield found
+
+
+@pytest.mark.parametrize("family", ["mistral3", "qwen2_vl"])
+async def test_other_families_continue_as_transformers_does_and_are_cached(family: str) -> None:
+    """Of the first, tokens stand between the rows of an image."""
+    async with started(family) as vision:
+        told = Told(EngineHost(vision.engine))
+        await vision.engine.reset_prefix_cache()
+        await told.until(lambda keys: not keys)
+        requests = [
+            make_request(name, vision.prompt(parts), NEW) for name, parts in PROMPTS.items()
+        ]
+        found = await run(vision.engine, *requests)
+        for one in found:
+            assert one.output == vision.wanted(PROMPTS[one.request.id])
+            await told.until(whole_blocks(told.host, one.request.prompt, one).issubset)
+        for request in requests:
+            (again,) = await run(vision.engine, request)
+            assert again.cached == vision.whole(request.prompt)
+
+
+async def test_prompts_with_images_continue_as_transformers_does_alone_and_together(
+    vision: Vision,
+) -> None:
+    wanted = {name: vision.wanted(parts) for name, parts in PROMPTS.items()}
+    requests = [make_request(name, vision.prompt(parts), NEW) for name, parts in PROMPTS.items()]
+    for request in requests:
+        (alone,) = await run(vision.engine, request)
+        assert alone.output == wanted[request.id]
+    await vision.engine.reset_prefix_cache()
+    found = await run(vision.engine, *requests)
+    assert {one.request.id: one.output for one in found} == wanted
+    assert wanted["one"] != wanted["other"]
+
+
+async def test_a_second_ask_finds_images_and_what_follows_in_the_cache(vision: Vision) -> None:
+    prompt = vision.prompt(PROMPTS["both"])
+    await vision.engine.reset_prefix_cache()
+    first, second = await vision.ask(prompt), await vision.ask(prompt)
+    assert (first.cached, second.cached) == (0, vision.whole(prompt))
+    assert first.output == second.output
+    # Another image of the same size at the same place is another prompt.
+    parts = [part if part != ONE else Picture(7, 40, 56) for part in PROMPTS["both"]]
+    other = await vision.ask(vision.prompt(parts))
+    assert other.cached < vision.block
+    assert other.output == vision.wanted(parts)
+
+
+async def test_tenants_do_not_share_an_image(vision: Vision) -> None:
+    prompt = vision.prompt(PROMPTS["one"])
+    await vision.engine.reset_prefix_cache()
+    found = [await vision.ask(prompt, salt=salt) for salt in ("a", "b", "a")]
+    assert [one.cached for one in found] == [0, 0, vision.whole(prompt)]
+    assert {tuple(one.output) for one in found} == {tuple(vision.wanted(PROMPTS["one"]))}
+    media = vision.engine._running.media
+    assert media is not None
+    names = []
+    for salt in ("a", "b", "a"):
+        (given, _) = await media.input_of(make_request("x", prompt, salt=salt))
+        names.append(given["mm_hashes"]["image"][0])
+    assert names[0] == names[2] != names[1]
+
+
+async def test_an_image_of_low_detail_is_another_than_the_same_file_of_high(
+    vision: Vision,
+) -> None:
+    """Of the smallest models both are as large, and so the answer is the same."""
+    prompt = vision.prompt(PROMPTS["one"], detail="low")
+    found = await vision.ask(prompt)
+    assert found.output == vision.wanted(PROMPTS["one"])
+    assert (await vision.ask(prompt)).cached == vision.whole(prompt)
+
+
+async def test_rows_of_a_clients_own_encoder_are_the_image_and_mix_with_files_and_rows(
+    vision: Vision,
+) -> None:
+    words, more = list(range(100, 117)), [21, 22, 23, 24, 25]
+    mixtures = {
+        "embeds": Prompt.of(Tokens(words), *vision.embeds(ONE), Tokens(more)),
+        "a file, then embeds": Prompt.of(
+            *vision.prompt([words, TWO, more]).segments, *vision.embeds(ONE), Tokens(more)
+        ),
+        "rows around a file": Prompt.of(
+            vision.rows(words), *vision.prompt([ONE]).segments, vision.rows(more)
+        ),
+        "all of them": Prompt.of(
+            Tokens(words[:3]),
+            vision.rows(words[3:]),
+            *vision.embeds(TWO),
+            vision.rows(more),
+            *vision.prompt([ONE]).segments,
+            Tokens(more),
+        ),
+        "rows alone": Prompt.of(vision.rows([*words, *more])),
+    }
+    wanted: dict[str, Parts] = {
+        "embeds": [words, ONE, more],
+        "a file, then embeds": [words, TWO, more, ONE, more],
+        "rows around a file": [words, ONE, more],
+        "all of them": [words, TWO, more, ONE, more],
+        "rows alone": [[*words, *more]],
+    }
+    found = await run(
+        vision.engine,
+        *(make_request(name, with_digests(each, SECRET), NEW) for name, each in mixtures.items()),
+    )
+    assert {one.request.id: one.output for one in found} == {
+        name: vision.wanted(parts) for name, parts in wanted.items()
+    }
+
+
+async def test_routers_hear_of_images_and_rows_what_vllm_finds_again(vision: Vision) -> None:
+    told = Told(EngineHost(vision.engine))
+    await vision.engine.reset_prefix_cache()
+    await told.until(lambda keys: not keys)
+    text = Prompt.of(Tokens(range(3, 43)))
+    forms = {
+        "text": (text, None, 0),
+        "images": (vision.prompt(PROMPTS["both"]), None, 0),
+        "images of a tenant": (vision.prompt(PROMPTS["both"]), "mine", 0),
+        "twice": (vision.prompt(PROMPTS["twice"]), None, 0),
+        "embeds": (Prompt.of(Tokens(range(9, 22)), *vision.embeds(ONE), Tokens([5] * 20)), None, 0),
+        # What a text left serves a prompt that goes on with rows, and with an image.
+        "rows": (text + Prompt.of(vision.rows(list(range(50, 90)))), None, vision.block),
+        "text and image": (text + vision.prompt([ONE, [7] * 9]), None, vision.block),
+    }
+    stored: set[bytes] = set()
+    for name, (prompt, salt, cached) in forms.items():
+        whole = with_digests(prompt, SECRET)
+        found = await vision.ask(whole, name, salt=salt)
+        assert found.cached == cached, name
+        stored |= whole_blocks(told.host, whole, found, salt)
+        await told.until(lambda keys: keys == stored)  # noqa: B023
+    for name, (prompt, salt, _) in forms.items():
+        again = await vision.ask(with_digests(prompt, SECRET), name, salt=salt)
+        assert again.cached == vision.whole(prompt), name
+
+
+def _lying(prompt: Prompt, **changes: Any) -> Prompt:
+    """The prompt with another first run of its image."""
+    return Prompt(
+        tuple(
+            msgspec.structs.replace(each, **changes) if isinstance(each, Media) else each
+            for each in prompt.segments
+        )
+    )
+
+
+async def test_what_does_not_fit_is_refused_before_vllm_sees_it_and_neighbours_go_on(
+    vision: Vision,
+) -> None:
+    good = vision.prompt(PROMPTS["other"])
+    wanted = vision.wanted(PROMPTS["other"])
+    run_of = next(each for each in good.segments if isinstance(each, Media))
+    bad = {
+        "has no data": _lying(good, data=None),
+        "a part of an image": _lying(good, total=run_of.total + 4),
+        "cannot be decoded": _lying(good, data=Buffer(ONE.data[:900]), digest=bytes(16)),
+        "has room for": _lying(good, data=Buffer(Picture(1, 90, 8).data), digest=bytes(16)),
+    }
+    if not vision.spec.mrope:  # all its images are of the same size
+        del bad["has room for"]
+    for said, prompt in bad.items():
+        refused, neighbour = await run(
+            vision.engine, make_request("bad", prompt), make_request("good", good, NEW)
+        )
+        assert refused.last.error is not None
+        assert said in refused.last.error.message
+        assert refused.last.error.kind == "InvalidRequestError"
+        assert neighbour.output == wanted
+
+
+async def test_rows_of_an_image_must_fill_their_grid(vision: Vision) -> None:
+    if not vision.spec.mrope:
+        pytest.skip("this family has no grid")
+    (rows,) = vision.embeds(ONE)
+    assert isinstance(rows, Rows)
+    (grid,) = rows.bundle
+    assert grid.name == GRID_FIELD
+    cells = np.frombuffer(grid.data.view, "<i4").reshape(-1, 3)
+    for wrong in (cells[::-1], cells * 2, np.where(cells == cells.max(), 40_000, cells)):
+        field = Field(
+            GRID_FIELD, Buffer(np.ascontiguousarray(wrong).tobytes()), "int32", grid.shape
+        )
+        prompt = Prompt.of(Tokens([5]), msgspec.structs.replace(rows, bundle=(field,)), Tokens([6]))
+        found = await vision.ask(prompt)
+        assert found.last.error is not None
+        assert "do not fill a grid" in found.last.error.message
+    short = rows.slice(0, len(rows) - 2)
+    found = await vision.ask(Prompt.of(short))
+    assert found.last.error is not None
+    assert found.last.error.kind == "InvalidRequestError"
+    narrow = Rows(rows.data, "float32", (2 * len(rows), rows.shape[1] // 2))
+    with pytest.raises(InvalidRequestError, match="size of tensor must match"):
+        vision.engine.submit(make_request("narrow", Prompt.of(narrow)), lambda _: None)
+
+
+async def test_an_image_that_vllm_would_lay_out_otherwise_is_refused(vision: Vision) -> None:
+    media = vision.engine._running.media
+    assert media is not None
+    media.check()
+    spec, prompt = media.spec, vision.prompt(PROMPTS["one"])
+    assert spec.image is not None
+    more = {"rows": 15} if not spec.mrope else {"max_pixels": 16 * 16, "min_pixels": 1}
+    media.spec = msgspec.structs.replace(spec, image=msgspec.structs.replace(spec.image, **more))
+    try:
+        with pytest.raises(EngineError, match="vLLM lays an image out as"):
+            media.check()
+        found = await vision.ask(images.prompt_of(media.spec, PROMPTS["one"]))
+        assert found.last.error is not None
+        assert "vLLM lays an image out as" in found.last.error.message
+    finally:
+        media.spec = spec
+    assert (await vision.ask(prompt)).output == vision.wanted(PROMPTS["one"])
+
+
+async def test_a_request_that_is_stopped_while_its_image_is_read_leaves_nothing(
+    vision: Vision,
+) -> None:
+    receivers = []
+    for number in range(6):
+        request: Request = make_request(
+            f"gone {number}", vision.prompt([[5], Picture(50 + number, 64, 64), [6]])
+        )
+        receiver = Receiver(request)
+        vision.engine.submit(request, receiver)
+        receivers.append(receiver)
+        await asyncio.sleep(0.004 * number)
+        vision.engine.abort(request.id)
+        assert receiver.last.finish_reason == "abort"
+    again = await run(vision.engine, *(one.request for one in receivers))
+    assert all(one.last.finish_reason == "length" for one in again)
+    assert vision.engine.stats().running == 0
