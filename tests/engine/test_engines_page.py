@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from inlay.engine.sglang import capabilities as sglang
-from inlay.engine.vllm.capabilities import NO_LEVEL_2, ROWS_FROM, refusals
+from inlay.engine.vllm.capabilities import IMAGES_OF, NO_LEVEL_2, ROWS_FROM, refusals
 from inlay.engine.vllm.connectors import CONNECTORS
 from inlay.worker.interpreter import NEEDED
 
@@ -64,6 +64,7 @@ def test_the_page_shows_what_is_refused_with_sglang() -> None:
 
 def test_the_page_names_the_models_the_libraries_and_the_connectors() -> None:
     assert ", ".join(sorted(ROWS_FROM)) in _unwrapped(PAGE)
+    assert f"| {', '.join(sorted(IMAGES_OF))} |" in PAGE
     assert ", ".join(sorted(NEEDED)) in _unwrapped(PAGE)
     for name, stands_for in CONNECTORS.items():
         assert f"| `{name}` | `{stands_for['kv_connector']}`" in PAGE
@@ -71,9 +72,12 @@ def test_the_page_names_the_models_the_libraries_and_the_connectors() -> None:
 
 def test_every_test_that_the_page_names_is_there() -> None:
     suite = Path(__file__).resolve().parent.parent / "engines" / "vllm"
-    there = set(
-        re.findall(r"def (test_\w+)", (suite / "test_guards.py").read_text(encoding="utf-8"))
-    )
+    files = [suite / "test_guards.py", *suite.glob("test_images*.py")]
+    there = {
+        name
+        for file in files
+        for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))
+    }
     section = PAGE[
         PAGE.index("### Tests of each fault") : PAGE.index("## Running vLLM behind inlay")
     ]

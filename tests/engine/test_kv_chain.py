@@ -1,14 +1,16 @@
 """vLLM's events, made here as vLLM makes them, in blocks of the routing chain."""
 
 import hashlib
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.card import Limits, ModelCard
-from inlay.digest import Secret, with_digests
-from inlay.engine.kv_chain import KvChain, blocks_of
+from inlay.digest import Secret, row_digests, with_digests
+from inlay.engine.kv_chain import KvChain, NotedItem, blocks_of
 from inlay.engine.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -18,7 +20,7 @@ from inlay.engine.kv_events import (
     decode,
     encode,
 )
-from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
+from inlay.prompt import Buffer, Media, Prompt, Rows, Segment, Tokens
 from inlay.routing import KEY_SIZE, Stored, routing_chain
 from inlay.worker.kv_feed import KvFeed
 
@@ -185,6 +187,78 @@ def test_what_is_cached_is_told_in_the_keys_a_router_makes_of_the_same_prompts(
         assert held(feed) == set().union(*(keys_of_block[name] for name in engine.cached))
     read(chain, feed, [AllBlocksCleared()])
     assert not len(feed.snapshot().keys.view)
+    assert len(chain) == 0
+
+
+class Item(NamedTuple):
+    """Positions that vLLM names together: an image with a token between its runs, or vectors."""
+
+    name: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def noted(self) -> NotedItem:
+        known = [row_digests(part, SECRET) if isinstance(part, Rows) else part for part in self[1]]
+        return NotedItem(self.name, tuple(known))
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.segments))
+
+
+def image(seed: int, count: int) -> Item:
+    digest = bytes([seed] * 16)
+    runs = [Media("image", digest, count, start=start, total=2 * count) for start in (0, count)]
+    return Item(f"image {seed} {count}", (runs[0], Tokens([7]), runs[1]))
+
+
+item = st.one_of(
+    st.tuples(st.integers(1, 3), st.integers(1, 30)).map(lambda of: image(*of)),
+    st.tuples(st.integers(1, 3), st.integers(1, 50)).map(
+        lambda of: Item(f"rows {of}", (rows(*of),))
+    ),
+    st.integers(1, 50).map(lambda count: Item("", (Tokens([5] * count),))),
+)
+
+
+@settings(max_examples=150)
+@given(block_size=st.sampled_from([16, 32, 64]), items=st.lists(item, min_size=1, max_size=6))
+def test_blocks_of_named_items_are_told_in_the_keys_a_router_makes(
+    block_size: int, items: list[Item]
+) -> None:
+    model = msgspec.structs.replace(card(), shares_text_prefix=True)
+    chain, feed = KvChain(model, SECRET), KvFeed()
+    prompt = Prompt.of(*(part for each in items for part in each.segments))
+    chain.note_items(each.noted for each in items if each.name)
+    ids = [
+        id_
+        for part in prompt.segments
+        for id_ in (part.ids if isinstance(part, Tokens) else [PLACEHOLDER] * len(part))
+    ]
+    starts = accumulate((each.size for each in items), initial=0)
+    places = [(start, each) for start, each in zip(starts, items, strict=False) if each.name]
+    parent = None
+    for number in range(len(prompt) // block_size):
+        begin, end = number * block_size, (number + 1) * block_size
+        extra = [
+            (each.name, start - begin)
+            for start, each in places
+            if start < end and begin < start + each.size
+        ]
+        event = stored(
+            ids[begin:end], number, parent, block_size=block_size, extra_keys=[tuple(extra) or None]
+        )
+        read(chain, feed, [event])
+        parent = number
+    keys = cut(routing_chain(prompt, model, SECRET))
+    whole = len(prompt) // block_size * block_size // 16
+    assert held(feed) == set(keys[:whole])
+
+
+def test_a_block_of_an_item_that_was_not_noted_is_left_out() -> None:
+    chain, feed = KvChain(card(), SECRET), KvFeed()
+    read(chain, feed, [stored([5] * 16, 1, extra_keys=[(("nobody's", 3),)])])
+    assert not held(feed)
     assert len(chain) == 0
 
 

@@ -17,6 +17,7 @@ from inlay.prompt import Prompt, Tokens
 from tests.engine.conformance import make_request
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import running
+from tests.vision_models import vision
 
 PAGE = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="utf-8")
 
@@ -73,3 +74,12 @@ async def test_a_gpu_that_is_not_there_is_sglangs_own_error(
     assert "module 'torch._C' has no attribute '_cuda_setDevice'" in said.out + said.err
     assert "module 'torch._C' has no attribute '_cuda_setDevice'" in PAGE
     assert "Rank 0 scheduler died during initialization" in failed.value.message
+
+
+async def test_a_model_with_images_is_refused_by_sglang_on_a_cpu_as_the_page_says() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        async with running(settings_of(vision("qwen2_5_vl"))):
+            pass
+    said = refused.value.message.partition("SGLang refuses the model or its settings: ")[2]
+    assert said.startswith("No processor registered for architecture: ")
+    assert said.removesuffix(".") in " ".join(PAGE.split())

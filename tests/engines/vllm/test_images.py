@@ -243,6 +243,11 @@ def _lying(prompt: Prompt, **changes: Any) -> Prompt:
     )
 
 
+def _scratched(data: bytes) -> bytes:
+    """A file of the right size and shape whose pixels cannot be unpacked."""
+    return data[:60] + bytes(200) + data[260:]
+
+
 async def test_what_does_not_fit_is_refused_before_vllm_sees_it_and_neighbours_go_on(
     vision: Vision,
 ) -> None:
@@ -252,7 +257,8 @@ async def test_what_does_not_fit_is_refused_before_vllm_sees_it_and_neighbours_g
     bad = {
         "has no data": _lying(good, data=None),
         "a part of an image": _lying(good, total=run_of.total + 4),
-        "cannot be decoded": _lying(good, data=Buffer(ONE.data[:900]), digest=bytes(16)),
+        "it is truncated": _lying(good, data=Buffer(ONE.data[:900]), digest=bytes(16)),
+        "cannot be decoded": _lying(good, data=Buffer(_scratched(ONE.data)), digest=bytes(16)),
         "has room for": _lying(good, data=Buffer(Picture(1, 90, 8).data), digest=bytes(16)),
     }
     if not vision.spec.mrope:  # all its images are of the same size
