@@ -7,7 +7,7 @@ vLLM does; the other backend's pixels differ by up to 0.03.
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,10 +22,13 @@ from inlay.digest import media_digest
 from inlay.media.spec import Detail, MediaSpec, layout, media_segments
 from inlay.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.tensors.table import config_of
-from tests.engine.torch.vision_reference import Parts, Picture, ids_of
+from tests.engine.torch.vision_reference import Picture, ids_of
 from tests.engines.starting import SECRET
 from tests.equality.test_images_over_http import TEMPLATES
 from tests.vision_models import IMAGE, PATCH, vision
+
+Parts: TypeAlias = Sequence[list[int] | Picture]
+"""A prompt: token ids and pictures."""
 
 HEAD_DIM = 32
 """Elements of the language models' heads: vLLM's attention on a CPU takes no fewer."""

@@ -23,9 +23,10 @@ from inlay.tensors import Tensor
 from inlay.worker.host import EngineHost
 from tests.engine.conformance import Receiver, make_request, run
 from tests.engine.reference import rows_of as as_rows
-from tests.engine.torch.vision_reference import Parts, Picture
+from tests.engine.torch.vision_reference import Picture
 from tests.engines.starting import SECRET, running
 from tests.engines.vllm import images
+from tests.engines.vllm.images import Parts
 from tests.engines.vllm.serving import FLAGS
 from tests.engines.vllm.test_kv_events import Told, whole_blocks
 
