@@ -32,5 +32,5 @@ packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 # This module looks for operators that are built for CUDA; images are resized without them.
 : > "$packages/torchvision/_meta_registrations.py"
 install blake3 huggingface-hub ml-dtypes msgspec numpy pydantic
-install httpx hypothesis openai peft psutil pytest pytest-asyncio pytest-timeout
+install httpx hypothesis openai peft psutil pytest pytest-asyncio pytest-timeout soundfile
 rm -r "$VENV/wheels"
