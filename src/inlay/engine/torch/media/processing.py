@@ -90,11 +90,13 @@ def _look_values_up(process: PilBackend) -> None:
     def kept(image: _Array, scale: float, **more: Any) -> _Array:
         if image.dtype == np.uint8 and image.shape[0] == len(table) and scale == factor:
             return image
-        return rescale(image, scale, **more)
+        scaled: _Array = rescale(image, scale, **more)
+        return scaled
 
     def looked_up(image: _Array, mean: Any, std: Any, **more: Any) -> _Array:
         if image.dtype != np.uint8:
-            return normalize(image, mean, std, **more)
+            other: _Array = normalize(image, mean, std, **more)
+            return other
         found = np.empty(image.shape, np.float32)
         for channel, values in enumerate(table):
             np.take(values, image[channel], out=found[channel], mode="clip")
