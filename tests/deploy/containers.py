@@ -67,12 +67,17 @@ def image(target: str) -> str:
     name = f"localhost/inlay-test-{target}:1"
     if "KEEP_IMAGES" in os.environ and _exists(command[0], name):
         return name
-    run(
-        *(tool("buildah"), "bud", "--quiet", "--isolation", "chroot", "--target", target),
-        *("--file", _DOCKERFILE, "--build-arg", f"BASE={BASE}", "--build-arg", "KERNELS=native"),
-        *(*_pip(), "--tag", name, ROOT),
-        within=900,
-    )
+    try:
+        run(
+            *(tool("buildah"), "bud", "--quiet", "--isolation", "chroot", "--target", target),
+            *("--file", _DOCKERFILE, "--build-arg", f"BASE={BASE}"),
+            *("--build-arg", "KERNELS=native", *_pip(), "--tag", name, ROOT),
+            within=900,
+        )
+    except AssertionError as error:
+        if 'STEP "RUN apt-get' in str(error):
+            pytest.skip("Debian's packages cannot be had")
+        raise
     return name
 
 
