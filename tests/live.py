@@ -26,6 +26,7 @@ from inlay.router import Router
 from inlay.store import PromptStore, StoreSettings
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
+from inlay.worker.process import WorkerProcess
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class Fleet:
     plane: LocalPlane
     router: Router
     path: Path
+    processes: "list[WorkerProcess]" = field(default_factory=list)
     apps: dict[str, App] = field(default_factory=dict)
     _serving: list["asyncio.Task[bool]"] = field(default_factory=list)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,8 +105,8 @@ class Fleet:
 
 
 @contextmanager
-def fleet(path: Path, **engine: Any) -> Iterator[Fleet]:
-    """A worker with the model at `path`, ready, until the block ends."""
+def fleet(path: Path, *, workers: int = 1, **engine: Any) -> Iterator[Fleet]:
+    """Workers with the model at `path`, ready, until the block ends."""
     holder: dict[str, Any] = {}
     up, down = threading.Event(), threading.Event()
 
@@ -112,20 +114,21 @@ def fleet(path: Path, **engine: Any) -> Iterator[Fleet]:
         # Tests look at what engines count.
         given = {"health_probe_interval": 0, **engine}
         settings = EngineSettings(model=str(path), served_model_name=["tiny", "org/tiny"], **given)
-        process = await spawn(settings, SECRET)
-        plane = LocalPlane([process.channel])
+        processes = [await spawn(settings, SECRET) for _ in range(workers)]
+        plane = LocalPlane([process.channel for process in processes])
         try:
             await plane.start()
             await plane.wait_ready()
             holder["fleet"] = running = Fleet(
-                asyncio.get_running_loop(), plane, Router(plane), path
+                asyncio.get_running_loop(), plane, Router(plane), path, processes
             )
             up.set()
             await asyncio.to_thread(down.wait)
             await running.close()
         finally:
             await plane.close()
-            await process.close()
+            for process in processes:
+                await process.close()
 
     def thread() -> None:
         try:

@@ -54,7 +54,7 @@ def test_the_size_of_the_pieces_changes_nothing(
     table = EmbeddingTable.open(tiny("qwen3", "bfloat16"))
     rows = np.random.default_rng(0).standard_normal((5, table.shape[1])).astype(np.float32)
     expected = nearest(rows, table, 3)
-    monkeypatch.setattr("inlay.client.neighbours.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("inlay.tensors.neighbours.CHUNK_BYTES", chunk)
     assert nearest(rows, table, 3) == expected
 
 

@@ -25,7 +25,7 @@ QUIET = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize("path", ["/start", "/docs"])
 def test_only_the_pages_own_scripts_may_run_and_nobody_may_frame_them(url: str, path: str) -> None:
     response = httpx.get(url + path)
     policy = dict(
@@ -72,7 +72,7 @@ def test_the_page_shows_a_request_that_the_model_answers(
 ) -> None:
     with fleet(path()) as running:
         url = running.serve(enable_prompt_embeds=True)
-        home, said = shown(url + "/", tmp_path)
+        home, said = shown(url + "/start", tmp_path)
         assert said == []
         example = re.search(
             rf"curl {re.escape(url + route)} -H .*? -d '(.*?)'</code>", home, re.DOTALL
@@ -90,7 +90,7 @@ def test_the_page_shows_a_request_that_the_model_answers(
 def test_a_browser_shows_the_pages_without_complaint(
     llama: Fleet, url: str, tmp_path: Path
 ) -> None:
-    home, said = shown(url + "/", tmp_path)
+    home, said = shown(url + "/start", tmp_path)
     assert said == []
     for text in (
         "<dd>org/tiny</dd>",
@@ -108,7 +108,7 @@ def test_a_browser_shows_the_pages_without_complaint(
         "Answer, text/event-stream: ChatChunk",
     ):
         assert text in docs
-    locked, said = shown(llama.serve(api_key=["one"]) + "/", tmp_path)
+    locked, said = shown(llama.serve(api_key=["one"]) + "/start", tmp_path)
     assert said == []
     assert "asks for an API key" in locked
     assert "authorization: Bearer $KEY" in locked

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from inlay.api.admin import adapters
+from inlay.api.admin import adapters, fleet
 from inlay.api.admin import workers as admin
+from inlay.api.admin.fleet import WorkerList
 from inlay.api.admin.schema import (
     AdapterList,
     Asleep,
@@ -13,7 +14,7 @@ from inlay.api.admin.schema import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
-from inlay.api.openai import models, tokenize, uploads
+from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
 from inlay.api.openai.embeddings.pooling import classify, pooling
@@ -36,9 +37,11 @@ from inlay.api.openai.schema.embeddings import (
     ScoreResponse,
 )
 from inlay.api.openai.schema.encode import EncodeRequest, EncodeResponse
+from inlay.api.openai.schema.lookup import EncodePromptRequest, RowsRequest, RowsResponse
 from inlay.api.openai.schema.models import ModelEntry, ModelList
 from inlay.api.openai.schema.prompt_embeds import (
     PinRequest,
+    PromptEmbeds,
     PromptEmbedsDeleted,
     Stored,
     UploadRequest,
@@ -125,6 +128,16 @@ ROUTES: Routes = (
         uploads.upload,
     ),
     (
+        Operation("POST", "/v1/prompt_embeds/encode", "Store the embeddings of a text or a chat.",
+            EncodePromptRequest, PromptEmbeds),
+        lookup.encode_prompt,
+    ),
+    (
+        Operation("POST", "/v1/prompt_embeds/{id}/rows", "Rows of stored embeddings.",
+            RowsRequest, RowsResponse),
+        lookup.show_rows,
+    ),
+    (
         Operation("POST", "/v1/prompt_embeds/{id}/pin", "Pin or unpin a stored prompt.",
             PinRequest, Stored),
         uploads.pin,
@@ -139,6 +152,8 @@ ROUTES: Routes = (
         TokenizeRequest, TokenizeResponse), tokenize.tokenize),
     (Operation("POST", "/detokenize", "Text of token ids.",
         DetokenizeRequest, DetokenizeResponse), tokenize.detokenize),
+    (Operation("GET", "/workers", "State and load of each worker, and what waits.",
+        None, WorkerList, admin=True), fleet.list_workers),
     (
         Operation(
             "POST", "/reset_prefix_cache", "Clear the prefix cache of every worker.",
@@ -207,7 +222,10 @@ ROUTES: Routes = (
     (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
     (Operation("GET", "/metrics", "Prometheus metrics.", open=True), health.exposition),
     (Operation("GET", "/docs", "API reference as a page.", open=True), pages.docs),
-    (Operation("GET", "/", "Start page.", open=True), pages.home),
+    (Operation("GET", "/start", "Requests to try, as a page.", open=True), pages.start),
+    (Operation("GET", "/fleet", "The workers, as a page.", open=True), pages.fleet),
+    (Operation("GET", "/web/{name}", "Files of the pages.", open=True), pages.asset),
+    (Operation("GET", "/", "The playground, a page.", open=True), pages.home),
 )  # fmt: skip
 
 

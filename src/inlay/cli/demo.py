@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from inlay import demo
 from inlay.cli import demo_images
@@ -50,6 +50,7 @@ def run(settings: DemoSettings) -> int:
             host=settings.host,
             port=_port(settings, console),
             enable_prompt_embeds=True,
+            enable_embedding_lookup=True,
             log_requests=False,
         ),
     )
@@ -57,6 +58,7 @@ def run(settings: DemoSettings) -> int:
     async def show(running: Running) -> None:
         await asyncio.to_thread(_show_images if settings.images else _show, running.url, console)
         if settings.keep_serving:
+            _link(running.url, console, settings)
             console.line("serving until Ctrl-C")
         else:
             running.stop.set()
@@ -125,6 +127,15 @@ def _show(url: str, console: Console) -> None:
     console.out("\nTry it:\n\n")
     for snippet in (_curl(url, question), _curl_embeds(url, question), _python(url, question)):
         console.out(snippet + "\n\n")
+
+
+def _link(url: str, console: Console, settings: DemoSettings) -> None:
+    if settings.images:
+        console.line(f"or in a browser: {url}/")
+        return
+    asked = urlencode({"ask": question_shown().messages[0].content}, quote_via=quote)
+    console.line(f"or in a browser: {url}/#{asked}")
+    console.line(f"a file to drop there: {demo.soft_prompt_path()}")
 
 
 def _show_images(url: str, console: Console) -> None:

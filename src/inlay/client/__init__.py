@@ -11,9 +11,9 @@ rows and images on a server, to be used by reference. `nearest` finds the tokens
 
 from inlay.client.embedder import PromptEmbedder
 from inlay.client.images import EmbeddedImage, ImageEncoder, image_part, load_image
-from inlay.client.neighbours import Neighbour, nearest
 from inlay.client.prompts import EmbeddedPrompt, SoftPrompt, load, loads
 from inlay.client.uploader import StoredEmbeds, StoredImage, Uploader
+from inlay.tensors.neighbours import Neighbour, nearest
 
 __all__ = [
     "EmbeddedImage",

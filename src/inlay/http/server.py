@@ -34,6 +34,7 @@ from inlay.http.metrics.worker import WorkerMetrics
 from inlay.http.renderers import Renderers
 from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
+from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
 from inlay.pace import mark_background
 from inlay.request import Task
@@ -123,6 +124,7 @@ class Server:
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.fetcher = Fetcher(settings.fetching)
         self.renderers = Renderers(settings.chat_template)
+        self.tables = Tables()
         self._pool = ThreadPoolExecutor(
             min(4, os.cpu_count() or 1),
             thread_name_prefix="inlay-prepare",
@@ -185,6 +187,7 @@ class Server:
         """Stop the threads after their current tasks, and close the store and the tracing."""
         self._pool.shutdown(wait=False)
         self.fetcher.close()
+        self.tables.close()
         if self.store is not None:
             self.store.close()
         if self.tracing is not None:

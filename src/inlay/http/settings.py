@@ -223,6 +223,11 @@ class FrontendSettings(BaseModel):
         description="Show /tokenizer_info, which has the chat template, to clients; otherwise it "
         "is an admin route.",
     )
+    enable_embedding_lookup: bool = Field(
+        default=False,
+        description="Make embeddings of texts, and show clients the tokens nearest to their own "
+        "uploads, as the page at / does. Both show the model's embedding table.",
+    )
     log_requests: bool = Field(
         default=True,
         description="Log one line for each request: counts and times, never its text or answer.",

@@ -90,6 +90,11 @@ class ResumingStream:
         self._told = 1
         self._cached: int | None = None
 
+    @property
+    def worker(self) -> str:
+        """Id of the worker of the last attempt."""
+        return self._sent.worker.id
+
     def cancel(self) -> None:
         """Stop the request; needs no answer."""
         self._cancelled = True

@@ -24,7 +24,7 @@ from inlay.router.pool import Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad, routing_chain
-from inlay.transport.api import Plane, Reaches, Stream, Worker
+from inlay.transport.api import Plane, Reaches, Worker
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
@@ -213,7 +213,7 @@ class Router:
         requests: Sequence[Request],
         *,
         session: str | None = None,
-    ) -> list[Stream]:
+    ) -> list[ResumingStream]:
         """Send requests to one worker of the model `name`, once there is room at one.
 
         Clients take turns; one with less than its share at a worker need not wait for others'

@@ -97,6 +97,7 @@ class ChoiceState:
         calls_tools: True if it has called a tool.
         finish_reason: the reason, once it has ended.
         pieces: those that a whole response is made of.
+        worker: id of the worker that made the last of it; None before the first.
     """
 
     __slots__ = (
@@ -114,6 +115,7 @@ class ChoiceState:
         "pieces",
         "queued_seconds",
         "request",
+        "worker",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +123,7 @@ class ChoiceState:
     ) -> None:
         self.index = index
         self.request = request
+        self.worker: str | None = None
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.queued_seconds = 0.0

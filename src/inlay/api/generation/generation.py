@@ -28,7 +28,7 @@ from inlay.prompt import Prompt
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.request import Request, Sampling
 from inlay.router import Router, ServedModel
-from inlay.transport.api import Stream
+from inlay.router.resume import ResumingStream
 
 Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
 
@@ -93,7 +93,7 @@ class Generation:
         self._times = times
         self._scores = scores
         self.bulk = bulk
-        self._sending: Sequence[asyncio.Future[list[Stream]]] = []
+        self._sending: Sequence[asyncio.Future[list[ResumingStream]]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def scores_of(self, choice: ChoiceState) -> PromptScores | None:
@@ -113,7 +113,7 @@ class Generation:
         prompts = [[choice.request for choice in choices] for choices in self.by_prompt()]
         if len(prompts) == 1:
             # The usual case; a task would cost one more iteration of the event loop.
-            sent: asyncio.Future[list[Stream]] = asyncio.get_running_loop().create_future()
+            sent: asyncio.Future[list[ResumingStream]] = asyncio.get_running_loop().create_future()
             sent.set_result(await router.send(name, prompts[0], session=session))
             self._sending = [sent]
             return
@@ -163,6 +163,7 @@ class Generation:
         stream = (await self._sending[prompt])[number]
         scores = self.scores_of(choice)
         async for outputs in stream:
+            choice.worker = stream.worker
             piece = choice.take(outputs)
             ended = piece.finish_reason is not None
             if ended:

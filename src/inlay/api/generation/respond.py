@@ -11,7 +11,7 @@ from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import size_of_logprobs
 from inlay.api.openai.schema.generation import GenerationRequest
 from inlay.errors import InlayError, Path
-from inlay.http.callers.access import session_of
+from inlay.http.callers.access import session_of, shows_workers
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call
@@ -44,6 +44,27 @@ class ResponseShape(Protocol):
         ...
 
 
+class NamedWorkers:
+    """Comments in a stream that name the worker of what follows; no client takes them for events.
+
+    `: worker ID` stands before a choice's first event, and before its first by another worker; for
+    choices after the first one it is `: worker ID choice N`.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, str | None] = {}
+
+    def of(self, pieces: Pieces) -> Sequence[Event]:
+        """Return the comments before the events of `pieces`."""
+        found: list[Event] = []
+        for choice, _ in pieces:
+            if self._last.get(choice.index) != choice.worker:
+                self._last[choice.index] = choice.worker
+                which = f" choice {choice.index}" if choice.index else ""
+                found.append(f": worker {choice.worker}{which}\n\n".encode())
+        return found
+
+
 async def respond(
     call: Call,
     request: GenerationRequest,
@@ -67,11 +88,14 @@ async def respond(
         call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id
     )
 
+    named = NamedWorkers() if shows_workers(call.scope["headers"], call.caller) else None
+
     async def write(pieces: Pieces) -> None:
         if generation.bulk < OFFLOAD_BYTES:
-            await stream.write(shape.events(pieces))
+            events = shape.events(pieces)
         else:
-            await stream.write(await call.server.prepare(generation.bulk, shape.events, pieces))
+            events = await call.server.prepare(generation.bulk, shape.events, pieces)
+        await stream.write(events if named is None else [*named.of(pieces), *events])
 
     async def keep(pieces: Pieces) -> None:
         size = sum(size_of_logprobs(piece.logprobs) for _, piece in pieces)

@@ -73,6 +73,8 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         capabilities.append("encode")
     if settings.enable_prompt_embeds and card.prompt_embeds is None:
         capabilities.append("prompt_embeds")
+        if settings.enable_embedding_lookup:
+            capabilities.append("embedding_lookup")
     if card.media is not None and set(card.tasks) != {Task.ENCODE}:
         capabilities += [_CAPABILITIES[kind] for kind in card.media.placeholders]
     return ModelEntry(

@@ -68,7 +68,7 @@ async def _store_tensor(call: Call, data: Buffer, card: ModelCard | None) -> Non
     if card is not None:
         # Makes the rows now, so that the first use finds them.
         await store.rows(tenant, stored.id, call.server.embeds.target(card), look=_seen)
-    await call.json(_shown(stored))
+    await call.json(shown(stored))
 
 
 async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None:
@@ -81,7 +81,7 @@ async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None
         spec = spec_for(card, [ImageSource(None, None, None, "data", ref="data")])
     picture, num_tokens = await server.prepare(len(data), _picture, data, spec, server.secret)
     stored = await store_for(call).put(call.tenant.id, data, picture, hold=call.reservation.grow)
-    await call.json(_shown(stored, num_tokens))
+    await call.json(shown(stored, num_tokens))
 
 
 def _picture(data: Buffer, spec: MediaSpec | None, secret: Secret) -> tuple[Picture, int | None]:
@@ -132,7 +132,7 @@ def _seen(stored: StoredPrompt) -> None:
 
 async def show(call: Call) -> None:
     """Answer with a stored prompt's metadata; this does not extend its time to live."""
-    await call.json(_shown(await store_for(call).get(call.tenant.id, _id(call))))
+    await call.json(shown(await store_for(call).get(call.tenant.id, _id(call))))
 
 
 async def delete(call: Call) -> None:
@@ -149,14 +149,15 @@ async def pin(call: Call) -> None:
     """
     store = store_for(call)
     request = await read_json(call, _pin, empty=PinRequest())
-    await call.json(_shown(await store.pin(call.tenant.id, _id(call), request.pinned)))
+    await call.json(shown(await store.pin(call.tenant.id, _id(call), request.pinned)))
 
 
 def _id(call: Call) -> str:
     return str(call.path_params["id"])
 
 
-def _shown(stored: StoredPrompt, num_tokens: int | None = None) -> PromptEmbeds | StoredImage:
+def shown(stored: StoredPrompt, num_tokens: int | None = None) -> PromptEmbeds | StoredImage:
+    """Return what a client is told of a stored prompt."""
     expires_at = None if stored.expires_at is None else int(stored.expires_at)
     if stored.kind == "image":
         height, width = stored.shape

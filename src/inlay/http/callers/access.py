@@ -161,6 +161,14 @@ def is_admin(operation: Operation, settings: FrontendSettings) -> bool:
     return operation.admin
 
 
+WORKERS_HEADER = b"x-show-workers"
+
+
+def shows_workers(call_headers: Headers, caller: Caller) -> bool:
+    """Return True if a caller asks which worker makes its stream, and may know."""
+    return caller.admin and header(call_headers, WORKERS_HEADER) is not None
+
+
 def _check_no_page(headers: Headers) -> None:
     # The admin port needs no key, so any web page open in a browser on this machine could use it.
     # Browsers send one of these headers with every request that has an effect; tools send neither.

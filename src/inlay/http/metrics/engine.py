@@ -140,6 +140,10 @@ class EngineMetrics(Collector):
     async def _look(self) -> None:
         self._seen = list(await asyncio.gather(*map(_seen, self._workers())))
 
+    def stats(self) -> dict[str, Stats | None]:
+        """Counters by worker at the last `refresh`; None where a worker did not answer."""
+        return {worker.id: worker.stats for worker in self._seen}
+
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, by model and worker."""
         up = GaugeMetricFamily(

@@ -5,14 +5,13 @@ What a reader of someone else's prompt would try first.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from inlay.client.prompts import Array
 from inlay.errors import InvalidRequestError
-from inlay.tensors import ModelDType
+from inlay.tensors.rows import ModelDType
 from inlay.tensors.table import EmbeddingTable
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -42,7 +41,7 @@ class Neighbour:
     exact: bool
 
 
-def nearest(rows: Array, table: EmbeddingTable, top: int = 1) -> list[list[Neighbour]]:
+def nearest(rows: npt.NDArray[Any], table: EmbeddingTable, top: int = 1) -> list[list[Neighbour]]:
     """For each row the `top` nearest tokens by L2 distance, nearest first.
 
     The table is read in chunks, so memory is that of `rows` and of a few chunks.
@@ -88,7 +87,7 @@ def _pieces(table: EmbeddingTable, num_rows: int) -> Iterator[tuple[int, npt.NDA
 
 
 def _ranked(
-    row: Array, ids: npt.NDArray[np.int64], table: EmbeddingTable, keep: int
+    row: npt.NDArray[Any], ids: npt.NDArray[np.int64], table: EmbeddingTable, keep: int
 ) -> list[Neighbour]:
     candidates = table.rows(ids)
     exact = (row.astype(candidates.dtype) == candidates).all(axis=1)

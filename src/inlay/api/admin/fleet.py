@@ -1,0 +1,119 @@
+"""`GET /workers`: the workers that a frontend knows, with their state and load."""
+
+from typing import Literal
+
+import msgspec
+
+from inlay.card import Stats
+from inlay.http.metrics.engine_health import LastProbe, State, health_of
+from inlay.http.server import Call
+from inlay.request import Task
+from inlay.routing import WorkerLoad
+from inlay.transport.api import Worker
+
+
+class WorkerLoads(msgspec.Struct, frozen=True):
+    """What frontends have sent to a worker: sequences, positions to prefill and being decoded."""
+
+    requests: int
+    prefill: int
+    decode: int
+
+
+class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker: its model, its state and its load.
+
+    Attributes:
+        id: of the worker.
+        model: served name of its model.
+        state: of its health: "ok", "unprobed", "asleep", "failing" or "silent".
+        tasks: what the model does.
+        asleep: level of its sleep, 0 while it is awake.
+        running: sequences in the engine's steps; this and what follows is null if the worker did
+            not answer.
+        waiting: sequences that wait in the engine.
+        prompt_tokens: positions of prompts so far; then those of them that were cached.
+        steps: steps of the engine so far.
+        load: what the frontends have sent there and is not done, in sequences and positions.
+    """
+
+    id: str
+    model: str
+    aliases: tuple[str, ...]
+    state: State
+    tasks: tuple[Task, ...]
+    engine: str
+    dtype: str
+    weights_id: str
+    max_num_seqs: int
+    asleep: int
+    adapters: list[str]
+    last_probe: LastProbe | None
+    running: int | None
+    waiting: int | None
+    blocks_used: int | None
+    blocks_total: int | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    generated_tokens: int | None
+    steps: int | None
+    load: WorkerLoads
+
+
+class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
+    """All workers that this frontend knows.
+
+    Attributes:
+        missing: workers that should be ready and are not, with the reason.
+        waiting: requests that wait in this frontend for a worker with room, by model.
+    """
+
+    object: Literal["list"] = "list"
+    data: list[WorkerEntry]
+    missing: dict[str, str]
+    waiting: dict[str, int]
+
+
+async def list_workers(call: Call) -> None:
+    """Answer with what is known of every worker, and with what it says itself within a second.
+
+    Raises `InvalidRequestError`: a query is given.
+    """
+    call.query()
+    server, router = call.server, call.server.router
+    await server.engines.refresh()
+    stats, loads = server.engines.stats(), router.loads()
+    entries = [
+        _entry(worker, stats.get(worker.id), loads.get(worker.id, WorkerLoad()))
+        for worker in router.ready()
+    ]
+    entries.sort(key=lambda entry: (entry.model, entry.id))
+    missing = dict(router.unavailable())
+    await call.json(WorkerList(data=entries, missing=missing, waiting=router.waiting()))
+
+
+def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry:
+    card, health = worker.card, health_of(worker)
+    return WorkerEntry(
+        id=worker.id,
+        model=card.name,
+        aliases=card.aliases,
+        state=health.state,
+        tasks=card.tasks,
+        engine=f"{card.engine} {card.engine_version}",
+        dtype=card.dtype,
+        weights_id=card.weights_id,
+        max_num_seqs=card.limits.max_num_seqs,
+        asleep=card.asleep,
+        adapters=[adapter.name for adapter in card.adapters],
+        last_probe=health.last_probe,
+        running=None if stats is None else stats.running,
+        waiting=None if stats is None else stats.waiting,
+        blocks_used=None if stats is None else stats.blocks_used,
+        blocks_total=None if stats is None else stats.blocks_total,
+        prompt_tokens=None if stats is None else stats.prompt_tokens,
+        cached_tokens=None if stats is None else stats.cached_tokens,
+        generated_tokens=None if stats is None else stats.generated_tokens,
+        steps=None if stats is None else stats.steps,
+        load=WorkerLoads(load.requests, load.prefill, load.decode),
+    )
