@@ -86,7 +86,8 @@ function Table({ results, own, clean, choose, shown }) {
     <tbody>${results.map((result) => html`<tr data-chosen=${shown === result.noise ? "" : null}>
       <td><button class="quiet" onClick=${() => choose(result.noise)}>${result.noise}</button></td>
       <td>${Math.round(100 * result.right / own.length)}%</td>
-      <td class="near">${result.answer.text.slice(0, 120)}${" "}${result.answer.text
+      <td class="near">${result.answer.text.slice(0, 120)
+        || html`<small>nothing</small>`}${" "}${result.answer.text
         === clean.answer.text ? html`<small>same</small>` : ""}</td></tr>`)}</tbody></table></div>`;
 }
 
