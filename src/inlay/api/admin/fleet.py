@@ -13,7 +13,7 @@ from inlay.transport.api import Worker
 
 
 class WorkerLoads(msgspec.Struct, frozen=True):
-    """What frontends have sent to a worker: sequences, positions to prefill and being decoded."""
+    """Requests of all frontends at a worker: sequences, positions to prefill and being decoded."""
 
     requests: int
     prefill: int
