@@ -52,10 +52,14 @@ class Up:
         """Its container's name."""
         return f"inlay-test_{service}_1"
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's series whose line begins so."""
+    def values(self, name: str) -> list[float]:
+        """The values of a metric's series whose line begins so."""
         lines = httpx.get(self.url + "/metrics", timeout=30).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+        return [float(line.split()[-1]) for line in lines if line.startswith(name)]
+
+    def metric(self, name: str) -> float:
+        """Their sum."""
+        return sum(self.values(name))
 
 
 def adapted(directory: Path, frontend: int, nats: int) -> Path:
@@ -167,19 +171,18 @@ def test_every_container_is_without_rights(up: Up) -> None:
 
 
 def test_a_killed_worker_s_streams_go_on_with_the_same_text(up: Up) -> None:
-    texts = {}
-    for letter in "ab":
-        texts[letter] = _text(up, letter)
-    before = up.metric('inlay:router_decisions_total{attempt="further"')
-    with ThreadPoolExecutor(2) as pool:
-        running = {letter: pool.submit(_text, up, letter) for letter in "ab"}
-        # One on each worker.
+    letters = "abcdefgh"
+    with ThreadPoolExecutor(len(letters)) as pool:
+        texts = dict(zip(letters, pool.map(lambda one: _text(up, one), letters), strict=True))
+        before = up.metric('inlay:router_decisions_total{attempt="further"')
+        running = {letter: pool.submit(_text, up, letter) for letter in letters}
+        # Some at each worker, so that some are at the one that is killed.
         deadline = time.monotonic() + 60
-        while up.metric("vllm:num_requests_running{") < 2:
+        while min(up.values("vllm:num_requests_running{")) < 1:
             assert time.monotonic() < deadline
         run(*podman(), "kill", "--signal", "KILL", up.container("worker-a"))
         assert {letter: one.result() for letter, one in running.items()} == texts
-    assert up.metric('inlay:router_decisions_total{attempt="further"') == before + 1
+    assert up.metric('inlay:router_decisions_total{attempt="further"') > before
 
 
 def test_all_end_by_themselves_within_their_grace(up: Up) -> None:
