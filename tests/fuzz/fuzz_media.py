@@ -1,4 +1,4 @@
-"""Fuzz the readers of images' and audio's headers.
+"""Fuzz the readers of images', audio's and videos' headers.
 
 Bytes are refused with an `InvalidRequestError`, or have a size within limits, which for images is
 Pillow's wherever Pillow can open them.
@@ -75,6 +75,27 @@ def check_audio(data: bytes) -> bool:
     return True
 
 
+def check_video(data: bytes) -> bool:
+    """Read `data` as a server would; True if it is accepted.
+
+    Raises:
+        AssertionError: it was accepted and should not have been.
+    """
+    from inlay.media.frames import read_video_header
+
+    try:
+        found = read_video_header(data, max_frames=64, max_pixels=_MAX_PIXELS)
+    except InvalidRequestError as refusal:
+        _check_message(refusal)
+        return False
+    assert 1 <= len(found.indices) == len(found.seconds) <= 64
+    assert list(found.indices) == sorted(set(found.indices))
+    assert (found.indices[-1] + 1) * found.height * found.width <= 10 * _MAX_PIXELS
+    assert 0 < found.fps < 1000
+    assert found.seconds[0] == 0
+    return True
+
+
 def _check_message(refusal: InvalidRequestError) -> None:
     if len(refusal.message) >= 1000 or not refusal.message.isprintable():
         raise AssertionError(f"a message of {len(refusal.message)} characters")
@@ -86,12 +107,20 @@ def seeds(target: str) -> list[bytes]:
         from tests.media.test_image import SAMPLES, animations
 
         return [*SAMPLES, *animations()]
+    if target == "video":
+        from tests.media.test_frames import SAMPLES as CLIPS
+
+        return list(CLIPS)
     from tests.media.test_audio import SAMPLES as SOUNDS
 
     return list(SOUNDS)
 
 
-TARGETS: dict[str, Callable[[bytes], bool]] = {"image": check_image, "audio": check_audio}
+TARGETS: dict[str, Callable[[bytes], bool]] = {
+    "image": check_image,
+    "audio": check_audio,
+    "video": check_video,
+}
 
 
 def fuzz(target: str, executions: int, seed: int) -> int:
@@ -117,6 +146,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     with instrumented("inlay.media"):
         import inlay.media.audio
+        import inlay.media.frames
         import inlay.media.image  # noqa: F401
     inputs = seeds(target)
     with tempfile.TemporaryDirectory() as started:

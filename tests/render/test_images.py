@@ -7,11 +7,12 @@ import pytest
 from inlay.api.generation.truncation import truncated
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Media, Prompt, Rows, Segment, Tokens
-from inlay.render import Images, Renderer
+from inlay.render import ChatMedia, Renderer, Shown
 from tests.render.chats import embeds, rows, text, user
 from tests.render.directories import qwen_like
 
 PART = {"type": "image"}
+PIC = Shown("image", "[pic]")
 PARTS = (
     "{% for m in messages %}{% for p in m.content %}"
     "{% if p.type == 'KIND' %}[pic]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
@@ -56,8 +57,8 @@ def shown(of: Renderer, prompt: Prompt) -> list[str]:
 
 def chat(template: str, *parts: dict[str, Any], images: int, **options: Any) -> list[str]:
     of = Renderer.load(qwen_like(), chat_template=template)
-    given = Images([media(index) for index in range(images)], "[pic]")
-    prompt = of.chat(user(*parts), images=given, add_generation_prompt=False, **options)
+    given = ChatMedia([media(index) for index in range(images)], [PIC] * images)
+    prompt = of.chat(user(*parts), media=given, add_generation_prompt=False, **options)
     return shown(of, prompt)
 
 
@@ -91,14 +92,14 @@ def test_a_placeholder_in_a_text_stays_text(template: str) -> None:
 def test_a_template_that_writes_more_placeholders_than_images_is_named() -> None:
     template = "[pic]" + PARTS.replace("KIND", "image")
     # It writes one without an image, too, so images are not left to it.
-    with pytest.raises(InvalidRequestError, match=r"wrote '\[pic\]' 1 times for 0 images"):
+    with pytest.raises(InvalidRequestError, match=r"wrote '\[pic\]' 1 times for 0 items"):
         chat(template, image(0), images=1)
 
 
 def test_texts_around_an_image_are_the_familys() -> None:
     of = Renderer.load(qwen_like(), chat_template=PARTS.replace("KIND", "image"))
-    given = Images([media(0)], "[pic]", before="<", after=">")
-    prompt = of.chat(user(text("a"), image(0)), images=given, add_generation_prompt=False)
+    given = ChatMedia([media(0)], [Shown("image", "[pic]", "<", ">")])
+    prompt = of.chat(user(text("a"), image(0)), media=given, add_generation_prompt=False)
     assert [of.decode(segment.ids) for segment in prompt.segments if isinstance(segment, Tokens)][
         ::2
     ] == ["a<", ">"]
@@ -106,10 +107,10 @@ def test_texts_around_an_image_are_the_familys() -> None:
 
 def test_an_answer_that_ends_with_an_image_cannot_be_continued() -> None:
     of = Renderer.load(qwen_like(), chat_template=PARTS.replace("KIND", "image"))
-    with pytest.raises(InvalidRequestError, match="it ends with an image"):
+    with pytest.raises(InvalidRequestError, match="it ends with media"):
         of.chat(
             [{"role": "assistant", "content": [text("a"), image(0)]}],
-            images=Images([media(0)], "[pic]"),
+            media=ChatMedia([media(0)], [PIC]),
             add_generation_prompt=False,
             continue_final_message=True,
         )

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from inlay.http.bodies.media import Images, ImageSource, fetched, file_data, spe
 from inlay.http.bodies.memory import Memory
 from inlay.http.bodies.multipart import MULTIPART, Form
 from inlay.http.server import Call, Server
+from inlay.media.video import Encode
 from inlay.prompt import Buffer, Rows
 from inlay.store import StoredPrompt, StoredPrompts
 from inlay.tensors import check_size
@@ -97,6 +99,10 @@ class ParsedRequest(Generic[T]):
         found = await fetched(server.fetcher, sources, hold, call.client)
         call.memory.check_total(map(len, found.values()))
         files.update(found)
+        encode: Encode = _no_times
+        if any(source.kind == "video" for source in sources):
+            renderer = await server.renderers.of(card)
+            encode = partial(renderer.encode, add_special_tokens=False)
         return Images(
             card,
             spec,
@@ -107,7 +113,13 @@ class ParsedRequest(Generic[T]):
             lifted=self.parsed.lifted,
             decode=decode,
             hold=hold,
+            encode=encode,
         )
+
+
+def _no_times(_: str) -> Sequence[int]:
+    """Stand for the tokenizer in a request without videos."""
+    return ()
 
 
 async def read_request(

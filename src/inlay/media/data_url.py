@@ -5,8 +5,11 @@ import binascii
 import pybase64
 
 from inlay.errors import InvalidRequestError
+from inlay.media.frames import FPS, pack_frames
 
 _MAX_HEAD = 256
+_FRAMES = "data:video/jpeg"
+_MAX_FRAMES = 4096
 
 
 def data_url_body(url: str) -> int:
@@ -47,4 +50,45 @@ def decode_data_url(url: str, *, max_bytes: int) -> bytes:
     return found
 
 
-__all__ = ["data_url_body", "decode_data_url"]
+def is_frames(url: str) -> bool:
+    """True for a data: URL of ready-made frames: `data:video/jpeg;base64,FRAME,FRAME,...`."""
+    return url[: len(_FRAMES)].lower() == _FRAMES
+
+
+def decode_frames_url(url: str, *, max_bytes: int, only: memoryview | None = None) -> bytes:
+    """The frames of a data: URL, as `inlay.media.frames.pack_frames` joins them.
+
+    `only` is the frame, where there is one and it was decoded already. The type may have a
+    parameter `fps`, the frames a second: `data:video/jpeg;fps=1;base64,...`.
+
+    Raises:
+        InvalidRequestError: not base64, an `fps` that is no number, too many frames or bytes.
+    """
+    start = data_url_body(url)
+    if (len(url) - start) // 4 * 3 > max_bytes + 2:
+        raise InvalidRequestError(
+            f"a data: URL holds about {(len(url) - start) // 4 * 3} bytes; allowed: {max_bytes}"
+        )
+    fps = FPS
+    for parameter in url[: start - 1].lower().split(";")[1:-1]:
+        name, _, value = parameter.partition("=")
+        try:
+            fps = float(value) if name.strip() == "fps" else fps
+        except ValueError as error:
+            raise InvalidRequestError(f"fps of a video is a number, got {value[:40]!r}") from error
+    if only is not None:
+        return pack_frames([only], fps)
+    if url.count(",", start) >= _MAX_FRAMES:
+        raise InvalidRequestError(
+            f"a video has {url.count(',', start) + 1} frames; allowed: {_MAX_FRAMES}"
+        )
+    frames = []
+    for index, text in enumerate(url[start:].split(",")):
+        try:
+            frames.append(pybase64.b64decode(text, validate=True))
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequestError(f"frame {index} of a video is not valid base64") from error
+    return pack_frames(frames, fps)
+
+
+__all__ = ["data_url_body", "decode_data_url", "decode_frames_url", "is_frames"]

@@ -17,7 +17,7 @@ Invariants:
 - Templates run in a sandbox, bounded in time and size.
 """
 
-from inlay.render.conversation import NO_IMAGES, Images
+from inlay.render.conversation import NO_MEDIA, ChatMedia, Shown
 from inlay.render.detokenizer import Detokenizer
 from inlay.render.ends import End, Side
 from inlay.render.output import (
@@ -36,13 +36,13 @@ from inlay.render.renderer import Renderer
 from inlay.render.stop_strings import StopMatcher, StopStrings
 
 __all__ = [
-    "NO_IMAGES",
+    "NO_MEDIA",
     "PLAIN",
     "Begins",
+    "ChatMedia",
     "ContentDelta",
     "Detokenizer",
     "End",
-    "Images",
     "OutputDelta",
     "OutputFormat",
     "OutputParser",
@@ -50,6 +50,7 @@ __all__ = [
     "ReasoningDelta",
     "ReasoningIds",
     "Renderer",
+    "Shown",
     "Side",
     "StopMatcher",
     "StopStrings",

@@ -1,7 +1,9 @@
-"""Messages in the form that chat templates read, with marks for embeddings and images."""
+"""Messages in the form that chat templates read, with marks for embeddings and media."""
 
 import json
+import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,51 +19,68 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles of every chat; templates may name further ones."""
 
 
-class Images(NamedTuple):
-    """Images of a chat.
+MEDIA = ("image", "audio", "video")
+"""Types of the parts that stand for media."""
+
+
+class Shown(NamedTuple):
+    """The form in which a model's chats show items of one kind.
 
     Attributes:
-        segments: positions of each image, in the order of the chat.
-        placeholder: text that the model's chat template writes for an image.
-        before: text that the model's family puts before each image.
+        kind: one of `MEDIA`.
+        placeholder: text that the model's chat template writes for an item.
+        before: text that the model's family puts before each item.
         after: the same after it.
     """
 
-    segments: Sequence[Sequence[Segment]]
+    kind: str
     placeholder: str
     before: str = ""
     after: str = ""
 
 
-NO_IMAGES = Images((), "")
-"""The images of a chat without any."""
+class ChatMedia(NamedTuple):
+    """Media of a chat.
+
+    Attributes:
+        segments: positions of each item, in the order of the chat.
+        shown: how each of them is shown.
+    """
+
+    segments: Sequence[Sequence[Segment]]
+    shown: Sequence[Shown]
+
+
+NO_MEDIA = ChatMedia((), ())
+"""The media of a chat without any."""
 
 
 class PlaceholderMarks:
-    """Marks for embeddings, images, and the end of the last message, in a rendered template.
+    """Marks for embeddings, media, and the end of the last message, in a rendered template.
 
     They are digits only, which trimming, escaping, changes of case and JSON leave unchanged. They
     have 133 random bits, so that no text of a client can contain one. Embeddings have the first
-    indices, images the next. A template that writes images itself is given no marks: its
+    indices, media the next. A template that writes media itself is given no marks: its
     placeholders are numbered after it was rendered. Placeholders in a client's text are hidden from
-    that by a mark of their own, and are restored as text.
+    that by marks of their own, and are restored as text.
     """
 
     _INDEX_DIGITS = 6
-    _LITERAL = 999_998
+    _LITERAL = 999_990
     _END = 999_999
 
-    def __init__(self, num_rows: int, num_images: int = 0, placeholder: str = "") -> None:
-        if num_rows + num_images >= self._LITERAL:
+    def __init__(self, num_rows: int, placeholders: Sequence[str] = ()) -> None:
+        self.num_media = len(placeholders)
+        if num_rows + self.num_media >= self._LITERAL:
             raise InvalidRequestError(
-                f"a chat may have fewer than {self._LITERAL} embeddings and images, got "
-                f"{num_rows + num_images}",
+                f"a chat may have fewer than {self._LITERAL} embeddings and media, got "
+                f"{num_rows + self.num_media}",
                 param="messages",
             )
         self._nonce = f"{secrets.randbelow(10**40):040}"
         self._num_rows = num_rows
-        self.num_images = num_images
-        self._placeholder = placeholder
+        self._placeholders = tuple(placeholders)
+        self._kinds = tuple(dict.fromkeys(placeholders))
         self._written: list[int] = []
 
     def _mark(self, index: int) -> str:
@@ -71,12 +90,12 @@ class PlaceholderMarks:
         """Return the mark of rows `index`."""
         return self._mark(index)
 
-    def image(self, index: int) -> str:
-        """Return the mark of image `index`."""
+    def media(self, index: int) -> str:
+        """Return the mark of item `index`."""
         return self._mark(self._num_rows + index)
 
     def leave_to_template(self, index: int) -> None:
-        """Note that the template itself writes the placeholder of image `index`."""
+        """Note that the template itself writes the placeholder of item `index`."""
         self._written.append(index)
 
     @property
@@ -90,7 +109,9 @@ class PlaceholderMarks:
     def hide_placeholders(self, value: Any) -> Any:
         """Return a JSON value in which a client's own placeholder texts are marks."""
         if isinstance(value, str):
-            return value.replace(self._placeholder, self._mark(self._LITERAL))
+            for index, placeholder in enumerate(self._kinds):
+                value = value.replace(placeholder, self._mark(self._LITERAL + index))
+            return value
         if isinstance(value, Mapping):
             return {
                 self.hide_placeholders(key): self.hide_placeholders(item)
@@ -100,23 +121,28 @@ class PlaceholderMarks:
             return [self.hide_placeholders(item) for item in value]
         return value
 
-    def number_images(self, text: str) -> str:
+    def number_media(self, text: str) -> str:
         """Return `text` with marks in place of the template's own placeholders.
 
         Raises:
-            InvalidRequestError: their number is not that of the images.
+            InvalidRequestError: they are not those of the media, in order.
         """
-        first, *rest = text.split(self._placeholder)
-        if len(rest) != len(self._written):
-            raise InvalidRequestError(
-                f"the chat template wrote {self._placeholder!r} {len(rest)} times for "
-                f"{len(self._written)} images",
-                param="messages",
-            )
-        marked = (
-            self.image(index) + after for index, after in zip(self._written, rest, strict=True)
-        )
-        return "".join((first, *marked))
+        found = re.split("(" + "|".join(map(re.escape, self._kinds)) + ")", text)
+        wrote, wanted = found[1::2], [self._placeholders[index] for index in self._written]
+        for placeholder in self._kinds:
+            times, items = wrote.count(placeholder), wanted.count(placeholder)
+            if times != items:
+                raise InvalidRequestError(
+                    f"the chat template wrote {placeholder!r} {times} times for {items} items of "
+                    "media",
+                    param="messages",
+                )
+        # Kinds may change places with each other; items of one kind stay in order.
+        waiting = {placeholder: deque[int]() for placeholder in self._kinds}
+        for index in self._written:
+            waiting[self._placeholders[index]].append(index)
+        found[1::2] = [self.media(waiting[placeholder].popleft()) for placeholder in wrote]
+        return "".join(found)
 
     def cut(self, text: str) -> str:
         """Return `text` up to the mark of the end.
@@ -138,20 +164,20 @@ class PlaceholderMarks:
     def replace(self, text: str, shown: Callable[[int], str]) -> tuple[str, list[int]]:
         """Return `text` with `shown(index)` for every mark, and the indices in their order.
 
-        Images come after all embeddings in the indices, wherever they stand.
+        Media come after all embeddings in the indices, wherever they stand.
 
         Raises:
             InvalidRequestError: the template dropped a mark, doubled one, or changed the order of
                 embeddings.
         """
         before, found, after = self._split(text)
-        order = [index for index in found if index != self._LITERAL]
+        order = [index for index in found if not self._is_literal(index)]
         rows = [index for index in order if index < self._num_rows]
-        total = self._num_rows + self.num_images
+        total = self._num_rows + self.num_media
         if rows != list(range(self._num_rows)) or sorted(order) != list(range(total)):
             raise InvalidRequestError(self._complaint(order), param="messages")
         pieces = (
-            (self._placeholder if index == self._LITERAL else shown(index)) + rest
+            (self._literal(index) if self._is_literal(index) else shown(index)) + rest
             for index, rest in zip(found, after, strict=True)
         )
         return "".join((before, *pieces)), order
@@ -160,12 +186,18 @@ class PlaceholderMarks:
         """Return an error message without marks."""
         before, found, after = self._split(message)
         pieces = (
-            self._placeholder + rest
-            if index == self._LITERAL
+            self._literal(index) + rest
+            if self._is_literal(index)
             else "<prompt_embeds>" + rest.removeprefix(" ")
             for index, rest in zip(found, after, strict=True)
         )
         return "".join((before, *pieces))
+
+    def _is_literal(self, index: int) -> bool:
+        return 0 <= index - self._LITERAL < len(self._kinds)
+
+    def _literal(self, index: int) -> str:
+        return self._kinds[index - self._LITERAL]
 
     def _split(self, text: str) -> tuple[str, list[int], list[str]]:
         """Return the text before the first mark, and the index of each mark with the text after it.
@@ -182,8 +214,8 @@ class PlaceholderMarks:
         return before, found, [piece[size:] for piece in rest]
 
     def _complaint(self, found: Sequence[int]) -> str:
-        total = self._num_rows + self.num_images
-        parts = "prompt_embeds parts" if not self.num_images else "prompt_embeds and image parts"
+        total = self._num_rows + self.num_media
+        parts = "prompt_embeds parts" if not self.num_media else "prompt_embeds and media parts"
         missing = sorted(set(range(total)) - set(found))
         if missing:
             which = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
@@ -204,7 +236,7 @@ def template_messages(
     reads: Callable[[str], Reads],
     names: Callable[[str], bool],
     absent_content: Callable[[], Mapping[str, str | None]],
-    image_part: Callable[[str], str | None],
+    media_part: Callable[[str, str], Mapping[str, Any] | None],
     continues: bool,
 ) -> list[dict[str, Any]]:
     """Return the messages for the template; `messages` are not changed.
@@ -213,21 +245,21 @@ def template_messages(
     calls, which clients send as text, become objects, because templates write them as JSON or
     iterate over them. A list of parts becomes text parts if the template supports several, else one
     text with line breaks between the parts, as in vLLM. Embeddings are joined to the text around
-    them, in the same part, so that a text renders alike with some of it as embeddings. An image
-    becomes a part of the type that the template writes a placeholder for; where it writes none, a
-    mark among the texts.
+    them, in the same part, so that a text renders alike with some of it as embeddings. An item of
+    media becomes a part that the template writes a placeholder for; where it writes none, a mark
+    among the texts.
 
     Args:
         messages: a part `{"type": "prompt_embeds", "index": i}` stands for rows `i`, and
-            `{"type": "image", "index": i}` for an image.
+            `{"type": KIND, "index": i}` for an item of media.
         marks: marks of embeddings and images.
         num_rows: number of rows.
         reads: returns the forms of content that the template supports for a role.
         names: returns True if a text is a literal of the template, as a further role is.
         absent_content: returns the content that the template expects in a message with only tool
             calls.
-        image_part: returns the type of part for which the template writes an image's placeholder
-            in a message of a role, or None.
+        media_part: returns the part for which the template writes the placeholder of a kind of
+            media in a message of a role, or None.
         continues: True to mark the end of the last message.
 
     Raises:
@@ -238,7 +270,7 @@ def template_messages(
         raise InvalidRequestError("messages must not be empty", param="messages")
     result = []
     indices: list[int] = []
-    images: list[int] = []
+    media: list[int] = []
     for number, message in enumerate(messages):
         ready = {name: value for name, value in message.items() if value is not None}
         role = ready.get("role")
@@ -267,10 +299,10 @@ def template_messages(
                 ready |= absent_content()
         if isinstance(content, list):
             pieces = _pieces(content, f"messages[{number}].content", marks, indices)
-            found = [piece for piece in pieces if isinstance(piece, int)]
-            images += found
-            kind = image_part(role) if found else None
-            ready["content"] = _content(pieces, kind, reads(role), marks)
+            found = [piece for piece in pieces if isinstance(piece, _Item)]
+            media += [item.number for item in found]
+            parts = {kind: media_part(role, kind) for kind in {item.kind for item in found}}
+            ready["content"] = _content(pieces, parts, reads(role), marks)
         elif isinstance(content, str):
             ready["content"] = content if reads(role).text else _shape([content], reads(role))
         elif content is not None:
@@ -280,8 +312,8 @@ def template_messages(
             )
         result.append(ready)
     _check_named(indices, num_rows, "prompt_embeds", "rows")
-    _check_named(images, marks.num_images, "image", "images")
-    if marks.num_images:
+    _check_named(media, marks.num_media, "media", "items")
+    if marks.num_media:
         result = marks.hide_placeholders(result)
     if continues:
         _mark_end(result[-1], marks)
@@ -297,35 +329,49 @@ def _check_named(found: Sequence[int], count: int, kind: str, things: str) -> No
         )
 
 
+class _Item(NamedTuple):
+    """An item of media among texts."""
+
+    kind: str
+    number: int
+
+
 def _content(
-    pieces: Sequence[str | int], image_kind: str | None, reads: Reads, marks: PlaceholderMarks
+    pieces: "Sequence[str | _Item]",
+    parts: Mapping[str, Mapping[str, Any] | None],
+    reads: Reads,
+    marks: PlaceholderMarks,
 ) -> str | list[dict[str, Any]]:
-    """Return pieces in the form that the template supports, images as parts of `image_kind`."""
-    if image_kind is None:
-        texts = [marks.image(piece) if isinstance(piece, int) else piece for piece in pieces]
-        return _shape(texts, reads)
+    """Return pieces in the form that the template supports, media as the `parts` of their kinds."""
+    ready: list[str | dict[str, Any]] = []
     for piece in pieces:
-        if isinstance(piece, int):
-            marks.leave_to_template(piece)
-    return [
-        {"type": image_kind} if isinstance(piece, int) else {"type": "text", "text": piece}
-        for piece in pieces
-    ]
+        part = parts[piece.kind] if isinstance(piece, _Item) else None
+        if isinstance(piece, str):
+            ready.append(piece)
+        elif part is None:
+            ready.append(marks.media(piece.number))
+        else:
+            marks.leave_to_template(piece.number)
+            ready.append(dict(part))
+    texts = [piece for piece in ready if isinstance(piece, str)]
+    if len(texts) == len(ready):
+        return _shape(texts, reads)
+    return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in ready]
 
 
 def _pieces(
     parts: Sequence[Any], where: str, marks: PlaceholderMarks, indices: list[int]
-) -> list[str | int]:
-    """Return a list of parts as texts and indices of images.
+) -> "list[str | _Item]":
+    """Return a list of parts as texts and items of media.
 
     Embeddings are marks, joined to their neighbours; the named rows are appended to `indices`.
     """
-    texts: list[str | int] = []
+    texts: list[str | _Item] = []
     glue = False
     for number, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "image" and isinstance(part.get("index"), int):
-            texts.append(part["index"])
+        if kind in MEDIA and isinstance(part.get("index"), int):
+            texts.append(_Item(kind, part["index"]))
             glue = False
             continue
         if kind == "prompt_embeds" and isinstance(part.get("index"), int):
@@ -335,7 +381,8 @@ def _pieces(
             text, embeds = part["text"], False
         else:
             raise InvalidRequestError(
-                f"{where}[{number}] must be a part of type text, prompt_embeds or image",
+                f"{where}[{number}] must be a part of type text, prompt_embeds or "
+                f"{', '.join(MEDIA)}",
                 param=f"{where}[{number}]",
             )
         last = texts[-1] if texts else None
@@ -397,7 +444,7 @@ def _mark_end(message: dict[str, Any], marks: PlaceholderMarks) -> None:
         message["content"] = content + marks.end
     elif isinstance(content, list) and "text" not in content[-1]:
         raise InvalidRequestError(
-            "the final message cannot be continued: it ends with an image",
+            "the final message cannot be continued: it ends with media",
             param="continue_final_message",
         )
     elif isinstance(content, list):
@@ -412,4 +459,4 @@ def _mark_end(message: dict[str, Any], marks: PlaceholderMarks) -> None:
         )
 
 
-__all__ = ["NO_IMAGES", "Images", "PlaceholderMarks", "template_messages"]
+__all__ = ["NO_MEDIA", "ChatMedia", "PlaceholderMarks", "Shown", "template_messages"]

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
-from inlay.render.conversation import NO_IMAGES, Images, PlaceholderMarks, template_messages
+from inlay.render.conversation import NO_MEDIA, ChatMedia, PlaceholderMarks, template_messages
 from inlay.render.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -185,7 +185,7 @@ class Renderer:
         messages: Sequence[Mapping[str, Any]],
         *,
         rows: Sequence[Rows] = (),
-        images: Images = NO_IMAGES,
+        media: ChatMedia = NO_MEDIA,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -199,9 +199,9 @@ class Renderer:
 
         Args:
             messages: as OpenAI's; a content part `{"type": "prompt_embeds", "index": i}` stands for
-                `rows[i]`, and `{"type": "image", "index": i}` for an image.
+                `rows[i]`, and `{"type": KIND, "index": i}` for an item of media.
             rows: each is named by one part, in order.
-            images: likewise.
+            media: likewise.
             tools: as OpenAI's, for the template.
             add_generation_prompt: end where the assistant's answer begins.
             continue_final_message: end where the last message's content ends.
@@ -227,7 +227,8 @@ class Renderer:
                 param="chat_template_kwargs",
             )
         template = self._templates.choose(tools=bool(tools))
-        marks = PlaceholderMarks(len(rows), len(images.segments), images.placeholder)
+        marks = PlaceholderMarks(len(rows), [shown.placeholder for shown in media.shown])
+        placeholders = {shown.kind: shown.placeholder for shown in media.shown}
         prepared = template_messages(
             messages,
             marks,
@@ -235,11 +236,11 @@ class Renderer:
             reads=template.reads,
             names=template.names,
             absent_content=lambda: template.absent_content,
-            image_part=lambda role: template.image_part(role, images.placeholder),
+            media_part=lambda role, kind: template.media_part(role, kind, placeholders[kind]),
             continues=continue_final_message,
         )
         variables = template_kwargs or {}
-        if images.segments:
+        if media.segments:
             tools, variables = marks.hide_placeholders((tools, variables))
         try:
             text = template.render(
@@ -252,15 +253,15 @@ class Renderer:
             raise InvalidRequestError(marks.hide(error.message), param=error.param) from error
         if continue_final_message:
             text = marks.cut(text)
-        if images.segments:
-            text = marks.number_images(text)
+        if media.segments:
+            text = marks.number_media(text)
         elif not rows:
             return Prompt.of(
                 Tokens(self.encode(text, add_special_tokens=False, keep=keep, side=side))
             )
         if keep is None:
             self._check_length(text)
-        return self._rows_tokenizer().prompt(text, marks, rows, images, keep=keep, side=side)
+        return self._rows_tokenizer().prompt(text, marks, rows, media, keep=keep, side=side)
 
     def template_variables(self, *, tools: bool) -> frozenset[str]:
         """Return the variables that the chat template, with or without tools, reads.
@@ -379,7 +380,7 @@ class _RowsTokenizer:
         text: str,
         marks: PlaceholderMarks,
         rows: Sequence[Rows],
-        images: Images,
+        media: ChatMedia,
         *,
         keep: int | None,
         side: Side,
@@ -392,10 +393,11 @@ class _RowsTokenizer:
         def shown(index: int) -> str:
             if index < len(rows):
                 return self._text
-            return f"{images.before}{self._text}{images.after}"
+            item = media.shown[index - len(rows)]
+            return f"{item.before}{self._text}{item.after}"
 
         whole, order = marks.replace(text, shown)
-        items: list[Sequence[Segment]] = [*([part] for part in rows), *images.segments]
+        items: list[Sequence[Segment]] = [*([part] for part in rows), *media.segments]
         encode = partial(_encode, self._tokenizer, add_special_tokens=False)
         # A mark counts as one position, so there are never too few.
         ids = encode(whole) if keep is None else end_of(encode, whole, keep, side).ids

@@ -26,8 +26,15 @@ MAX_SECONDS = 10.0
 _TEXTS = ("first\npart", 'second "part"')
 """Texts for probing templates; a template that prints a list would escape them."""
 
-_IMAGE_PARTS = ("image", "image_url")
-"""Types of parts that templates write an image's placeholder for."""
+_MEDIA_PARTS: Mapping[str, Sequence[Mapping[str, str]]] = {
+    "image": ({"type": "image"}, {"type": "image_url"}),
+    "audio": (
+        {"type": "audio"}, {"type": "audio_url"}, {"type": "input_audio"},
+        {"type": "audio", "audio": ""}, {"type": "audio", "audio_url": ""},
+    ),
+    "video": ({"type": "video"}, {"type": "video_url"}, {"type": "video", "video": ""}),
+}  # fmt: skip
+"""Parts that templates write a placeholder for, by kind; some ask for a type, some for a key."""
 
 _CALLED = "called"
 """Name of a function for probing templates."""
@@ -114,7 +121,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
         self._reads: dict[str, Reads] = {}
-        self._image_parts: dict[tuple[str, str], str | None] = {}
+        self._media_parts: dict[tuple[str, str, str], Mapping[str, str] | None] = {}
         self._variables: frozenset[str] | None = None
 
     def render(
@@ -218,22 +225,22 @@ class ChatTemplate:
             known = self._reads[role] = self._try_forms(role)
         return known
 
-    def image_part(self, role: str, placeholder: str) -> str | None:
-        """Return the type of part for which the template writes `placeholder` once, or None.
+    def media_part(self, role: str, kind: str, placeholder: str) -> Mapping[str, str] | None:
+        """Return the part of a kind for which the template writes `placeholder` once, or None.
 
         In a message of `role`, among text parts. Found by rendering a probe, as `reads`.
         """
-        key = _probed(role), placeholder
-        if key not in self._image_parts:
-            self._image_parts[key] = next(
-                (kind for kind in _IMAGE_PARTS if self._writes_image(key[0], kind, placeholder)),
+        key = _probed(role), kind, placeholder
+        if key not in self._media_parts:
+            self._media_parts[key] = next(
+                (part for part in _MEDIA_PARTS[kind] if self._writes_it(key[0], part, placeholder)),
                 None,
             )
-        return self._image_parts[key]
+        return self._media_parts[key]
 
-    def _writes_image(self, role: str, kind: str, placeholder: str) -> bool:
+    def _writes_it(self, role: str, part: Mapping[str, str], placeholder: str) -> bool:
         first, second = ({"type": "text", "text": text} for text in _TEXTS)
-        text = self._rendered(role, [first, {"type": kind}, second])
+        text = self._rendered(role, [first, part, second])
         without = self._rendered(role, [first, second])
         if text is None or without is None or not _has_in_order(text, _TEXTS):
             return False

@@ -1,19 +1,22 @@
-"""Messages of a chat request: checks, and positions for their embeddings and images."""
+"""Messages of a chat request: checks, and positions for their embeddings and media."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inlay.api.openai.sources import IMAGE_PARTS, content_source, image_source, kind_of
+from inlay.api.openai.sources import MEDIA_PARTS, content_source, kind_of, media_source
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import TensorSource
 from inlay.http.bodies.media import ImageSource
 from inlay.http.bodies.structure import check_structure
 from inlay.http.quoting import shown_at, shown_value
+from inlay.media.spec import Kind
 from inlay.prompt import Rows, Segment
-from inlay.render import NO_IMAGES, Images
+from inlay.render import NO_MEDIA, ChatMedia, Shown
 
-PARTS = "text, prompt_embeds, image_url, image_embeds"
+PARTS = (
+    "text, prompt_embeds, image_url, image_embeds, input_audio, audio_url, audio_embeds, video_url"
+)
 """Types of the parts of a chat's content."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -23,48 +26,53 @@ class ReadMessages(NamedTuple):
     """Messages for the renderer, and what their parts stand for.
 
     Attributes:
-        messages: with `{"type": "prompt_embeds", "index": i}` or `{"type": "image", "index": i}` in
+        messages: with `{"type": "prompt_embeds", "index": i}` or `{"type": KIND, "index": i}` in
             place of each such part.
         rows: of embeddings, by index.
-        images: positions of each image, by index.
+        media: positions of each item of media, by index.
+        kinds: of the items.
     """
 
     messages: list[dict[str, Any]]
     rows: list[Rows]
-    images: list[Sequence[Segment]]
+    media: list[Sequence[Segment]]
+    kinds: list[Kind]
 
-    def images_for(self, card: ModelCard) -> Images:
-        """Return the images as the model of `card` has them in its chats."""
-        if not self.images or card.media is None:
-            return NO_IMAGES
-        placeholder = card.media.placeholders["image"]
-        return Images(self.images, placeholder.text, placeholder.before, placeholder.after)
+    def media_for(self, card: ModelCard) -> ChatMedia:
+        """Return the media as the model of `card` has them in its chats."""
+        if not self.media or card.media is None:
+            return NO_MEDIA
+        placeholders = [(kind, card.media.placeholders[kind]) for kind in self.kinds]
+        return ChatMedia(
+            self.media, [Shown(kind, it.text, it.before, it.after) for kind, it in placeholders]
+        )
 
 
 class _Reader(NamedTuple):
     """Reading of parts into positions."""
 
     rows: list[Rows]
-    images: list[Sequence[Segment]]
+    media: list[Sequence[Segment]]
+    kinds: list[Kind]
     read: Callable[[TensorSource], Rows]
-    read_image: Callable[[ImageSource], Sequence[Segment]]
+    read_media: Callable[[ImageSource], Sequence[Segment]]
     served: str
 
 
 def read_messages(
     messages: Sequence[Mapping[str, Any]],
     read: Callable[[TensorSource], Rows],
-    read_image: Callable[[ImageSource], Sequence[Segment]],
+    read_media: Callable[[ImageSource], Sequence[Segment]],
     *,
     named: Sequence[str] | None = None,
     served: str = PARTS,
 ) -> ReadMessages:
-    """Return the messages for the renderer, and the positions of their embeddings and images.
+    """Return the messages for the renderer, and the positions of their embeddings and media.
 
     Args:
         messages: as the client sent them.
         read: returns the rows of a part's source.
-        read_image: returns the positions of an image.
+        read_media: returns the positions of an item of media.
         named: path in the request of each message's content; None if the request has the messages
             themselves.
         served: supported types of parts, for error messages.
@@ -77,7 +85,7 @@ def read_messages(
         raise InvalidRequestError("messages must not be empty", param="messages")
     # Arguments are JSON text that will be parsed.
     check_structure(*_arguments(messages), where="the arguments of all tool calls")
-    reader = _Reader([], [], read, read_image, served)
+    reader = _Reader([], [], [], read, read_media, served)
     result: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
@@ -99,7 +107,7 @@ def read_messages(
         else:
             place = f"{where}.content" if named is None else named[number]
             result.append({**message, "content": _content(content, place, reader)})
-    return ReadMessages(result, reader.rows, reader.images)
+    return ReadMessages(result, reader.rows, reader.media, reader.kinds)
 
 
 def _arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
@@ -147,9 +155,11 @@ def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
     if kind == "prompt_embeds":
         reader.rows.append(reader.read(content_source(part, where)))
         return {"type": "prompt_embeds", "index": len(reader.rows) - 1}
-    if kind in IMAGE_PARTS:
-        reader.images.append(reader.read_image(image_source(part, where)))
-        return {"type": "image", "index": len(reader.images) - 1}
+    if kind in MEDIA_PARTS:
+        source = media_source(part, where)
+        reader.media.append(reader.read_media(source))
+        reader.kinds.append(source.kind)
+        return {"type": source.kind, "index": len(reader.media) - 1}
     raise InvalidRequestError(
         f"{where}: content parts of type {kind[:40]!r} are not supported; supported: "
         f"{reader.served}",

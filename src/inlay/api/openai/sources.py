@@ -18,10 +18,20 @@ from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import ImageSource
 from inlay.http.quoting import shown_at, shown_value
 from inlay.media.embeds import parse_embeds
-from inlay.media.spec import Detail
+from inlay.media.spec import Detail, Kind
 
-IMAGE_PARTS = ("image_url", "input_image", "image_embeds")
-"""Types of parts that are images."""
+MEDIA_PARTS: dict[str, Kind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "image_embeds": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio_embeds": "audio",
+    "video_url": "video",
+}
+"""Types of parts that are media, and their kinds."""
+
+_AUDIO_FORMATS = ("wav", "mp3", "flac")
 
 _DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high"}
 
@@ -112,8 +122,8 @@ def in_content(content: object, where: str) -> list[Source]:
         kind = kind_of(part) if isinstance(part, dict) else None
         if kind == "prompt_embeds":
             found.append(content_source(part, f"{where}[{index}]"))
-        elif kind in IMAGE_PARTS:
-            found.append(image_source(part, f"{where}[{index}]"))
+        elif kind in MEDIA_PARTS:
+            found.append(media_source(part, f"{where}[{index}]"))
     return found
 
 
@@ -121,7 +131,7 @@ def kind_of(part: Mapping[str, Any]) -> object:
     """Return the type of a part; as in vLLM, one without a type is named by its field."""
     kind = part.get("type")
     if kind is None:
-        return next((name for name in ("image_url", "image_embeds") if name in part), None)
+        return next((name for name in MEDIA_PARTS if name in part), None)
     return kind
 
 
@@ -130,19 +140,72 @@ def content_source(part: Mapping[str, Any], param: str) -> TensorSource:
     return TensorSource(part.get("data"), part.get("ref"), part.get("part"), param, part)
 
 
+def media_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageSource:
+    """Return the source of a part that is an image, audio or a video.
+
+    Raises:
+        InvalidRequestError: a malformed part.
+    """
+    name = str(kind_of(part))
+    kind = MEDIA_PARTS[name]
+    if kind == "image":
+        return image_source(part, param, prompt)
+    _check_uuid(part, param)
+    if name == "audio_embeds":
+        return _embeds_source(part, param, prompt, "audio")
+    where, value = f"{param}.{name}", part.get(name)
+    if value is None and part.get("uuid") is not None:
+        raise InvalidRequestError(
+            f"{where}: {kind} is not kept by its uuid; send it again", param=where
+        )
+    if name == "input_audio":
+        return ImageSource(_input_audio(value, where), None, None, param, prompt, kind=kind)
+    url = value.get("url") if isinstance(value, dict) else value
+    where += ".url" if isinstance(value, dict) else ""
+    if not isinstance(url, str) or not url:
+        raise InvalidRequestError(
+            f"{where} must be a string, a URL: data:{kind}/...;base64,... or https://..., got "
+            f"{shown_value(url)}",
+            param=where,
+        )
+    return ImageSource(url, None, None, param, prompt, kind=kind)
+
+
+def _input_audio(value: object, where: str) -> str:
+    """Return OpenAI's `{data, format}` as a data: URL."""
+    if not isinstance(value, dict) or not isinstance(value.get("data"), str):
+        raise InvalidRequestError(
+            f"{where} must be an object with data, base64 of a file, and format; got "
+            f"{shown_value(value)}",
+            param=where,
+        )
+    given = value.get("format")
+    if given is not None and given not in _AUDIO_FORMATS:
+        raise InvalidRequestError(
+            f"{where}.format must be one of {', '.join(_AUDIO_FORMATS)}, got {shown_value(given)}",
+            param=f"{where}.format",
+        )
+    return f"data:audio/{given or 'wav'};base64,{value['data']}"
+
+
+def _check_uuid(part: Mapping[str, Any], param: str) -> None:
+    uuid = part.get("uuid")
+    if uuid is not None and not isinstance(uuid, str):
+        raise InvalidRequestError(
+            f"{param}.uuid must be a string, got {shown_value(uuid)}", param=f"{param}.uuid"
+        )
+
+
 def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageSource:
     """Return the source of a part that is an image: of chats, completions, or responses.
 
     Raises:
         InvalidRequestError: a malformed part.
     """
+    _check_uuid(part, param)
     uuid = part.get("uuid")
-    if uuid is not None and not isinstance(uuid, str):
-        raise InvalidRequestError(
-            f"{param}.uuid must be a string, got {shown_value(uuid)}", param=f"{param}.uuid"
-        )
     if kind_of(part) == "image_embeds":
-        return _image_embeds(part, param, prompt)
+        return _embeds_source(part, param, prompt, "image")
     where = f"{param}.image_url"
     image = part.get("image_url")
     detail, url = part.get("detail"), image
@@ -177,10 +240,11 @@ def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageS
     return ImageSource(url, None, _DETAILS.get(detail or ""), param, prompt)
 
 
-def _image_embeds(part: Mapping[str, Any], param: str, prompt: int) -> ImageSource:
-    where = f"{param}.image_embeds"
+def _embeds_source(part: Mapping[str, Any], param: str, prompt: int, kind: Kind) -> ImageSource:
+    name = f"{kind}_embeds"
+    where = f"{param}.{name}"
     try:
-        embeds = parse_embeds(part.get("image_embeds"))
+        embeds = parse_embeds(part.get(name), kind)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{where}: {error.message}", param=where) from None
     if not isinstance(embeds.source, str):
@@ -189,4 +253,4 @@ def _image_embeds(part: Mapping[str, Any], param: str, prompt: int) -> ImageSour
             f"{shown_value(embeds.source)}",
             param=where,
         )
-    return ImageSource(None, embeds, None, param, prompt)
+    return ImageSource(None, embeds, None, param, prompt, kind=kind)

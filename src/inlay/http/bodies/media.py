@@ -1,7 +1,7 @@
-"""Images in requests: their sources, fetching, and the segments of a prompt they become.
+"""Media in requests: their sources, fetching, and the segments of a prompt they become.
 
 A source is a URL (data:, https:, or file: where a setting allows it), or embeddings that the
-client's own encoder made. Only headers are read here; a worker decodes the picture.
+client's own encoder made. Only headers are read here; a worker decodes the file.
 """
 
 import asyncio
@@ -13,11 +13,17 @@ from inlay.card import ModelCard
 from inlay.digest import Secret, row_digests
 from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
 from inlay.http.bodies.accounting import EmbedsLimits
-from inlay.media.data_url import data_url_body, decode_data_url
+from inlay.media.data_url import (
+    data_url_body,
+    decode_data_url,
+    decode_frames_url,
+    is_frames,
+)
 from inlay.media.embeds import EmbedsPart, embeds_segments
 from inlay.media.fetch import Fetcher
-from inlay.media.items import image_item
-from inlay.media.spec import Detail, MediaSpec
+from inlay.media.items import Item, audio_item, image_item, video_item
+from inlay.media.spec import KINDS, Detail, Kind, MediaSpec
+from inlay.media.video import Encode
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows, Segment
 from inlay.tensors import read
 
@@ -26,7 +32,7 @@ _AT_A_TIME = 8
 
 
 class ImageSource(NamedTuple):
-    """One source of an image; one of `url`, `embeds` and `ref` is set.
+    """One source of an image, audio or a video; one of `url`, `embeds` and `ref` is set.
 
     Attributes:
         url: of the file.
@@ -35,6 +41,7 @@ class ImageSource(NamedTuple):
         param: path in the request.
         prompt: index of the prompt it is in.
         ref: id of a stored image.
+        kind: of the item.
     """
 
     url: str | None
@@ -43,6 +50,7 @@ class ImageSource(NamedTuple):
     param: str
     prompt: int = 0
     ref: str | None = None
+    kind: Kind = "image"
 
     @property
     def name(self) -> str:
@@ -69,7 +77,11 @@ class ImageSource(NamedTuple):
         Raises:
             InvalidRequestError: not base64, or over the limit.
         """
-        data = lifted.get(_base64_of(self))
+        encoded = _base64_of(self)
+        data = lifted.get(encoded)
+        if self.kind == "video" and is_frames(self.url or ""):
+            only = None if data is None else data.view
+            return Buffer(decode_frames_url(self.url or "", max_bytes=max_bytes, only=only))
         if data is None:
             return Buffer(decode_data_url(self.url or "", max_bytes=max_bytes))
         if len(data) > max_bytes:
@@ -100,27 +112,33 @@ def _at(source: ImageSource, error: InlayError) -> InvalidRequestError:
 
 
 def spec_for(card: ModelCard, sources: Sequence[ImageSource]) -> MediaSpec:
-    """Return the facts about a model's images.
+    """Return the facts about a model's media.
 
     Raises:
-        InvalidRequestError: it takes no images, not so many, or no embeddings of them.
+        InvalidRequestError: it takes none of a kind, not so many, or no embeddings of them.
     """
-    first = sources[0]
     spec = card.media
-    if spec is None or spec.image is None:
-        raise InvalidRequestError(
-            f"{first.param}: the model `{card.name}` takes no images", param=first.param
-        )
-    for count in Counter(source.prompt for source in sources).values():
+    for source in sources:
+        if spec is None or not spec.takes(source.kind):
+            taken = [kind for kind in KINDS if spec is not None and spec.takes(kind)]
+            named = "images" if source.kind == "image" else source.kind
+            beside = f"; it takes text and {', '.join(taken)}" if taken else ""
+            raise InvalidRequestError(
+                f"{source.param}: the model `{card.name}` takes no {named}{beside}",
+                param=source.param,
+            )
+    assert spec is not None, "a request with media has a source"
+    for (_, kind), count in Counter((each.prompt, each.kind) for each in sources).items():
         try:
-            spec.check_counts({"image": count})
+            spec.check_counts({kind: count})
         except InvalidRequestError as error:
+            first = next(source for source in sources if source.kind == kind)
             raise _at(first, error) from None
     embeds = next((source for source in sources if source.embeds is not None), None)
     if embeds is not None and not spec.embeds:
         raise InvalidRequestError(
             f"{embeds.param}: You must set --enable-mm-embeds on the server, or on the workers of "
-            f"the model `{card.name}`, to send image_embeds.",
+            f"the model `{card.name}`, to send {embeds.kind}_embeds.",
             param=embeds.param,
             reason="disabled",
         )
@@ -167,7 +185,7 @@ async def fetched(
 
 
 class Images:
-    """Images of one request as segments of its model's prompt.
+    """Media of one request as segments of its model's prompt.
 
     CPU work, for one thread at a time.
 
@@ -181,6 +199,7 @@ class Images:
         lifted: files and tensors that were decoded as the body arrived, by what stands for them.
         decode: decodes a string of tensor data to a file.
         hold: reserves bytes of rows that are cast to another dtype.
+        encode: tokenizes the times between a video's frames.
     """
 
     def __init__(
@@ -195,6 +214,7 @@ class Images:
         lifted: Mapping[str, Buffer],
         decode: Callable[[str], Buffer],
         hold: Callable[[int], None],
+        encode: Encode,
     ) -> None:
         self._card = card
         self._spec = spec
@@ -205,7 +225,8 @@ class Images:
         self._lifted = lifted
         self._decode = decode
         self._hold = hold
-        self._made: dict[tuple[str, Detail | None], tuple[Segment, ...]] = {}
+        self._encode = encode
+        self._made: dict[tuple[Kind, str, Detail | None], tuple[Segment, ...]] = {}
 
     @property
     def num_fetched_bytes(self) -> int:
@@ -221,28 +242,33 @@ class Images:
         """
         try:
             if source.embeds is not None:
-                return self._of_embeds(source.embeds)
-            key = source.name, source.detail
+                return self._of_embeds(source.embeds, source.kind)
+            key = source.kind, source.name, source.detail
             if key not in self._made:
-                item = image_item(
-                    self._spec, self._file(source), self._secret, detail=source.detail
-                )
-                self._made[key] = item.segments
+                self._made[key] = self._item(source).segments
             return self._made[key]
         except EmbeddingsError as error:
-            message = error.message.replace("prompt_embeds", "image_embeds")
+            message = error.message.replace("prompt_embeds", f"{source.kind}_embeds")
             raise EmbeddingsError(
                 f"{source.param}: {message}", param=source.param, reason=error.reason
             ) from None
         except InvalidRequestError as error:
             raise _at(source, error) from None
 
+    def _item(self, source: ImageSource) -> Item:
+        data = self._file(source)
+        if source.kind == "audio":
+            return audio_item(self._spec, data, self._secret)
+        if source.kind == "video":
+            return video_item(self._spec, data, self._secret, self._encode)
+        return image_item(self._spec, data, self._secret, detail=source.detail)
+
     def _file(self, source: ImageSource) -> Buffer:
         if not source.is_data:
             return self._files[source.name]
         return source.data(self._lifted, self._max_bytes)
 
-    def _of_embeds(self, part: EmbedsPart) -> list[Segment]:
+    def _of_embeds(self, part: EmbedsPart, kind: Kind) -> list[Segment]:
         card = self._card
         data = self._decode(part.source)
         tensor = read(data, limits=self._limits.of(card))
@@ -255,6 +281,7 @@ class Images:
             hidden_size=card.hidden_size,
             dtype=card.dtype,
             max_abs=card.limits.max_prompt_embeds_abs,
+            kind=kind,
         )
         return [self._named(segment) for segment in found]
 

@@ -177,7 +177,7 @@ def _prompt(
     prompt = renderer.chat(
         chat.messages,
         rows=chat.rows,
-        images=chat.images_for(card),
+        media=chat.media_for(card),
         tools=request.tools,
         add_generation_prompt=not continues
         if request.add_generation_prompt is None
