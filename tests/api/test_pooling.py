@@ -192,7 +192,7 @@ def test_embeddings_may_stand_in_a_chat_that_a_decoder_embeds(qwen3: str) -> Non
         ({"messages": CHAT, "add_special_tokens": True}, "add_special_tokens", "template"),
         ({"messages": CHAT, "prompt_name": "query"}, "prompt_name", "as they are"),
         ({"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "the model's own"),
-        ({"messages": CHAT, "media_io_kwargs": {"a": 1}}, "media_io_kwargs", "no media"),
+        ({"messages": CHAT, "media_io_kwargs": {"a": 1}}, "media_io_kwargs", "decoded in one way"),
         (
             {"messages": CHAT, "mm_processor_kwargs": {"a": 1}},
             "mm_processor_kwargs",

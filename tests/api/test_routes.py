@@ -115,7 +115,7 @@ def test_the_description_covers_every_route_and_resolves(url: str) -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize("path", ["/start", "/docs"])
 def test_pages_load_nothing_from_elsewhere(url: str, path: str) -> None:
     response = httpx.get(url + path)
     assert response.headers["content-type"].startswith("text/html")
