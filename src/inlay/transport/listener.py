@@ -1,4 +1,4 @@
-"""Listening for connections and dialling them: Unix sockets, and TCP with TLS."""
+"""Listening for connections and dialling them: TCP with TLS."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,7 @@ class Listener:
         hears: the type, or union of types, of the messages that will come.
         memory: for large messages of all connections together.
         accepted: takes each connection once its other end has proved itself.
-        tls: the server's context, as `inlay.transport.tls` makes one; None for a Unix socket.
+        tls: the server's context, as `inlay.transport.tls` makes one; None for tests.
         fingerprint: SHA-256 of its certificate; empty without TLS.
         cache: of named buffers; those that are here are not sent again.
     """
@@ -66,10 +66,6 @@ class Listener:
             ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
         )
         return int(self._server.sockets[0].getsockname()[1])
-
-    async def listen_unix(self, path: str) -> None:
-        """Listen on a Unix socket. Raises `OSError`."""
-        self._server = await asyncio.get_running_loop().create_unix_server(self._accept, path)
 
     def _accept(self) -> Connection[Any]:
         handshake = Handshake(self._secret, self._fingerprint, dials=False)

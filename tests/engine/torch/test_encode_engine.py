@@ -17,6 +17,7 @@ from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.media.positions import rope_positions
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
 from inlay.request import Output
+from tests.audio_models import audio
 from tests.engine.torch.encode_reference import (
     SECRET,
     answer,
@@ -165,6 +166,11 @@ async def test_the_deadline_and_abort_end_a_request() -> None:
         engine.abort("unknown")
         assert [output.finish_reason for output in ended] == ["abort"]
         assert engine.stats().running == 0
+        assert await engine.probe() > 0
+
+
+async def test_an_encoder_of_audio_alone_is_probed_with_silence() -> None:
+    async with encoding("llava", model=str(audio("qwen2_audio"))) as engine:
         assert await engine.probe() > 0
 
 

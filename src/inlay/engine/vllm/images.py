@@ -33,7 +33,13 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
         backend=" ".join(_versions()),
         max_items=settings.max_media_items,
     )
-    return None if spec is None else replace(spec, embeds=settings.enable_mm_embeds)
+    if spec is None or spec.image is None:
+        return None
+    # Videos and audio of these families are not given to vLLM.
+    placeholders = {"image": spec.placeholders["image"]}
+    return replace(
+        spec, embeds=settings.enable_mm_embeds, placeholders=placeholders, video=None, audio=None
+    )
 
 
 def _versions() -> list[str]:

@@ -4,6 +4,8 @@ import asyncio
 import time
 from io import BytesIO
 
+import numpy as np
+import soundfile
 from PIL import Image
 
 from inlay import __version__
@@ -16,7 +18,8 @@ from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import LoadedTower, load_tower, media_encoder
 from inlay.errors import EngineError, OverloadedError
-from inlay.media.items import image_item
+from inlay.media.items import Item, audio_item, image_item
+from inlay.media.spec import MediaSpec
 from inlay.prompt import Buffer, Media
 from inlay.request import Emit, Request, Task
 
@@ -25,6 +28,8 @@ NO_ROWS = "it encodes images and has no language model"
 
 _PROBE_SIDE = 64
 """Pixels of a side of the image that probes encode."""
+_PROBE_SAMPLES, _PROBE_RATE = 3200, 16000
+"""Samples of the silence that probes encode where the model takes no images, and its rate in Hz."""
 
 
 class EncodeEngine:
@@ -123,15 +128,13 @@ class EncodeEngine:
         self._started.abort(request_id)
 
     async def probe(self) -> float:
-        """Encode a small grey image before all that wait; return the seconds it took.
+        """Encode a small grey image, or silence, before all that wait; return the seconds it took.
 
         Raises:
             InlayError: the engine is not started, or failed.
         """
         started, encoder = time.monotonic(), self._started.encoder
-        file = BytesIO()
-        Image.new("RGB", (_PROBE_SIDE, _PROBE_SIDE), "grey").save(file, "PNG")
-        item = image_item(encoder.spec, Buffer(file.getvalue()), self._secret)
+        item = _probe_item(encoder.spec, self._secret)
         run = next(segment for segment in item.segments if isinstance(segment, Media))
         # Past the cache, which would answer from the second time on.
         await encoder.encode(run, None, FIRST)
@@ -154,6 +157,15 @@ class EncodeEngine:
         if self._requests is None:
             raise EngineError("the engine is not started")
         return self._requests
+
+
+def _probe_item(spec: MediaSpec, secret: Secret) -> Item:
+    file = BytesIO()
+    if spec.takes("image"):
+        Image.new("RGB", (_PROBE_SIDE, _PROBE_SIDE), "grey").save(file, "PNG")
+        return image_item(spec, Buffer(file.getvalue()), secret)
+    soundfile.write(file, np.zeros(_PROBE_SAMPLES), _PROBE_RATE, format="WAV")
+    return audio_item(spec, Buffer(file.getvalue()), secret)
 
 
 __all__ = ["EncodeEngine"]
