@@ -429,7 +429,7 @@ def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:
     )
     with worker(nats, "--namespace", "status", "--served-model-name", "m") as part:
         (line,) = [line for line in status().splitlines() if line.startswith("worker-")]
-        assert line.split()[1:5] == ["m", "ready", "0", "0"]
+        assert line.split()[1:6] == ["m", "generate", "ready", "0", "0"]
         seen = json.loads(status("--output-json"))
         assert [(one["model"], one["state"], one["engine"]) for one in seen["workers"]] == [
             ("m", "ready", "echo 1")

@@ -15,8 +15,9 @@ SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 WIDE, PHONE = (1280, 900), (390, 844)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Chromium for a module; while playwright runs, its loop keeps tests of asyncio from running."""
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
     api = pytest.importorskip("playwright.sync_api")

@@ -122,7 +122,7 @@ def in_content(content: object, where: str) -> list[Source]:
         kind = kind_of(part) if isinstance(part, dict) else None
         if kind == "prompt_embeds":
             found.append(content_source(part, f"{where}[{index}]"))
-        elif kind in MEDIA_PARTS:
+        elif isinstance(kind, str) and kind in MEDIA_PARTS:
             found.append(media_source(part, f"{where}[{index}]"))
     return found
 
