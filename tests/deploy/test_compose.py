@@ -21,7 +21,7 @@ from tests.deploy.containers import environment, image, podman
 from tests.deploy.tools import ROOT, run
 from tests.serving import free_port
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 COMPOSE = ROOT / "deploy" / "compose" / "compose.yaml"
 MODEL = Path(inlay.__file__).parent / "demo" / "model"

@@ -8,7 +8,7 @@ import inlay
 from tests.deploy.containers import confined, image, podman
 from tests.deploy.tools import run
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize("target", ["frontend", "worker"])
