@@ -8,7 +8,7 @@ import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -430,6 +430,27 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_asking_again(
     await other.store.delete("alice", stored.id)
     assert await other.shared.contents() == set()
     assert await other.shared.list() == []
+
+
+async def test_a_list_that_the_client_of_nats_takes_for_empty_is_asked_for_again(
+    frontends: Frontends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await frontends.frontend()
+    await one.put("alice", 1)
+    watch, asked = one.shared._records.watch, 0
+
+    async def late(*args: Any, **options: Any) -> Any:
+        nonlocal asked
+        watcher = await watch(*args, **options)
+        asked += 1
+        if asked == 1:
+            watcher._updates = asyncio.Queue()
+            await watcher._updates.put(None)
+        return watcher
+
+    monkeypatch.setattr(one.shared._records, "watch", late)
+    assert len(await one.shared.list()) == 1
+    assert asked == 2
 
 
 async def test_the_reaper_leaves_nothing_that_nobody_can_use(

@@ -46,6 +46,7 @@ _AGAIN_SECONDS = 0.2
 _MARKER_SECONDS = 60
 """Seconds for which a removed record leaves a mark, for those who read it before."""
 _LIST_SECONDS = 60.0
+_EMPTY_TRIES = 3
 _NO_ROOM = frozenset({10002, 10023, 10028, 10047, 10077, 10122})
 """Error codes of JetStream when a bound on bytes is reached."""
 
@@ -184,7 +185,13 @@ class NatsPrompts:
                     await watcher.stop()  # type: ignore[no-untyped-call]
             return found
 
-        return await self._patient(list_, "list the stored prompts")
+        # nats-py takes records that the server has sent, and that it has not read yet, for none at
+        # all. An empty answer is asked for again.
+        for _ in range(_EMPTY_TRIES):
+            found = await self._patient(list_, "list the stored prompts")
+            if found:
+                break
+        return found
 
     # Contents
 
