@@ -51,8 +51,10 @@ MAY_IMPORT = {
     "demo": set[str](),
     "web": set[str](),
 }
-SCHEMAS = {"inlay.errors", "inlay.card", "inlay.api.openai.schema"}
+SCHEMAS = {"inlay.errors", "inlay.card", "inlay.api.schema", "inlay.api.openai.schema"}
 """What request and response types may import, so that they are usable without the server."""
+
+APIS = {"openai", "admin"}
 
 HEAVY = {"llguidance", "torch", "transformers", "safetensors", "vllm", "sglang", "diffusers"}
 HEAVY_MAY_BE_IN = {"engine"}
@@ -87,6 +89,15 @@ def test_a_room_imports_only_the_rooms_it_may_know(path: Path) -> None:
         return
     inner = {name.split(".")[1] for name in imports_of(path) if name.startswith("inlay.")}
     assert inner - {room, "__version__"} <= MAY_IMPORT[room]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "api"], ids=str)
+def test_an_api_knows_no_other_and_what_they_share_knows_none(path: Path) -> None:
+    inside = path.relative_to(SOURCE / "api").parts[0]
+    if inside == "app.py":
+        return
+    known = {name.split(".")[2] for name in imports_of(path) if name.startswith("inlay.api.")}
+    assert known & APIS <= {inside}
 
 
 def test_schemas_import_no_server() -> None:

@@ -21,7 +21,7 @@ from inlay.api.openai.schema.completions import (
     TextPart,
     TokenIdsPart,
 )
-from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.api.schema.generation import GenerationRequest
 from inlay.digest import Secret, row_digests
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies import embeds as embeds_module
@@ -74,11 +74,11 @@ def test_what_is_kept_is_one_end_and_no_atomic_segment_is_split(
     segments: list[Segment], keep: int, side: Any
 ) -> None:
     prompt = Prompt.of(*segments)
-    request = GenerationRequest(truncate_prompt_tokens=keep, truncation_side=side)
+    request = GenerationRequest(truncation_side=side)
     whole = positions(prompt)
     most = LIMIT - 3 if keep < 0 else keep
     try:
-        kept = positions(truncated(prompt, kept_positions(request, LIMIT, 3), cut_off(request)))
+        kept = positions(truncated(prompt, kept_positions(keep, LIMIT, 3), cut_off(request)))
     except InvalidRequestError:
         kept = []
     assert kept == (whole[: len(kept)] if side == "right" else whole[len(whole) - len(kept) :])
@@ -93,10 +93,9 @@ def test_what_is_kept_is_one_end_and_no_atomic_segment_is_split(
 
 
 def test_an_output_of_unknown_length_is_left_room_for_one_token() -> None:
-    request = GenerationRequest(truncate_prompt_tokens=-1)
-    assert kept_positions(request, LIMIT, None) == LIMIT - 1
-    assert kept_positions(request, LIMIT, 0) == LIMIT
-    assert kept_positions(request, LIMIT, LIMIT + 5) == 1
+    assert kept_positions(-1, LIMIT, None) == LIMIT - 1
+    assert kept_positions(-1, LIMIT, 0) == LIMIT
+    assert kept_positions(-1, LIMIT, LIMIT + 5) == 1
     assert truncated(Prompt.of(Tokens(range(99))), 1, "left") == Prompt.of(Tokens([98]))
 
 

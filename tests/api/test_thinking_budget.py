@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from inlay.api.generation.output_format import thinking_budget
-from inlay.api.openai.schema.chat import ChatRequest
+from inlay.api.schema.chat import ChatRequest
 from inlay.http import FrontendSettings
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.render import Renderer

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inlay.api.openai.fields import check_unserved
-from inlay.api.openai.schema.chat import ChatRequest
+from inlay.api.fields import check_unserved
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
@@ -18,7 +17,8 @@ from inlay.api.openai.schema.embeddings import (
 )
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.api.openai.schema.tokenize import TokenizeRequest
-from inlay.api.openai.schema.unserved import UNSERVED, unserved
+from inlay.api.schema.chat import ChatRequest
+from inlay.api.schema.unserved import UNSERVED, unserved
 from inlay.errors import InvalidRequestError
 
 TYPES = (

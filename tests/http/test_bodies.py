@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from inlay.api.generation.generation import Generation
-from inlay.api.openai.schema.chat import ChatRequest
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.schema.chat import ChatRequest
 from inlay.render import StopStrings
 from inlay.router import Router
 from tests.live import Fleet, until

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inlay.api.openai.schema.chat import ChatRequest
 from inlay.api.openai.schema.completions import CompletionRequest
+from inlay.api.schema.chat import ChatRequest
 from inlay.http.bodies.accounting import parsed_size
 from inlay.http.bodies.structure import count
 

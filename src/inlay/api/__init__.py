@@ -4,11 +4,14 @@
 
     openai/      OpenAI's API with vLLM's additions: `schema/` has the types of requests and
                  responses, and every route has a module or a folder of its name
-    generation/  what routes that generate share: prompts, sampling, grammars, choices
+    generation/  what APIs that generate share: prompts, sampling, grammars, choices
+    schema/      types of requests that all APIs share
+    fields       checks of fields that many routes have
     admin/       sleep, caches and adapters of workers
 
 In a route's folder, `route` has the handlers and `shape` makes the JSON of responses and events.
-Modules of `schema` import nothing of this room but each other.
+Modules of `schema` import nothing of this room but each other. `generation` knows no API, and an
+API no other one.
 """
 
 from typing import TYPE_CHECKING

@@ -22,7 +22,7 @@ from inlay.api.openai.embeddings.route import embeddings
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
 from inlay.api.openai.responses.route import responses
-from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion, ChatRequest
+from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
 from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
@@ -54,6 +54,7 @@ from inlay.api.openai.schema.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from inlay.api.schema.chat import ChatRequest
 from inlay.digest import Secret
 from inlay.http import health, info, pages
 from inlay.http.app import App, Routes

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from inlay.api.admin.schema import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
-from inlay.api.openai.schema.chat import ChatRequest
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.embeddings import (
     ClassificationRequest,
@@ -21,7 +20,8 @@ from inlay.api.openai.schema.embeddings import (
 )
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.api.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from inlay.api.openai.schema.unserved import UNSERVED, unserved
+from inlay.api.schema.chat import ChatRequest
+from inlay.api.schema.unserved import UNSERVED, unserved
 
 PAIRS: list[tuple[str, type[msgspec.Struct]]] = [
     ("openai.completion.protocol.CompletionRequest", CompletionRequest),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from inlay.api.openai.schema import chat, completions, generation
+from inlay.api.schema.chat import ChatRequest
 
 
 def names(kind: type[Any]) -> set[str]:
@@ -58,6 +59,6 @@ def test_the_default_of_max_tokens_is_vllms() -> None:
 
     for ours, theirs in (
         (completions.CompletionRequest, CompletionRequest),
-        (chat.ChatRequest, ChatCompletionRequest),
+        (ChatRequest, ChatCompletionRequest),
     ):
         assert theirs.model_fields["max_tokens"].default == ours.DEFAULT_MAX_TOKENS

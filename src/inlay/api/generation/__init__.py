@@ -4,9 +4,10 @@ The way in, in the order in which a route calls it:
 
     checks          fields that need no model
     grammars, tools, output_format   grammar of the outputs, and the parser that reads them
-    messages, truncation             prompts of chats, and what is cut off
+    parts, messages, truncation      prompts of chats, and what is cut off
     sampling        the settings that all choices share, and those of each choice
     generation      one engine request for each choice
+    chat            all of these in turn, for APIs with chats
 
 The way out: `respond.respond` runs a `Generation`, which reads the router's streams;
 `choices.ChoiceState` makes pieces of text, tool calls and reasoning from outputs; a

@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from inlay.api.openai.fields import check_unserved
-from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.api.fields import check_unserved
+from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InvalidRequestError
 
 _INF = math.inf

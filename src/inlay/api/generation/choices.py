@@ -56,6 +56,20 @@ class ChoicePiece(NamedTuple):
     reasoning_tokens: int
 
 
+def joined(pieces: list[ChoicePiece]) -> ChoicePiece:
+    """Return a choice's pieces as one piece."""
+    return ChoicePiece(
+        "".join(piece.text for piece in pieces),
+        tuple(delta for piece in pieces for delta in piece.output),
+        tuple(id_ for piece in pieces for id_ in piece.token_ids),
+        tuple(entry for piece in pieces for entry in piece.logprobs),
+        pieces[-1].finish_reason,
+        pieces[-1].stop_reason,
+        pieces[-1].completion_tokens,
+        pieces[-1].reasoning_tokens,
+    )
+
+
 class _ReasoningCount:
     """Counter of reasoning tokens: all tokens before the answer, tags included."""
 

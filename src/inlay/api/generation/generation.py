@@ -14,12 +14,7 @@ from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOption
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.logprobs import PromptScores, reserve
 from inlay.api.generation.sampling import each_choice
-from inlay.api.openai.schema.generation import (
-    CompletionTokensDetails,
-    GenerationRequest,
-    PromptTokensDetails,
-    UsageInfo,
-)
+from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.metrics.requests import RequestTimes
@@ -36,21 +31,17 @@ _QUEUED = 64
 """Batches of outputs that may wait between the streams of a request and its response."""
 
 
-class UsageShown(NamedTuple):
-    """Events of a stream that have usage: each one, or the last one.
+class Usage(NamedTuple):
+    """Positions of prompts and outputs; each prompt counts once.
 
-    As in vLLM, `continuous` needs `at_end`.
+    Attributes:
+        reasoning_tokens: None if they cannot be counted.
     """
 
-    continuous: bool
-    at_end: bool
-
-    @classmethod
-    def of(cls, request: GenerationRequest) -> "UsageShown":
-        """Return the options of the request's `stream_options`."""
-        options = request.stream_options
-        at_end = bool(options and options.include_usage)
-        return cls(at_end and bool(options and options.continuous_usage_stats), at_end)
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int | None
 
 
 class Generation:
@@ -208,48 +199,26 @@ class Generation:
     def _prompt_tokens(self, choice: ChoiceState) -> int:
         return len(choice.request.prompt) + self._positions_before
 
-    def _details(self, reasoning_tokens: int) -> CompletionTokensDetails | None:
-        return (
-            CompletionTokensDetails(reasoning_tokens) if self.choices[0].counts_reasoning else None
+    def usage(self) -> Usage:
+        """Return the usage of all choices so far."""
+        choices = self.choices
+        return Usage(
+            sum(self._prompt_tokens(choice) for choice in choices[:: self._per_prompt]),
+            sum(choice.completion_tokens for choice in choices),
+            self._cached_tokens(),
+            sum(choice.reasoning_tokens for choice in choices)
+            if choices[0].counts_reasoning
+            else None,
         )
 
-    def usage(self) -> UsageInfo:
-        """Return the usage of a whole response; each prompt counts once."""
-        prompts = sum(self._prompt_tokens(choice) for choice in self.choices[:: self._per_prompt])
-        completed = sum(choice.completion_tokens for choice in self.choices)
-        return UsageInfo(
-            prompt_tokens=prompts,
-            completion_tokens=completed,
-            total_tokens=prompts + completed,
-            prompt_tokens_details=PromptTokensDetails(self._cached_tokens()),
-            completion_tokens_details=self._details(
-                sum(choice.reasoning_tokens for choice in self.choices)
-            ),
-        )
-
-    def usage_at_end(self) -> UsageInfo:
-        """Return the usage of a stream's last event, which leaves null details out."""
-        usage = self.usage()
-        return msgspec.structs.replace(
-            usage,
-            prompt_tokens_details=PromptTokensDetails(
-                self._cached_tokens(), msgspec.UNSET, msgspec.UNSET
-            ),
-            completion_tokens_details=usage.completion_tokens_details or msgspec.UNSET,
-        )
-
-    def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> UsageInfo:
-        """Return the usage of one choice up to `piece`, or before its first, for an event."""
-        prompt, completed = (
+    def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> Usage:
+        """Return the usage of one choice up to `piece`, or before its first."""
+        reasoning = 0 if piece is None else piece.reasoning_tokens
+        return Usage(
             self._prompt_tokens(choice),
             0 if piece is None else piece.completion_tokens,
-        )
-        return UsageInfo(
-            prompt_tokens=prompt,
-            completion_tokens=completed,
-            total_tokens=prompt + completed,
-            prompt_tokens_details=msgspec.UNSET,
-            completion_tokens_details=self._details(0 if piece is None else piece.reasoning_tokens),
+            choice.cached_tokens,
+            reasoning if choice.counts_reasoning else None,
         )
 
 

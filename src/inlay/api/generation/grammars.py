@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from inlay.api.openai.fields import check_depth
-from inlay.api.openai.schema.chat import ChatRequest
-from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.api.fields import check_depth
+from inlay.api.schema.chat import ChatRequest
+from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError, Path
 from inlay.http.quoting import shown_at, shown_value

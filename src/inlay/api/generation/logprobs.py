@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from inlay.api.openai.schema.generation import GenerationRequest, PromptLogprob
+from inlay.api.schema.generation import GenerationRequest, PromptLogprob
 from inlay.card import ModelCard
 from inlay.errors import BodyTooLargeError, EngineError, InvalidRequestError
 from inlay.http.bodies.accounting import Reservation

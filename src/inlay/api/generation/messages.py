@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inlay.api.openai.sources import MEDIA_PARTS, content_source, kind_of, media_source
+from inlay.api.generation.parts import MEDIA_PARTS, content_source, kind_of, media_source
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import TensorSource

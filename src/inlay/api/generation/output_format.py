@@ -7,7 +7,7 @@ import msgspec
 
 from inlay.api.generation.grammars import check_served
 from inlay.api.generation.tools import ToolChoice, ToolUse
-from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.settings import FrontendSettings

@@ -9,7 +9,7 @@ import msgspec
 
 from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import size_of_logprobs
-from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InlayError, Path
 from inlay.http.callers.access import session_of, shows_workers
 from inlay.http.errors import ClientGone, internal_error

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from inlay.api.fields import check_ids
 from inlay.api.generation.logprobs import named_ids, prompt_logprobs_of
-from inlay.api.openai.fields import check_ids
-from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Prompt

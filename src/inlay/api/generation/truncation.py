@@ -2,27 +2,23 @@
 
 from collections.abc import Iterator
 
-from inlay.api.openai.schema.embeddings import TextsRequest
-from inlay.api.openai.schema.generation import GenerationRequest
+from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Media, Prompt, Rows, split_point
 from inlay.render import Side
 
 
-def kept_positions(
-    request: GenerationRequest | TextsRequest, limit: int, max_tokens: int | None
-) -> int | None:
+def kept_positions(keep: int | None, limit: int, max_tokens: int | None) -> int | None:
     """Return the positions of each prompt that `truncate_prompt_tokens` keeps, or None for all.
 
     Args:
-        request: the request.
+        keep: value of that field.
         limit: maximum positions of the model.
         max_tokens: output tokens for which -1 leaves room; None leaves room for one.
 
     Raises:
         InvalidRequestError: 0, below -1, or more than `limit`.
     """
-    keep = request.truncate_prompt_tokens
     if keep is None:
         return None
     if keep < -1 or keep == 0 or keep > limit:

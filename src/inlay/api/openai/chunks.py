@@ -2,13 +2,18 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
-from inlay.api.generation.generation import Generation, UsageShown
-from inlay.api.openai.schema.generation import GenerationRequest, UsageInfo
+from inlay.api.generation.generation import Generation, Usage
+from inlay.api.openai.schema.generation import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    UsageInfo,
+)
+from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InlayError
 from inlay.http.errors import ErrorResponse, shown
 from inlay.http.sse import Event, TextEvents
@@ -16,6 +21,43 @@ from inlay.http.sse import Event, TextEvents
 _UNSET = msgspec.UNSET
 
 C = TypeVar("C", bound=msgspec.Struct)
+
+
+class UsageShown(NamedTuple):
+    """Events of a stream that have usage: each one, or the last one.
+
+    As in vLLM, `continuous` needs `at_end`.
+    """
+
+    continuous: bool
+    at_end: bool
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> "UsageShown":
+        """Return the options of the request's `stream_options`."""
+        options = request.stream_options
+        at_end = bool(options and options.include_usage)
+        return cls(at_end and bool(options and options.continuous_usage_stats), at_end)
+
+
+def whole_usage(usage: Usage) -> UsageInfo:
+    """Return the usage of a whole response."""
+    return _usage(usage, PromptTokensDetails(usage.cached_tokens))
+
+
+def _usage(
+    usage: Usage, details: PromptTokensDetails | msgspec.UnsetType, *, null: bool = True
+) -> UsageInfo:
+    reasoning = usage.reasoning_tokens
+    return UsageInfo(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=details,
+        completion_tokens_details=(None if null else _UNSET)
+        if reasoning is None
+        else CompletionTokensDetails(reasoning),
+    )
 
 
 class Chunks(Generic[C]):
@@ -74,15 +116,19 @@ class Chunks(Generic[C]):
         self, choice: ChoiceState, piece: ChoicePiece | None
     ) -> UsageInfo | msgspec.UnsetType:
         """Return the usage in a chunk of `piece`, if each has one."""
-        return self._generation.usage_of(choice, piece) if self.usage.continuous else _UNSET
+        if not self.usage.continuous:
+            return _UNSET
+        return _usage(self._generation.usage_of(choice, piece), _UNSET)
 
     def closing_events(self) -> list[Event]:
         """Return a chunk with usage and no choices, if the request wants it."""
         if not self.usage.at_end:
             return []
-        generation = self._generation
-        usage, fingerprint = generation.usage_at_end(), generation.fingerprint
-        return [self.chunk([], usage=usage, system_fingerprint=fingerprint)]
+        used = self._generation.usage()
+        # As in vLLM, a stream leaves null details out.
+        details = PromptTokensDetails(used.cached_tokens, _UNSET, _UNSET)
+        usage = _usage(used, details, null=False)
+        return [self.chunk([], usage=usage, system_fingerprint=self._generation.fingerprint)]
 
     def failure_events(self, error: InlayError) -> list[Event]:
         """Return the error as an event."""

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import orjson
 import pybase64
 
+from inlay.api.fields import answer_id
+from inlay.api.generation.parts import image_source, kind_of
 from inlay.api.openai.embeddings.gathering import check_count, check_inputs_request
-from inlay.api.openai.fields import answer_id
 from inlay.api.openai.schema.encode import EncodedImage, EncodeRequest, EncodeResponse, EncodeUsage
-from inlay.api.openai.sources import image_source, kind_of
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
 from inlay.http.bodies.media import ImageSource

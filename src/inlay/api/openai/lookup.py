@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inlay.api.fields import check_depth
 from inlay.api.generation.messages import read_messages
-from inlay.api.openai.fields import check_depth
 from inlay.api.openai.schema.lookup import (
     EncodePromptRequest,
     NearToken,

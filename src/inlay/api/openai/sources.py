@@ -1,10 +1,8 @@
-"""Sources of embeddings and images in the requests of each route, in order."""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+"""Sources of embeddings and images in completions and requests for vectors, in order."""
 
 import msgspec
 
+from inlay.api.generation.parts import image_source, in_messages
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
     EmbedsSource,
@@ -13,27 +11,8 @@ from inlay.api.openai.schema.completions import (
     PromptEmbedsPart,
 )
 from inlay.api.openai.schema.embeddings import PromptsRequest
-from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import ImageSource
-from inlay.http.quoting import shown_at, shown_value
-from inlay.media.embeds import parse_embeds
-from inlay.media.spec import Detail, Kind
-
-MEDIA_PARTS: dict[str, Kind] = {
-    "image_url": "image",
-    "input_image": "image",
-    "image_embeds": "image",
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "audio_embeds": "audio",
-    "video_url": "video",
-}
-"""Types of parts that are media, and their kinds."""
-
-_AUDIO_FORMATS = ("wav", "mp3", "flac")
-
-_DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high"}
 
 
 def in_completion(request: CompletionRequest) -> list[Source]:
@@ -99,158 +78,3 @@ def image_part_source(
 ) -> ImageSource:
     """Return the source of an image in a completion's prompt. Raises as `image_source`."""
     return image_source(msgspec.structs.asdict(part), param, prompt)
-
-
-def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
-    """Return the sources of a chat, in order."""
-    found: list[Source] = []
-    for number, message in enumerate(messages):
-        found += in_content(message.get("content"), f"messages[{number}].content")
-    return found
-
-
-def in_content(content: object, where: str) -> list[Source]:
-    """Return the sources of a message's content at the path `where`, in order.
-
-    Raises:
-        InvalidRequestError: a malformed part that is an image.
-    """
-    if not isinstance(content, list):
-        return []
-    found: list[Source] = []
-    for index, part in enumerate(content):
-        kind = kind_of(part) if isinstance(part, dict) else None
-        if kind == "prompt_embeds":
-            found.append(content_source(part, f"{where}[{index}]"))
-        elif isinstance(kind, str) and kind in MEDIA_PARTS:
-            found.append(media_source(part, f"{where}[{index}]"))
-    return found
-
-
-def kind_of(part: Mapping[str, Any]) -> object:
-    """Return the type of a part; as in vLLM, one without a type is named by its field."""
-    kind = part.get("type")
-    if kind is None:
-        return next((name for name in MEDIA_PARTS if name in part), None)
-    return kind
-
-
-def content_source(part: Mapping[str, Any], param: str) -> TensorSource:
-    """Return the source of a part of a message's content."""
-    return TensorSource(part.get("data"), part.get("ref"), part.get("part"), param, part)
-
-
-def media_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageSource:
-    """Return the source of a part that is an image, audio or a video.
-
-    Raises:
-        InvalidRequestError: a malformed part.
-    """
-    name = str(kind_of(part))
-    kind = MEDIA_PARTS[name]
-    if kind == "image":
-        return image_source(part, param, prompt)
-    _check_uuid(part, param)
-    if name == "audio_embeds":
-        return _embeds_source(part, param, prompt, "audio")
-    where, value = f"{param}.{name}", part.get(name)
-    if value is None and part.get("uuid") is not None:
-        raise InvalidRequestError(
-            f"{where}: {kind} is not kept by its uuid; send it again", param=where
-        )
-    if name == "input_audio":
-        return ImageSource(_input_audio(value, where), None, None, param, prompt, kind=kind)
-    url = value.get("url") if isinstance(value, dict) else value
-    where += ".url" if isinstance(value, dict) else ""
-    if not isinstance(url, str) or not url:
-        raise InvalidRequestError(
-            f"{where} must be a string, a URL: data:{kind}/...;base64,... or https://..., got "
-            f"{shown_value(url)}",
-            param=where,
-        )
-    return ImageSource(url, None, None, param, prompt, kind=kind)
-
-
-def _input_audio(value: object, where: str) -> str:
-    """Return OpenAI's `{data, format}` as a data: URL."""
-    if not isinstance(value, dict) or not isinstance(value.get("data"), str):
-        raise InvalidRequestError(
-            f"{where} must be an object with data, base64 of a file, and format; got "
-            f"{shown_value(value)}",
-            param=where,
-        )
-    given = value.get("format")
-    if given is not None and given not in _AUDIO_FORMATS:
-        raise InvalidRequestError(
-            f"{where}.format must be one of {', '.join(_AUDIO_FORMATS)}, got {shown_value(given)}",
-            param=f"{where}.format",
-        )
-    return f"data:audio/{given or 'wav'};base64,{value['data']}"
-
-
-def _check_uuid(part: Mapping[str, Any], param: str) -> None:
-    uuid = part.get("uuid")
-    if uuid is not None and not isinstance(uuid, str):
-        raise InvalidRequestError(
-            f"{param}.uuid must be a string, got {shown_value(uuid)}", param=f"{param}.uuid"
-        )
-
-
-def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageSource:
-    """Return the source of a part that is an image: of chats, completions, or responses.
-
-    Raises:
-        InvalidRequestError: a malformed part.
-    """
-    _check_uuid(part, param)
-    uuid = part.get("uuid")
-    if kind_of(part) == "image_embeds":
-        return _embeds_source(part, param, prompt, "image")
-    where = f"{param}.image_url"
-    image = part.get("image_url")
-    detail, url = part.get("detail"), image
-    if isinstance(image, dict):
-        detail, url = image.get("detail", detail), image.get("url")
-        where += ".url"
-    if detail is not None and detail not in _DETAILS:
-        raise InvalidRequestError(
-            f"{param}.detail must be one of {', '.join(_DETAILS)}, got {shown_value(detail)}",
-            param=f"{param}.detail",
-        )
-    name = "file_id" if part.get("file_id") is not None else "ref"
-    ref = part.get(name)
-    if ref is not None:
-        if image is not None or not isinstance(ref, str):
-            raise InvalidRequestError(
-                f"{param}.{name} must be a string, the id of a stored image, without an image_url "
-                f"beside it, got {shown_value(ref)}",
-                param=f"{param}.{name}",
-            )
-        return ImageSource(None, None, _DETAILS.get(detail or ""), param, prompt, ref)
-    if image is None and uuid is not None:
-        raise InvalidRequestError(
-            f"{where}: images are not kept by their uuid; send the image again", param=where
-        )
-    if not isinstance(url, str) or not url:
-        raise InvalidRequestError(
-            f"{where} must be a string, a URL: data:image/...;base64,... or https://..., got "
-            f"{shown_at(part, 'image_url') if url is image else shown_value(url)}",
-            param=where,
-        )
-    return ImageSource(url, None, _DETAILS.get(detail or ""), param, prompt)
-
-
-def _embeds_source(part: Mapping[str, Any], param: str, prompt: int, kind: Kind) -> ImageSource:
-    name = f"{kind}_embeds"
-    where = f"{param}.{name}"
-    try:
-        embeds = parse_embeds(part.get(name), kind)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"{where}: {error.message}", param=where) from None
-    if not isinstance(embeds.source, str):
-        raise InvalidRequestError(
-            f"{where} must be base64 of a tensor file, or an object that holds it, got "
-            f"{shown_value(embeds.source)}",
-            param=where,
-        )
-    return ImageSource(None, embeds, None, param, prompt, kind=kind)

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from inlay.api.fields import check_depth, check_ids, check_unserved
 from inlay.api.generation.messages import read_messages
-from inlay.api.openai.fields import check_depth, check_ids, check_unserved
 from inlay.api.openai.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from inlay.api.generation.choices import ChoicePiece, ChoiceState
+from inlay.api.generation.choices import ChoicePiece, ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import LEAST, token_names
 from inlay.api.generation.tools import ToolChoice, ToolUse
-from inlay.api.openai.chunks import Chunks
-from inlay.api.openai.completions.shape import joined, prompt_ids
+from inlay.api.openai.chunks import Chunks, whole_usage
+from inlay.api.openai.completions.shape import prompt_ids
 from inlay.api.openai.schema.chat import (
     ChatChoice,
     ChatChunk,
@@ -19,7 +19,6 @@ from inlay.api.openai.schema.chat import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    ChatRequest,
     FunctionCall,
     FunctionCallDelta,
     TokenLogprob,
@@ -27,6 +26,7 @@ from inlay.api.openai.schema.chat import (
     ToolCallPiece,
     TopLogprob,
 )
+from inlay.api.schema.chat import ChatRequest
 from inlay.http.sse import Event
 from inlay.render import ContentDelta, ParsedOutput, Renderer, ToolCallDelta
 
@@ -128,7 +128,7 @@ class ChatShape:
             created=self._chunks.created,
             model=self._model,
             choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
-            usage=self._generation.usage(),
+            usage=whole_usage(self._generation.usage()),
             system_fingerprint=self._generation.fingerprint,
             prompt_logprobs=None
             if scores is None

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from inlay.api.fields import check_ids
 from inlay.api.generation.truncation import cut_off, kept_positions, truncated
-from inlay.api.openai.fields import check_ids
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
     PromptEmbedsPart,
@@ -32,7 +32,9 @@ class PromptReader:
         """Prepare for `request` with `sources`. Raises as `kept_positions`."""
         self._request = request
         self._sources = sources
-        self._keep = kept_positions(request, model.max_len, request.max_tokens)
+        self._keep = kept_positions(
+            request.truncate_prompt_tokens, model.max_len, request.max_tokens
+        )
         self._side = cut_off(request)
         self._vocab_size = model.card.vocab_size
         self._renderer = renderer

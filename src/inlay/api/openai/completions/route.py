@@ -2,6 +2,7 @@
 
 import msgspec
 
+from inlay.api.fields import answer_id
 from inlay.api.generation.checks import check_request
 from inlay.api.generation.generation import generation_of
 from inlay.api.generation.grammars import grammar_of, own_fields
@@ -11,7 +12,6 @@ from inlay.api.generation.respond import respond
 from inlay.api.generation.sampling import sampling_of
 from inlay.api.openai.completions.prompts import PromptReader
 from inlay.api.openai.completions.shape import CompletionShape
-from inlay.api.openai.fields import answer_id
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
 )

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from inlay.api.generation.choices import ChoicePiece, ChoiceState
+from inlay.api.generation.choices import ChoicePiece, ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import LEAST, token_names
-from inlay.api.openai.chunks import Chunks
+from inlay.api.openai.chunks import Chunks, whole_usage
 from inlay.api.openai.schema.completions import (
     Completion,
     CompletionChoice,
@@ -83,7 +83,7 @@ class CompletionShape:
             created=self._chunks.created,
             model=self._model,
             choices=self._best() if self._request.best_of is not None else self._all(),
-            usage=self._generation.usage(),
+            usage=whole_usage(self._generation.usage()),
             system_fingerprint=self._generation.fingerprint,
         )
 
@@ -224,20 +224,6 @@ class _Offsets:
 
 def _mean_logprob(piece: ChoicePiece) -> float:
     return sum(entry.logprob for entry in piece.logprobs) / max(1, len(piece.logprobs))
-
-
-def joined(pieces: list[ChoicePiece]) -> ChoicePiece:
-    """Return a choice's pieces as one piece."""
-    return ChoicePiece(
-        "".join(piece.text for piece in pieces),
-        tuple(delta for piece in pieces for delta in piece.output),
-        tuple(id_ for piece in pieces for id_ in piece.token_ids),
-        tuple(entry for piece in pieces for entry in piece.logprobs),
-        pieces[-1].finish_reason,
-        pieces[-1].stop_reason,
-        pieces[-1].completion_tokens,
-        pieces[-1].reasoning_tokens,
-    )
 
 
 def prompt_ids(prompt: Prompt) -> list[int] | None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from inlay.api.fields import check_unserved
 from inlay.api.openai.embeddings.inputs import InputPiece, Inputs, chunks
-from inlay.api.openai.fields import check_unserved
 from inlay.api.openai.schema.embeddings import InputsRequest, TextsRequest, TextsUsage
 from inlay.card import EmbeddingCard
 from inlay.digest import prompt_digest, root_digest

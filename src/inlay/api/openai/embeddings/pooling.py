@@ -4,6 +4,7 @@ import time
 
 import msgspec
 
+from inlay.api.fields import answer_id
 from inlay.api.openai.embeddings.encoding import About, Answer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Array,
@@ -15,7 +16,6 @@ from inlay.api.openai.embeddings.gathering import (
 from inlay.api.openai.embeddings.logits import activated
 from inlay.api.openai.embeddings.prompts import inputs_of
 from inlay.api.openai.embeddings.route import normalizes
-from inlay.api.openai.fields import answer_id
 from inlay.api.openai.schema.embeddings import (
     ClassificationData,
     ClassificationRequest,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from inlay.api.fields import check_depth, check_ids
 from inlay.api.generation.truncation import kept_positions, truncated
 from inlay.api.openai.embeddings.gathering import check_count, embedding_card
 from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs, Truncation
-from inlay.api.openai.fields import check_depth, check_ids
 from inlay.api.openai.schema.embeddings import PromptsRequest, TextsRequest
 from inlay.api.openai.sources import in_prompt_embeds
 from inlay.card import EmbeddingCard
@@ -37,7 +37,11 @@ async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel
 
 def cut_of(request: TextsRequest, limit: int) -> Truncation:
     """Return a request's truncation. Raises `InvalidRequestError` beyond the model's length."""
-    return Truncation(limit, kept_positions(request, limit, 0), request.truncation_side or "right")
+    return Truncation(
+        limit,
+        kept_positions(request.truncate_prompt_tokens, limit, 0),
+        request.truncation_side or "right",
+    )
 
 
 def _inputs(

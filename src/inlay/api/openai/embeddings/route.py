@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from inlay.api.fields import answer_id
 from inlay.api.openai.embeddings.encoding import About, Answer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Array,
@@ -14,7 +15,6 @@ from inlay.api.openai.embeddings.gathering import (
     vectors_of,
 )
 from inlay.api.openai.embeddings.prompts import inputs_of
-from inlay.api.openai.fields import answer_id
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
 from inlay.api.openai.sources import in_prompts
 from inlay.card import EmbeddingCard

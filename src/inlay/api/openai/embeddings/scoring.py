@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from inlay.api.fields import answer_id
 from inlay.api.openai.embeddings.gathering import (
     Gathering,
     check_count,
@@ -19,7 +20,6 @@ from inlay.api.openai.embeddings.gathering import (
 from inlay.api.openai.embeddings.inputs import PairInputs, TextInputs
 from inlay.api.openai.embeddings.logits import activated
 from inlay.api.openai.embeddings.prompts import cut_of
-from inlay.api.openai.fields import answer_id
 from inlay.api.openai.schema.embeddings import (
     RankedDocument,
     RerankRequest,

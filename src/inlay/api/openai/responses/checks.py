@@ -1,6 +1,6 @@
 """Checks of a request to `/v1/responses`, before it is translated to a chat."""
 
-from inlay.api.openai.fields import check_depth, check_unserved
+from inlay.api.fields import check_depth, check_unserved
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.errors import InvalidRequestError
 

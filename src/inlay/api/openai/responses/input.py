@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inlay.api.generation.parts import in_content
 from inlay.api.openai.schema.responses import ResponsesRequest
-from inlay.api.openai.sources import in_content
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
 from inlay.http.quoting import shown_at, shown_value

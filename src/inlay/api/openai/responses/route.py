@@ -6,11 +6,11 @@ from functools import partial
 
 import msgspec
 
+from inlay.api.fields import answer_id
+from inlay.api.generation.chat import prepare_chat
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.respond import respond
-from inlay.api.openai.chat.route import prepare_chat
-from inlay.api.openai.fields import answer_id
 from inlay.api.openai.responses.checks import LOGPROBS, check_responses
 from inlay.api.openai.responses.input import (
     PARTS,
@@ -22,7 +22,6 @@ from inlay.api.openai.responses.input import (
     in_input,
 )
 from inlay.api.openai.responses.shape import ResponsesShape
-from inlay.api.openai.schema.chat import ChatRequest
 from inlay.api.openai.schema.responses import (
     ReasoningOptions,
     Response,
@@ -30,6 +29,7 @@ from inlay.api.openai.schema.responses import (
     TextOptions,
 )
 from inlay.api.openai.schema.responses_events import ResponseEvent
+from inlay.api.schema.chat import ChatRequest
 from inlay.errors import InvalidRequestError, Path
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Call

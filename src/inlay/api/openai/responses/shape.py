@@ -161,11 +161,10 @@ class ResponsesShape:
 
     def _usage(self) -> ResponsesUsage:
         usage = self._generation.usage()
-        details = usage.prompt_tokens_details
         return ResponsesUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(details.cached_tokens if details else 0),
+            input_tokens_details=InputTokensDetails(usage.cached_tokens),
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(self._choice.reasoning_tokens),
-            total_tokens=usage.total_tokens,
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
         )

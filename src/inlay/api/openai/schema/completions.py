@@ -4,12 +4,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from inlay.api.openai.schema.generation import (
-    GenerationRequest,
-    PromptLogprob,
-    UsageInfo,
-    WholeResponse,
-)
+from inlay.api.openai.schema.generation import UsageInfo, WholeResponse
+from inlay.api.schema.generation import GenerationRequest, PromptLogprob
 
 
 class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

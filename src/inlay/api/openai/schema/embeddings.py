@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
-from inlay.api.openai.schema.unserved import Unserved
+from inlay.api.schema.unserved import Unserved
 
 
 class InputsRequest(msgspec.Struct, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
-from inlay.api.openai.schema.unserved import Unserved
+from inlay.api.schema.unserved import Unserved
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):

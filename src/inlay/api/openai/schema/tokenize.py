@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from inlay.api.openai.schema.unserved import Unserved
+from inlay.api.schema.unserved import Unserved
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

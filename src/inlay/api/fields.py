@@ -5,7 +5,7 @@ import uuid
 
 import msgspec
 
-from inlay.api.openai.schema.unserved import UNSERVED, unserved
+from inlay.api.schema.unserved import UNSERVED, unserved
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.pace import yield_gil

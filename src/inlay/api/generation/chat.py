@@ -1,0 +1,211 @@
+"""Preparation of a chat: from its messages to a generation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from inlay.api.fields import check_depth
+from inlay.api.generation.checks import check_request
+from inlay.api.generation.generation import Generation, generation_of
+from inlay.api.generation.grammars import grammar_of
+from inlay.api.generation.messages import ReadMessages
+from inlay.api.generation.output_format import (
+    ModelFormats,
+    check_tool_use,
+    output_format_for,
+    thinking_budget,
+)
+from inlay.api.generation.sampling import sampling_of
+from inlay.api.generation.tools import ToolUse
+from inlay.api.generation.truncation import cut_off, kept_positions, truncated
+from inlay.api.schema.chat import ChatRequest
+from inlay.card import ModelCard
+from inlay.errors import InvalidRequestError
+from inlay.http.bodies.accounting import size_of
+from inlay.http.bodies.embeds import Embeddings, TensorSource
+from inlay.http.bodies.media import ImageSource
+from inlay.http.parsed_request import ParsedRequest
+from inlay.http.server import Call
+from inlay.prompt import Prompt, Rows, Segment
+from inlay.render import Renderer
+from inlay.request import Sampling, Task
+from inlay.router import ServedModel
+
+MessageReader: TypeAlias = Callable[
+    [Callable[[TensorSource], Rows], Callable[[ImageSource], Sequence[Segment]]], ReadMessages
+]
+"""Makes the messages for the renderer, given readers of sources (`read_messages`)."""
+
+
+class PreparedChat(NamedTuple):
+    """A chat that is ready for generation.
+
+    Attributes:
+        sampling: settings that the choices share.
+        use: tools of the request.
+    """
+
+    model: ServedModel
+    renderer: Renderer
+    sampling: Sampling
+    generation: Generation
+    use: ToolUse
+
+
+async def prepare_chat(
+    call: Call,
+    incoming: ParsedRequest[Any],
+    request: ChatRequest,
+    response_id: str,
+    messages: MessageReader,
+    kept: msgspec.Struct,
+) -> PreparedChat:
+    """Check a chat and make its prompt and engine requests; used by every API with chats.
+
+    Args:
+        call: the HTTP request.
+        incoming: the parsed request.
+        request: the request as a chat.
+        response_id: id of the response, from which those of engine requests are made.
+        messages: makes the messages; those of `request` are dropped once the prompt is made.
+        kept: the client's request; all of it but the messages lives as long as the answer.
+
+    Raises:
+        InlayError: the request is not valid.
+    """
+    server = call.server
+    check_request(request)
+    await server.prepare(call.memory.json, _check_chat, request, server.settings.max_choices)
+    model = server.model(request.model, Task.GENERATE)
+    card = model.card
+    grammar = grammar_of(request, card)
+    renderer = await server.renderers.of(card)
+    use = await server.prepare(
+        call.memory.json,
+        ToolUse.of,
+        request.tools,
+        request.tool_choice,
+        request.parallel_tool_calls,
+    )
+    forms = ModelFormats.of(server.settings, renderer)
+    check_tool_use(server.settings, card, forms, use)
+    embeddings = await incoming.embeddings(call, card)
+    max_tokens = (
+        request.max_tokens
+        if request.max_completion_tokens is None
+        else request.max_completion_tokens
+    )
+    keep = kept_positions(request.truncate_prompt_tokens, model.max_len, max_tokens)
+    prompt, size = await server.prepare(
+        incoming.size + embeddings.num_fetched_bytes,
+        _prompt,
+        request,
+        messages,
+        embeddings,
+        card,
+        renderer,
+        kept,
+        keep,
+    )
+    del embeddings, messages
+    call.memory.settle([prompt], size)
+    output, bound = output_format_for(
+        forms,
+        renderer,
+        prompt,
+        use,
+        grammar,
+        continued=request.messages if request.continue_final_message else None,
+    )
+    sampling = sampling_of(
+        request,
+        model,
+        renderer,
+        [prompt],
+        max_tokens=max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        logprobs_param="top_logprobs",
+        grammar=bound,
+        thinking=thinking_budget(request, server.settings, renderer),
+    )
+    request.messages = []
+    generation = generation_of(
+        call, request, response_id, model, renderer, [prompt], sampling, max_tokens, output=output
+    )
+    return PreparedChat(model, renderer, sampling, generation, use)
+
+
+def _prompt(
+    request: ChatRequest,
+    read: MessageReader,
+    embeddings: Embeddings,
+    card: ModelCard,
+    renderer: Renderer,
+    kept: msgspec.Struct,
+    keep: int | None,
+) -> tuple[Prompt, int]:
+    """Return a chat's prompt, cut to `keep` positions unless None, and the bytes of `kept`."""
+    chat = read(embeddings.one, embeddings.image)
+    continues = bool(request.continue_final_message)
+    prompt = renderer.chat(
+        chat.messages,
+        rows=chat.rows,
+        media=chat.media_for(card),
+        tools=request.tools,
+        add_generation_prompt=not continues
+        if request.add_generation_prompt is None
+        else request.add_generation_prompt,
+        continue_final_message=continues,
+        template_kwargs={**_effort(request, renderer), **(request.chat_template_kwargs or {})},
+        keep=keep,
+        side=cut_off(request),
+    )
+    if not len(prompt):
+        raise InvalidRequestError(
+            "messages: the chat template writes nothing for them; a prompt must have at least one "
+            "position",
+            param="messages",
+        )
+    return truncated(prompt, keep, cut_off(request)), size_of(kept, "messages")
+
+
+def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
+    """Return the template variables for `reasoning_effort`.
+
+    Raises:
+        InvalidRequestError: the template reads no such variable.
+    """
+    effort = request.reasoning_effort
+    if effort is None:
+        return {}
+    read = renderer.template_variables(tools=bool(request.tools))
+    known: dict[str, object] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
+    # Models whose reasoning can only be switched on and off.
+    known |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in read}
+    if not known:
+        raise InvalidRequestError(
+            f"reasoning_effort {effort[:40]!r} was asked for; the chat template of this model has "
+            "no setting for it",
+            param="reasoning_effort",
+        )
+    return known
+
+
+def _check_chat(request: ChatRequest, max_choices: int) -> None:
+    if (request.n or 1) > max_choices:
+        raise InvalidRequestError(
+            f"the request asks for {request.n} choices; at most {max_choices} are allowed",
+            param="n",
+        )
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequestError(
+            "top_logprobs is only allowed when logprobs is true", param="top_logprobs"
+        )
+    if request.echo:
+        raise InvalidRequestError(
+            "echo is not supported in chat completions: the last message is the client's own",
+            param="echo",
+        )
+    for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
+        check_depth(getattr(request, name), name)

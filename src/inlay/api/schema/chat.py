@@ -1,0 +1,43 @@
+"""A chat, as every API that has chats asks for it."""
+
+from typing import Any
+
+from inlay.api.schema.generation import GenerationRequest
+from inlay.api.schema.unserved import Unserved
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """A chat: the request of `/v1/chat/completions`, and what other APIs are translated to.
+
+    Attributes:
+        messages: as OpenAI's; further fields are passed on to the chat template. Content parts:
+            `text`, and `prompt_embeds` with one of `data` (base64), `ref`, `part`.
+        tools: functions the model may call.
+        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when
+            absent.
+        parallel_tool_calls: false allows at most one call.
+        include_reasoning: false leaves the reasoning out of the answer.
+        reasoning_effort: a value that the chat template reads; "none" switches reasoning off.
+        chat_template_kwargs: variables for the chat template.
+        continue_final_message: the output continues the last message.
+    """
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    audio: Unserved = None
+    chat_template: Unserved = None
+    documents: Unserved = None
+    function_call: Unserved = None
+    functions: Unserved = None
+    web_search_options: Unserved = None
