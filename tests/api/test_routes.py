@@ -3,10 +3,13 @@
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 import inlay
+from inlay.api.app import ROUTES
+from inlay.api.openai.examples import EXAMPLES
 from tests.equality.reference import tokenizer_of
 from tests.live import Fleet
 from tests.payloads import TEXT, constant, error, post
@@ -113,6 +116,51 @@ def test_the_description_covers_every_route_and_resolves(url: str) -> None:
         <= names
         <= set(document["components"]["schemas"])
     )
+
+
+def test_every_field_of_a_request_is_described_and_refused_ones_say_why(url: str) -> None:
+    document = httpx.get(url + "/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    asked: set[str] = set()
+
+    def collect(value: Any) -> None:
+        if isinstance(value, list):
+            for child in value:
+                collect(child)
+        elif isinstance(value, dict):
+            name = value.get("$ref", "").removeprefix("#/components/schemas/")
+            if name and name not in asked:
+                asked.add(name)
+                collect(schemas[name])
+            collect(list(value.values()))
+
+    for methods in document["paths"].values():
+        collect([operation.get("requestBody", {}) for operation in methods.values()])
+    fields = [
+        (name, field, value)
+        for name in sorted(asked)
+        for field, value in schemas[name].get("properties", {}).items()
+    ]
+    # The kind of a part is its tag.
+    bare = [
+        (name, field)
+        for name, field, value in fields
+        if not value.get("description") and (field != "type" or "enum" not in value)
+    ]
+    assert bare == []
+    refused = [value["description"] for _, _, value in fields if value.get("not") == {}]
+    assert len(refused) > 50
+    assert all(reason.startswith("Refused: ") for reason in refused)
+    completion = schemas["CompletionRequest"]["properties"]
+    assert "beam search" in completion["use_beam_search"]["description"]
+    assert "not" not in completion["prompt"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES))
+def test_examples_of_requests_are_what_the_route_reads(path: str) -> None:
+    (kind,) = [each.request for each, _ in ROUTES if (each.method, each.path) == ("POST", path)]
+    for example in EXAMPLES[path].values():
+        msgspec.json.decode(msgspec.json.encode(example), type=kind)
 
 
 @pytest.mark.parametrize("path", ["/start", "/docs"])

@@ -21,6 +21,7 @@ from inlay.api.openai.embeddings.pooling import classify, pooling
 from inlay.api.openai.embeddings.route import embeddings
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
+from inlay.api.openai.examples import EXAMPLES
 from inlay.api.openai.responses.route import responses
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
@@ -55,13 +56,14 @@ from inlay.api.openai.schema.tokenize import (
     TokenizeResponse,
 )
 from inlay.api.schema.chat import ChatRequest
+from inlay.api.schema.unserved import UNSERVED
 from inlay.digest import Secret
 from inlay.http import health, info, pages
 from inlay.http.app import App, Routes
 from inlay.http.asgi import IMAGES, OCTETS
 from inlay.http.health import Status, Version
 from inlay.http.metrics.engine_health import Health
-from inlay.http.openapi import Operation
+from inlay.http.openapi import Notes, Operation
 from inlay.http.server import Server
 from inlay.http.settings import FrontendSettings
 from inlay.router import Router
@@ -251,4 +253,5 @@ def build_app(
     Raises:
         InvalidRequestError: a file named in the settings cannot be read.
     """
-    return App(Server(router, settings, secret, store, tracing), ROUTES)
+    notes = Notes({name: reason.text for name, reason in UNSERVED.items()}, EXAMPLES)
+    return App(Server(router, settings, secret, store, tracing), ROUTES, notes)

@@ -5,8 +5,10 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache, partial
 from typing import TypeAlias
 
+import msgspec
 from starlette.routing import Route
 from starlette.routing import Router as PathRouter
 
@@ -26,7 +28,7 @@ from inlay.http.errors import (
     error_json,
     internal_error,
 )
-from inlay.http.openapi import Operation
+from inlay.http.openapi import Notes, Operation
 from inlay.http.request_log import begin_span, log_request
 from inlay.http.server import Call, Server
 
@@ -99,18 +101,29 @@ def _paths(routes: Routes) -> list[Route]:
     ]
 
 
+def _document(routes: Routes, notes: Notes) -> bytes:
+    """Return the OpenAPI document of `routes`."""
+    operations = (*(operation for operation, _ in routes), _DESCRIPTION)
+    return msgspec.json.encode(openapi.describe(operations, inlay.__version__, notes))
+
+
 class App:
     """ASGI app of a frontend, made by `inlay.api.build_app`.
 
     It also serves `/openapi.json`, the description of its routes.
 
+    Args:
+        server: state that its endpoints share.
+        routes: operations and what answers them.
+        notes: of the description.
+
     Attributes:
         server: state that its endpoints share.
     """
 
-    def __init__(self, server: Server, routes: Routes) -> None:
+    def __init__(self, server: Server, routes: Routes, notes: Notes) -> None:
         self.server = server
-        self._operations = (*(operation for operation, _ in routes), _DESCRIPTION)
+        self._document = cache(partial(_document, routes, notes))
         self._cors = Cors(server.settings.allowed_origins)
         self._paths = _paths((*routes, (_DESCRIPTION, self._openapi)))
         self._route = PathRouter(self._paths, redirect_slashes=False, default=self._no_route)
@@ -121,8 +134,7 @@ class App:
             await self._answer(scope, receive, send)
 
     async def _openapi(self, call: Call) -> None:
-        document = openapi.document(self._operations, inlay.__version__)
-        await call.bytes(document, (b"content-type", b"application/json"))
+        await call.bytes(self._document(), (b"content-type", b"application/json"))
 
     async def _no_route(self, scope: Scope, receive: Receive, send: Send) -> None:
         meant = "/v1" + scope["path"].removeprefix(scope.get("root_path", ""))

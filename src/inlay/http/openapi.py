@@ -1,14 +1,14 @@
 """OpenAPI description, made from the types that parse requests."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from inlay.http.bodies.multipart import MULTIPART
 from inlay.http.errors import ErrorResponse
+from inlay.http.field_docs import field_descriptions, struct_types, summary
 
 _REF = "#/components/schemas/{name}"
 
@@ -42,6 +42,19 @@ class Operation:
     admin: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Descriptions that types do not hold.
+
+    Attributes:
+        refused: reasons why fields of requests are refused, by field.
+        examples: bodies to try, by route and by a description of a few words.
+    """
+
+    refused: Mapping[str, str] = field(default_factory=dict)
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
@@ -49,8 +62,14 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 _FILE = {"type": "string", "format": "binary"}
 
 
-def _bodies(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
+def _bodies(
+    operation: Operation, schema: dict[str, Any], examples: Mapping[str, Any]
+) -> dict[str, Any]:
     content = _json(schema)
+    if examples:
+        content["application/json"]["examples"] = {
+            name: {"value": value} for name, value in examples.items()
+        }
     if operation.multipart:
         form = {"type": "object", "properties": {"request": schema}, "required": ["request"]}
         content[MULTIPART] = {
@@ -74,7 +93,38 @@ def _responses(operation: Operation, schemas: dict[Any, dict[str, Any]]) -> dict
     return {"200": ok, "default": error}
 
 
-def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
+def _explain(
+    components: Mapping[str, dict[str, Any]],
+    kinds: Mapping[str, type],
+    requests: Iterable[type],
+    refused: Mapping[str, str],
+) -> None:
+    """Write descriptions of types and fields into their schemas.
+
+    Args:
+        components: schemas by name.
+        kinds: types by the same names.
+        requests: types of bodies. A field means in one what it means in the others, so that it is
+            described once.
+        refused: reasons why fields are refused, by field.
+    """
+    shared: dict[str, str] = {}
+    for request in requests:
+        shared = {**field_descriptions(request), **shared}
+    for name, schema in components.items():
+        kind = kinds.get(name)
+        if kind is None:
+            continue
+        schema["description"] = summary(kind)
+        said = {**(shared if kind in requests else {}), **field_descriptions(kind)}
+        for known, value in schema.get("properties", {}).items():
+            if value.get("not") == {}:
+                value["description"] = f"Refused: {refused[known]}."
+            elif known in said:
+                value["description"] = said[known]
+
+
+def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document of `operations`."""
     listed = tuple(operations)
     types = {
@@ -86,6 +136,8 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
     ordered = sorted(types, key=str)
     found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     schemas = dict(zip(ordered, found, strict=True))
+    requests = dict.fromkeys(each.request for each in listed if each.request is not None)
+    _explain(components, struct_types(ordered), requests, notes.refused)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         entry: dict[str, Any] = {
@@ -95,7 +147,11 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
         if operation.request is not None:
             entry["requestBody"] = {
                 "required": True,
-                "content": _bodies(operation, schemas[operation.request]),
+                "content": _bodies(
+                    operation,
+                    schemas[operation.request],
+                    notes.examples.get(operation.path, {}),
+                ),
             }
         if "{" in operation.path:
             name = operation.path.split("{")[1].split("}")[0]
@@ -120,9 +176,3 @@ def describe(operations: Iterable[Operation], version: str) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
-
-
-@cache
-def document(operations: tuple[Operation, ...], version: str) -> bytes:
-    """Return the result of `describe` as JSON."""
-    return msgspec.json.encode(describe(operations, version))

@@ -28,6 +28,7 @@ class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
         load_inplace: replace a loaded adapter of that name.
         base_model_name: name of the base model, where several are served.
         is_3d_lora_weight: as vLLM's; only false is supported.
+        source: its address and digest, in place of `lora_path`.
     """
 
     lora_name: str = ""

@@ -20,6 +20,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
         reasoning_effort: a value that the chat template reads; "none" switches reasoning off.
         chat_template_kwargs: variables for the chat template.
         continue_final_message: the output continues the last message.
+        max_completion_tokens: OpenAI's newer name of `max_tokens`.
+        logprobs: return the logprob of each token; false when absent.
+        top_logprobs: alternatives for each token, with `logprobs`.
+        add_generation_prompt: end the chat where the answer begins; true when absent.
     """
 
     messages: list[dict[str, Any]]

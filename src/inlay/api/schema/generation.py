@@ -8,7 +8,12 @@ from inlay.api.schema.unserved import Unserved
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Options of a stream: usage in the last event, or in each."""
+    """Options of a stream: usage in the last event, or in each.
+
+    Attributes:
+        include_usage: a last event has the usage of all choices; false when absent.
+        continuous_usage_stats: with it, each event has the usage of its choice so far.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -24,8 +29,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         prompt_cache_key: requests with the same key go to the same worker where possible.
         session_id: the same under vLLM's name; it takes precedence.
         request_id: the answer's `id`, behind its prefix.
-        priority: lower values are served first.
+        priority: lower values are served first; only with --scheduling-policy priority.
         echo: return the prompt before the output; completions only.
+        best_of: outputs of a completion that are generated, of which the best `n` are returned.
         prompt_logprobs: alternatives for each prompt token; true is 1 and false 0, as in vLLM.
         truncate_prompt_tokens: positions of a prompt that are kept; -1 keeps as many as leave
             room for the output.
@@ -40,6 +46,31 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         thinking_token_budget: number of reasoning tokens after which it is ended; -1 for no limit.
         bad_words: texts that the output must not contain.
         allowed_token_ids: the only ids that may be sampled.
+        n: choices for each prompt; 1 when absent.
+        stream: answer with server-sent events; false when absent.
+        stream_options: what a stream says of usage; only with `stream`.
+        max_tokens: output tokens at most; when absent 16 for a completion, and what the context
+            leaves for a chat.
+        min_tokens: output tokens before an end token may come; 0 when absent.
+        temperature: 0 is greedy; when absent the model's generation config, else 1.
+        top_p: probability mass that is sampled from; when absent the model's generation config,
+            else 1.
+        top_k: number of the likeliest tokens that are sampled from; 0 or -1 is all.
+        min_p: least probability of a sampled token, as a share of the likeliest's; 0 when absent.
+        repetition_penalty: factor against tokens of prompt and output; 1 when absent.
+        presence_penalty: what a token's logit loses once it is in the output; -2 to 2, 0 when
+            absent.
+        frequency_penalty: the same for each time that it is there; -2 to 2, 0 when absent.
+        stop: strings at which the answer ends, before their first match; at most 64.
+        stop_token_ids: ids that end the output, at most 1024.
+        include_stop_str_in_output: keep the stop string in the answer; false when absent.
+        ignore_eos: go on behind the model's own end tokens; false when absent.
+        skip_special_tokens: leave special tokens out of the text; true when absent.
+        logit_bias: token id to what is added to its logit, -100 to 100.
+        return_token_ids: add the ids of the answer, and of a prompt without embeddings.
+        add_special_tokens: put the tokenizer's special tokens before a text; true for a completion,
+            false for a chat when absent.
+        user: accepted; nothing depends on it.
     """
 
     model: str | None = None

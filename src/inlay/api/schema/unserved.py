@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import msgspec
 
-_MARK = msgspec.Meta(description="Not served: a request that sets it is refused.")
+_MARK = msgspec.Meta(extra_json_schema={"not": {}})
 
 Unserved: TypeAlias = Annotated[Any, _MARK]
 """The type of a field that is refused."""

@@ -12,6 +12,10 @@ class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Reference to embeddings: a stored prompt, or a part of a multipart body.
 
     Exactly one is set.
+
+    Attributes:
+        ref: id of a stored prompt.
+        part: name of a file in a multipart body.
     """
 
     ref: str | None = None
@@ -21,7 +25,12 @@ class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TextPart(
     msgspec.Struct, frozen=True, tag="text", tag_field="type", forbid_unknown_fields=True
 ):
-    """Text within a prompt made of parts."""
+    """Text within a prompt made of parts.
+
+    Attributes:
+        type: the kind of the part.
+        text: the text.
+    """
 
     text: str
 
@@ -29,7 +38,11 @@ class TextPart(
 class TokenIdsPart(
     msgspec.Struct, frozen=True, tag="token_ids", tag_field="type", forbid_unknown_fields=True
 ):
-    """Token ids within a prompt made of parts."""
+    """Token ids within a prompt made of parts.
+
+    Attributes:
+        token_ids: ids of the model's vocabulary.
+    """
 
     token_ids: list[int]
 
@@ -40,6 +53,11 @@ class PromptEmbedsPart(
     """Embeddings within a prompt made of parts.
 
     Exactly one of `data` (base64), `ref` and `part` is set.
+
+    Attributes:
+        data: base64 of a tensor file of shape (num_tokens, hidden size).
+        ref: id of a stored prompt.
+        part: name of a file in a multipart body.
     """
 
     data: str | None = None
@@ -93,6 +111,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         logprobs: number of alternatives for each token.
         best_of: outputs generated for each prompt; the `n` with the highest mean logprob are
             returned.
+        suffix: only the empty text: nothing is filled in.
     """
 
     prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None

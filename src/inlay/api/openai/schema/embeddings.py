@@ -16,6 +16,7 @@ class InputsRequest(msgspec.Struct, kw_only=True):
         request_id: the answer's `id`, behind its prefix.
         cache_salt: results are shared only under equal salts.
         priority: lower values are served first.
+        user: accepted; nothing depends on it.
     """
 
     model: str | None = None
@@ -234,6 +235,11 @@ class ScoreRequest(ScoringRequest, kw_only=True):
     Attributes:
         text_1: the first side; also `queries`, `data_1`.
         text_2: the second side; also `documents`, `items`, `data_2`.
+        queries: the first side under another name.
+        data_1: the first side under another name.
+        documents: the second side under another name.
+        items: the second side under another name.
+        data_2: the second side under another name.
     """
 
     text_1: str | list[str] | None = None
@@ -265,7 +271,11 @@ class ScoreResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document to be ranked."""
+    """A document to be ranked.
+
+    Attributes:
+        text: the document.
+    """
 
     text: str
 

@@ -34,7 +34,11 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Options of a stream; no obfuscation is ever added."""
+    """Options of a stream; no obfuscation is ever added.
+
+    Attributes:
+        include_obfuscation: accepted; nothing is added.
+    """
 
     include_obfuscation: bool | None = None
 
@@ -55,6 +59,16 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         text: format of the answer.
         tools: functions.
         truncation: only "disabled" is served.
+        max_output_tokens: output tokens at most, reasoning included; when absent what the context
+            leaves.
+        max_tool_calls: accepted; no tool is called by the server.
+        metadata: returned as it came.
+        parallel_tool_calls: false allows at most one call.
+        reasoning: effort for the chat template.
+        safety_identifier: returned as it came.
+        service_tier: accepted; there is one.
+        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when
+            absent.
     """
 
     model: str | None = None

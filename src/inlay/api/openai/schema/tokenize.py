@@ -8,7 +8,20 @@ from inlay.api.schema.unserved import Unserved
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """A text (`prompt`) or a chat (`messages`) to tokenize; exactly one of them."""
+    """A text (`prompt`) or a chat (`messages`) to tokenize; exactly one of them.
+
+    Attributes:
+        model: served name; the only model served when absent.
+        prompt: a text.
+        messages: a chat.
+        add_special_tokens: put the tokenizer's special tokens before a text; true when absent,
+            false for a chat.
+        add_generation_prompt: end the chat where the answer begins; true when absent.
+        continue_final_message: end the chat where the content of its last message ends.
+        return_token_strs: add the tokens as the vocabulary spells them; false when absent.
+        chat_template_kwargs: variables for the chat template.
+        tools: functions that the template is told of.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -35,7 +48,12 @@ class TokenizeResponse(msgspec.Struct, frozen=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Token ids to decode."""
+    """Token ids to decode.
+
+    Attributes:
+        model: served name; the only model served when absent.
+        tokens: token ids.
+    """
 
     model: str | None = None
     tokens: list[int]

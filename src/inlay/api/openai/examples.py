@@ -1,0 +1,68 @@
+"""Requests to try, for the API reference. None needs a model's name where one is served."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_QUESTION = "What is the capital of France?"
+_PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGUlEQVR42m"
+    "NsaGhgIAUwMZAIRjWMahg6GgDJTAGg54KQ4AAAAABJRU5ErkJggg=="
+)
+"""A grey picture of 16 x 16 pixels."""
+
+EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "/v1/completions": {
+        "text": {"prompt": "Once upon a time", "max_tokens": 16},
+        "embeddings that are stored": {"prompt_embeds": {"ref": "pe-..."}, "max_tokens": 16},
+        "text beside embeddings": {
+            "prompt": [
+                {"type": "text", "text": "Summarize: "},
+                {"type": "prompt_embeds", "data": "<base64 of a tensor file>"},
+            ]
+        },
+        "logprobs, greedy": {
+            "prompt": "One, two,",
+            "temperature": 0,
+            "logprobs": 3,
+            "max_tokens": 4,
+        },
+    },
+    "/v1/chat/completions": {
+        "question": {"messages": [{"role": "user", "content": _QUESTION}]},
+        "stream": {"messages": [{"role": "user", "content": _QUESTION}], "stream": True},
+        "embeddings in a message": {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "prompt_embeds", "ref": "pe-..."},
+                        {"type": "text", "text": "What does it say?"},
+                    ],
+                }
+            ]
+        },
+        "picture": {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": _PIXEL}},
+                        {"type": "text", "text": "What is this?"},
+                    ],
+                }
+            ]
+        },
+    },
+    "/v1/responses": {"question": {"input": _QUESTION}},
+    "/v1/embeddings": {
+        "texts": {"input": ["a red fox", "a green frog"]},
+        "embeddings that are stored": {"prompt_embeds": {"ref": "pe-..."}},
+    },
+    "/v1/score": {"pairs": {"text_1": "a fox", "text_2": ["an animal", "a stone"]}},
+    "/v1/rerank": {"documents": {"query": "a fox", "documents": ["a stone", "an animal"]}},
+    "/v1/encode": {"picture": {"input": _PIXEL}},
+    "/v1/prompt_embeds/encode": {"text": {"prompt": _QUESTION}},
+    "/tokenize": {"text": {"prompt": _QUESTION, "return_token_strs": True}},
+    "/detokenize": {"ids": {"tokens": [1, 2, 3]}},
+}
+"""Bodies by route, and by a description of a few words."""
