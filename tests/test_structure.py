@@ -52,9 +52,10 @@ MAY_IMPORT = {
     "web": set[str](),
 }
 SCHEMAS = {"inlay.errors", "inlay.card", "inlay.api.schema", "inlay.api.openai.schema"}
+SCHEMAS |= {"inlay.api.anthropic.schema"}
 """What request and response types may import, so that they are usable without the server."""
 
-APIS = {"openai", "admin"}
+APIS = {"openai", "anthropic", "admin"}
 
 HEAVY = {"llguidance", "torch", "transformers", "safetensors", "vllm", "sglang", "diffusers"}
 HEAVY_MAY_BE_IN = {"engine"}

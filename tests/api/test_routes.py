@@ -9,7 +9,7 @@ import pytest
 
 import inlay
 from inlay.api.app import ROUTES
-from inlay.api.openai.examples import EXAMPLES
+from inlay.api.examples import EXAMPLES
 from tests.equality.reference import tokenizer_of
 from tests.live import Fleet
 from tests.payloads import TEXT, constant, error, post
@@ -23,7 +23,9 @@ def test_models_are_listed_with_what_a_client_must_know(llama: Fleet, url: str) 
     assert (entry.max_model_len, entry.hidden_size, entry.dtype) == (512, 48, "float32")
     assert entry.embedding_table_id == card.embedding_table_id
     assert entry.root == "tiny"
-    assert set(entry.capabilities) == {"completions", "chat", "responses", "prompt_embeds"}
+    assert set(entry.capabilities) == {
+        *("completions", "chat", "responses", "messages", "prompt_embeds")
+    }
     assert entry.limits["max_prompt_embeds_bytes"] == 10 * 1024 * 1024
 
 

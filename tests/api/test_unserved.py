@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inlay.api.anthropic.schema import MessagesInput
 from inlay.api.fields import check_unserved
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.embeddings import (
@@ -22,6 +23,7 @@ from inlay.api.schema.unserved import UNSERVED, unserved
 from inlay.errors import InvalidRequestError
 
 TYPES = (
+    MessagesInput,
     ChatRequest,
     ClassificationRequest,
     CompletionRequest,
@@ -38,6 +40,7 @@ FIELDS = [(kind, name) for kind in TYPES for name in unserved(kind)]
 def with_field(kind: type[msgspec.Struct], name: str, value: object) -> msgspec.Struct:
     needed: dict[type, dict[str, object]] = {
         ChatRequest: {"messages": []},
+        MessagesInput: {"messages": []},
         RerankRequest: {"query": "a", "documents": ["b"]},
     }
     return msgspec.convert({**needed.get(kind, {}), name: value}, kind)

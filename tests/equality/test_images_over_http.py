@@ -5,6 +5,7 @@ Every request goes through the real `openai` client to a real server in float32.
 
 import base64
 import io
+import json
 import shutil
 import ssl
 import threading
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import torch
@@ -294,3 +296,37 @@ def test_json_numbers_of_a_grid_are_read(server: Served, family: str) -> None:
     part["image_embeds"]["image_grid_thw"] = saved(grid)
     with openai.OpenAI(base_url=server.v1, api_key="unused", max_retries=0) as client:
         assert ids_of(chat(client, part)) == expected(family, ONE)
+
+
+def test_an_image_in_a_message_of_anthropics_form_gives_the_tokens_of_a_chat(
+    server: Served, client: openai.OpenAI
+) -> None:
+    asked: dict[str, Any] = {"model": "m", "max_tokens": TOKENS}
+    greedy: dict[str, Any] = {"temperature": 0}
+    content: Any = [text("look: "), image(ONE), text(" and tell")]
+    chat = client.chat.completions.create(
+        **asked, **greedy, messages=[{"role": "user", "content": content}]
+    )
+    encoded = base64.b64encode(ONE.data).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": encoded}
+    stored = urllib.request.Request(
+        server.v1 + "/prompt_embeds", ONE.data, {"content-type": "image/png"}
+    )
+    with urllib.request.urlopen(stored) as answer:
+        ref = json.load(answer)["id"]
+    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as other:
+        for given in (
+            source,
+            {"type": "url", "url": data_url(ONE.data)},
+            {"type": "file", "file_id": ref},
+        ):
+            blocks: Any = [content[0], {"type": "image", "source": given}, content[2]]
+            found = other.messages.create(
+                **asked, extra_body=greedy, messages=[{"role": "user", "content": blocks}]
+            )
+            assert found.content[0].text == chat.choices[0].message.content
+            assert chat.usage is not None
+            assert (
+                found.usage.input_tokens + (found.usage.cache_read_input_tokens or 0)
+                == chat.usage.prompt_tokens
+            )

@@ -36,7 +36,7 @@ from tests.fuzz.guided import instrumented, run
 from tests.fuzz.json_mutation import JsonMutation
 from tests.fuzz.mutation import mutated
 
-TARGETS = ("completions", "chat", "responses")
+TARGETS = ("completions", "chat", "responses", "messages")
 CORPUS = Path(__file__).parent / "corpus" / "requests"
 HIDDEN = 8
 LENGTHS = {"RUN": 64, "_SAMPLE": 16, "STEP": 300, "_KEPT": 200}
@@ -81,6 +81,7 @@ class _Call(Protocol):
 @cache
 def _routes() -> _Routes:
     """Imported late, so that they can be instrumented."""
+    from inlay.api.anthropic import route as messages
     from inlay.api.generation import sampling
     from inlay.api.openai.chat import route as chat
     from inlay.api.openai.completions import route as completions
@@ -167,6 +168,7 @@ def _routes() -> _Routes:
         call.request, call.generation = request, generation
 
     modules = {"completions": completions, "chat": chat, "responses": responses}
+    modules["messages"] = messages
     # Small bodies are lifted too; where requests are sent to a worker, this ends; and seeds that
     # are drawn would differ.
     turned: list[tuple[Any, str, Any]] = [
@@ -190,6 +192,7 @@ def _routes() -> _Routes:
         "completions": completions.completions,
         "chat": chat.chat_completions,
         "responses": responses.responses,
+        "messages": messages.messages,
     }
 
     def answer(target: str, body: bytes) -> Kept:
@@ -366,6 +369,36 @@ def bodies(target: str) -> dict[str, bytes]:
             "state": {"input": "a", "previous_response_id": "resp_1"},
             "image": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         }  # fmt: skip
+    elif target == "messages":
+        user = {"role": "user", "content": [text, part, text]}
+        use: dict[str, Any] = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "<rows>"}}
+        result: dict[str, Any] = {
+            "type": "tool_result",
+            "tool_use_id": "c",
+            "content": [text, part],
+            "is_error": True,
+        }
+        custom = {"name": "f", "input_schema": {"type": "object"}, "strict": True}
+        image = {"type": "base64", "media_type": "image/png", "data": files["npy"]}
+        found = {
+            "text": {"messages": [{"role": "user", "content": "b"}], "system": "a", "stop_sequences": ["a", "b"]},
+            "parts": {"messages": [user], "system": [text, part], "temperature": 0.5, "top_k": 3},
+            "turns": {
+                "messages": [
+                    user,
+                    {"role": "assistant", "content": [
+                        {"type": "thinking", "thinking": "r", "signature": ""}, {"type": "redacted_thinking", "data": "x"}, text, use]},
+                    {"role": "user", "content": [result, {**result, "content": "y"}, text]},
+                ],
+                "tools": [custom], "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+            },
+            "continued": {"messages": [user, {"role": "assistant", "content": "and so "}]},
+            "thinking": {"messages": [user], "thinking": {"type": "enabled", "budget_tokens": 3, "display": "omitted"}},
+            "formatted": {"messages": [user], "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"}},
+            "stored": {"messages": [{"role": "user", "content": [{"type": "prompt_embeds", "ref": stored}]}]},
+            "image": {"messages": [{"role": "user", "content": [{"type": "image", "source": image}]}]},
+        }  # fmt: skip
+        found = {name: {"max_tokens": 4, **body} for name, body in found.items()}
     else:
         user = {"role": "user", "content": [text, part, text]}
         call = {

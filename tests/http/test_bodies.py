@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from inlay.api.anthropic.schema import MessagesRequest
 from inlay.api.generation.generation import Generation
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.responses import ResponsesRequest
@@ -122,14 +123,15 @@ def test_bodies_beyond_the_budget_are_turned_away_and_the_budget_comes_back(llam
     )
 
 
-REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest)
+REQUESTS = (CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest)
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [("/v1/completions", {"prompt": "a", "stop": ["a"] * 1000}), ("/v1/completions", {"prompt": ["a"] * 1000}),
      ("/v1/completions", {"prompt": "a", "stream": True, "model": "none"}), ("/v1/chat/completions", {"messages": []}),
-     ("/v1/responses", {"input": ["a"] * 1000})],
+     ("/v1/responses", {"input": ["a"] * 1000}),
+     ("/v1/messages", {"messages": [{"role": "user"}], "max_tokens": 1})],
 )  # fmt: skip
 def test_what_a_refused_request_took_is_free_without_a_collection(
     url: str, path: str, body: dict[str, Any]
@@ -137,11 +139,13 @@ def test_what_a_refused_request_took_is_free_without_a_collection(
     gc.collect()
     gc.disable()
     try:
-        assert post(url, path, {**body, "user": "to be freed"}).status_code in (400, 404)
+        named = {"user": "to be freed", "cache_salt": "to be freed"}
+        assert post(url, path, {**body, **named}).status_code in (400, 404)
         deadline = time.monotonic() + 30
         # The answer is there a moment before its server has done with it.
         while any(
-            type(found) in REQUESTS and found.user == "to be freed" for found in gc.get_objects()
+            type(found) in REQUESTS and found.cache_salt == "to be freed"
+            for found in gc.get_objects()
         ):
             assert time.monotonic() < deadline, "the request is kept until a collection finds it"
             time.sleep(0.1)
@@ -155,6 +159,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "It is", "ignored": "x" * MIB},
     "/v1/chat/completions": {"messages": [SAID]},
     "/v1/responses": {"input": [SAID]},
+    "/v1/messages": {"messages": [SAID]},
 }
 
 
@@ -173,7 +178,8 @@ def test_what_is_kept_of_a_request_is_held_as_long_as_its_answer_takes(
 
     monkeypatch.setattr(Generation, "start", started)
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    response = post(plain_url, path, {**KEPT[path], "user": "u" * MIB, limit: 1})
+    long = {"metadata": {"user_id": "u" * MIB}} if path == "/v1/messages" else {"user": "u" * MIB}
+    response = post(plain_url, path, {**KEPT[path], **long, limit: 1})
     assert response.status_code == 200, response.text[:500]
     assert len(held) == 1
     assert MIB <= held[0] < 1.5 * MIB

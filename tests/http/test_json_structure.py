@@ -147,6 +147,8 @@ CROWDED: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": [called(json.dumps(dict(list(KEYS.items())[:10_001]))) for _ in range(5)]},
     ),
+    "the input of a tool": ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "assistant", "content": [
+        {"type": "tool_use", "id": "a", "name": "f", "input": KEYS}]}]}),
     "a tool call to tokenize": ("/tokenize", {"messages": [called(json.dumps(KEYS))]}),
     "texts to embed": ("/v1/embeddings", {"input": ["a"] * (MAX_STRINGS + 1)}),
 }  # fmt: skip

@@ -4,6 +4,7 @@
 
     openai/      OpenAI's API with vLLM's additions: `schema/` has the types of requests and
                  responses, and every route has a module or a folder of its name
+    anthropic/   Anthropic's Messages API
     generation/  what APIs that generate share: prompts, sampling, grammars, choices
     schema/      types of requests that all APIs share
     fields       checks of fields that many routes have

@@ -14,6 +14,16 @@ from inlay.api.admin.schema import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
+from inlay.api.anthropic.errors import ANTHROPIC
+from inlay.api.anthropic.route import count_tokens, messages
+from inlay.api.anthropic.schema import (
+    Event,
+    Message,
+    MessagesInput,
+    MessagesRequest,
+    TokenCount,
+)
+from inlay.api.examples import EXAMPLES
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
@@ -21,7 +31,6 @@ from inlay.api.openai.embeddings.pooling import classify, pooling
 from inlay.api.openai.embeddings.route import embeddings
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
-from inlay.api.openai.examples import EXAMPLES
 from inlay.api.openai.responses.route import responses
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
@@ -91,6 +100,20 @@ ROUTES: Routes = (
             ResponsesRequest, Response, StreamEvent, multipart=True,
         ),
         responses,
+    ),
+    (
+        Operation(
+            "POST", "/v1/messages", "Answer messages in Anthropic's form. Stateless.",
+            MessagesRequest, Message, Event, multipart=True, errors=ANTHROPIC,
+        ),
+        messages,
+    ),
+    (
+        Operation(
+            "POST", "/v1/messages/count_tokens", "Number of positions of a prompt of messages.",
+            MessagesInput, TokenCount, multipart=True, errors=ANTHROPIC,
+        ),
+        count_tokens,
     ),
     (
         Operation(

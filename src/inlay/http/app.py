@@ -23,6 +23,7 @@ from inlay.http.cors import Cors
 from inlay.http.errors import (
     BodyTimeoutError,
     ClientGone,
+    ErrorForm,
     MethodNotAllowedError,
     error_headers,
     error_json,
@@ -52,6 +53,11 @@ class _Endpoint:
         self.path = path
         self.operations: dict[str, tuple[Operation, Handler]] = {}
 
+    @property
+    def errors(self) -> ErrorForm:
+        """Form of the errors of all its methods."""
+        return next(iter(self.operations.values()))[0].errors
+
     def find(self, scope: Scope) -> tuple[Operation, Handler]:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         found = self.operations.get(method)
@@ -61,6 +67,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope["inlay.call"]
+        call.answers_with(self.errors)
         operation, handler = self.find(scope)
         scope["inlay.route"] = self.path
         server = call.server
@@ -163,7 +170,9 @@ class App:
             await tagged({"type": "http.response.start", "status": 204, "headers": preflight})
             await tagged({"type": "http.response.body", "body": b""})
             return
-        call = Call(server, scope, receive, tagged, request_id.decode(), Reservation(server.budget))
+        call = Call(
+            server, scope, receive, tagged, request_id.decode(), Reservation(server.budget), added
+        )
         scope["inlay.call"] = call
         failed: BaseException | None = None
         try:
@@ -195,7 +204,7 @@ class App:
 async def _refuse(call: Call, error: InlayError) -> None:
     """Answer with an error, and read the rest of the body so that the client sees the answer."""
     headers = call.scope["headers"]
-    body = error_json(error)
+    body = error_json(error, call.errors, call.request_id)
     own = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

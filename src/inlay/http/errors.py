@@ -8,7 +8,8 @@ Four errors belong to HTTP alone and never cross the transport: `BodyTimeoutErro
 
 import math
 import re
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -39,9 +40,23 @@ _path = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """Every error, as a response's body and as an SSE event."""
+    """Every error of OpenAI's API and the admin routes, as a body and as an SSE event."""
 
     error: ErrorBody
+
+
+class ErrorForm(NamedTuple):
+    """Form of an API's errors.
+
+    Attributes:
+        type: type of the body.
+        make: returns the body for an error and the request id.
+        id_header: header of every answer that has the request id, beside `x-request-id`.
+    """
+
+    type: type[msgspec.Struct]
+    make: Callable[[InlayError, str], msgspec.Struct]
+    id_header: bytes | None = None
 
 
 class BodyTimeoutError(InlayError):
@@ -90,9 +105,13 @@ def shown(error: InlayError) -> ErrorBody:
     )
 
 
-def error_json(error: InlayError) -> bytes:
-    """Return `{"error": {...}}` as JSON."""
-    return _encoder.encode(ErrorResponse(shown(error)))
+OPENAI = ErrorForm(ErrorResponse, lambda error, _: ErrorResponse(shown(error)))
+"""OpenAI's: `{"error": {...}}`."""
+
+
+def error_json(error: InlayError, form: ErrorForm = OPENAI, request_id: str = "") -> bytes:
+    """Return an error's body as JSON."""
+    return _encoder.encode(form.make(error, request_id))
 
 
 def _cut(text: str) -> str:

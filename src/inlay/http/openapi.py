@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from inlay.http.bodies.multipart import MULTIPART
-from inlay.http.errors import ErrorResponse
+from inlay.http.errors import OPENAI, ErrorForm
 from inlay.http.field_docs import field_descriptions, struct_types, summary
 
 _REF = "#/components/schemas/{name}"
@@ -28,6 +28,7 @@ class Operation:
         files: media types of which the body may also be a raw file.
         open: no API key is required.
         admin: for admins only.
+        errors: form of its errors.
     """
 
     method: str
@@ -40,6 +41,7 @@ class Operation:
     files: tuple[str, ...] = ()
     open: bool = False
     admin: bool = False
+    errors: ErrorForm = OPENAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def _responses(operation: Operation, schemas: dict[Any, dict[str, Any]]) -> dict
     ok: dict[str, Any] = {"description": "The answer."}
     if content:
         ok["content"] = content
-    error = {"description": "An error.", "content": _json(schemas[ErrorResponse])}
+    error = {"description": "An error.", "content": _json(schemas[operation.errors.type])}
     return {"200": ok, "default": error}
 
 
@@ -130,9 +132,9 @@ def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dic
     types = {
         kind
         for operation in listed
-        for kind in (operation.request, operation.response, operation.event)
+        for kind in (operation.request, operation.response, operation.event, operation.errors.type)
         if kind is not None
-    } | {ErrorResponse}
+    }
     ordered = sorted(types, key=str)
     found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     schemas = dict(zip(ordered, found, strict=True))

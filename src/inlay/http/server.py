@@ -25,6 +25,7 @@ from inlay.http.bodies.memory import Room, private
 from inlay.http.callers.access import Keys
 from inlay.http.callers.auth import ANYONE, Caller, Tenant
 from inlay.http.callers.clients import Clients
+from inlay.http.errors import OPENAI, ErrorForm
 from inlay.http.metrics.cache import CacheMetrics
 from inlay.http.metrics.engine import EngineMetrics
 from inlay.http.metrics.requests import Metrics, RequestTimes
@@ -60,7 +61,7 @@ JSON = (b"content-type", b"application/json")
 
 
 ROUTES: dict[Task, tuple[str, ...]] = {
-    Task.GENERATE: ("/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    Task.GENERATE: ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
     Task.EMBED: ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
     Task.SCORE: ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
     Task.ENCODE: ("/v1/encode",),
@@ -219,6 +220,7 @@ class Call:
     Attributes:
         caller: the caller, once authenticated.
         reservation: the bytes it holds.
+        headers: headers of its answer, whatever that is.
         timeout: seconds it may take in all, or None.
         began: `time.perf_counter` at its arrival.
         clock: ends the call when its time is up, until `take_clock`.
@@ -228,6 +230,7 @@ class Call:
         sent: `time.perf_counter` when its engine requests were sent.
         span: span of the request, if spans are made.
         failed: error that ended its stream after the answer had begun.
+        errors: form of its errors, once its route is known.
     """
 
     server: Server
@@ -236,6 +239,7 @@ class Call:
     send: Send
     request_id: str
     reservation: Reservation
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     caller: Caller = ANYONE
     timeout: float | None = None
     began: float = field(default_factory=time.perf_counter)
@@ -246,11 +250,18 @@ class Call:
     sent: float | None = None
     span: Span | None = None
     failed: BaseException | None = None
+    errors: ErrorForm = OPENAI
     _intake: RequestMemory | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """Return the value of the first header `name` (lower case), or None."""
         return header(self.scope["headers"], name)
+
+    def answers_with(self, errors: ErrorForm) -> None:
+        """Set the form of errors, and the header that has the request id in that API."""
+        self.errors = errors
+        if errors.id_header is not None:
+            self.headers.append((errors.id_header, self.request_id.encode()))
 
     async def body(self, room: Room = private) -> ExtractedBody:
         """Read the body; arguments and errors as `inlay.http.bodies.body.read_body`."""

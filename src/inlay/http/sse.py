@@ -24,6 +24,11 @@ def data_event(event: msgspec.Struct) -> bytes:
     return b"data: %b\n\n" % _encode(event)
 
 
+def named_event(event: msgspec.Struct) -> bytes:
+    """Return an event that is named by its type, the struct's tag."""
+    return b"event: %b\n" % str(event.__struct_config__.tag).encode() + data_event(event)
+
+
 class TextEvents:
     """Encoded events that differ in one text.
 
@@ -31,14 +36,19 @@ class TextEvents:
 
     Args:
         make: returns the event with a text.
+        frame: encodes an event.
     """
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
+    def __init__(
+        self,
+        make: Callable[[str], msgspec.Struct],
+        frame: Callable[[msgspec.Struct], bytes] = data_event,
+    ) -> None:
         # No client can have put it anywhere else into the event.
         mark = uuid.uuid4().hex
-        self._before, _, self._after = data_event(make(mark)).partition(_encode(mark))
+        self._before, _, self._after = frame(make(mark)).partition(_encode(mark))
 
     def event(self, text: str) -> bytes:
         """Return the event with `text`."""
@@ -59,6 +69,9 @@ class Framing(NamedTuple):
 
 UNNAMED = Framing(data_event, b"data: [DONE]\n\n")
 """Framing of completions and chat completions."""
+
+NAMED = Framing(named_event, b"")
+"""Framing of responses and messages: the type of an event is its name; the last ends the stream."""
 
 
 class EventStream:

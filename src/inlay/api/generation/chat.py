@@ -29,13 +29,32 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call
 from inlay.prompt import Prompt, Rows, Segment
 from inlay.render import Renderer
-from inlay.request import Sampling, Task
+from inlay.request import Grammar, Sampling, Task
 from inlay.router import ServedModel
 
 MessageReader: TypeAlias = Callable[
     [Callable[[TensorSource], Rows], Callable[[ImageSource], Sequence[Segment]]], ReadMessages
 ]
 """Makes the messages for the renderer, given readers of sources (`read_messages`)."""
+
+
+class ChatPrompt(NamedTuple):
+    """The prompt of a chat.
+
+    Attributes:
+        forms: formats of the model's output.
+        use: tools of the request.
+        grammar: of the request.
+        max_tokens: the request's value, or None.
+    """
+
+    model: ServedModel
+    renderer: Renderer
+    forms: ModelFormats
+    use: ToolUse
+    grammar: Grammar | None
+    prompt: Prompt
+    max_tokens: int | None
 
 
 class PreparedChat(NamedTuple):
@@ -53,21 +72,19 @@ class PreparedChat(NamedTuple):
     use: ToolUse
 
 
-async def prepare_chat(
+async def chat_prompt(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
-    response_id: str,
     messages: MessageReader,
     kept: msgspec.Struct,
-) -> PreparedChat:
-    """Check a chat and make its prompt and engine requests; used by every API with chats.
+) -> ChatPrompt:
+    """Check a chat and make its prompt.
 
     Args:
         call: the HTTP request.
         incoming: the parsed request.
         request: the request as a chat.
-        response_id: id of the response, from which those of engine requests are made.
         messages: makes the messages; those of `request` are dropped once the prompt is made.
         kept: the client's request; all of it but the messages lives as long as the answer.
 
@@ -110,12 +127,34 @@ async def prepare_chat(
     )
     del embeddings, messages
     call.memory.settle([prompt], size)
+    return ChatPrompt(model, renderer, forms, use, grammar, prompt, max_tokens)
+
+
+async def prepare_chat(
+    call: Call,
+    incoming: ParsedRequest[Any],
+    request: ChatRequest,
+    response_id: str,
+    messages: MessageReader,
+    kept: msgspec.Struct,
+) -> PreparedChat:
+    """Check a chat and make its prompt and engine requests; used by every API with chats.
+
+    Arguments and errors as `chat_prompt`; from `response_id` the ids of engine requests are made.
+    """
+    asked = await chat_prompt(call, incoming, request, messages, kept)
+    model, renderer, prompt, max_tokens = (
+        asked.model,
+        asked.renderer,
+        asked.prompt,
+        asked.max_tokens,
+    )
     output, bound = output_format_for(
-        forms,
+        asked.forms,
         renderer,
         prompt,
-        use,
-        grammar,
+        asked.use,
+        asked.grammar,
         continued=request.messages if request.continue_final_message else None,
     )
     sampling = sampling_of(
@@ -127,13 +166,13 @@ async def prepare_chat(
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         logprobs_param="top_logprobs",
         grammar=bound,
-        thinking=thinking_budget(request, server.settings, renderer),
+        thinking=thinking_budget(request, call.server.settings, renderer),
     )
     request.messages = []
     generation = generation_of(
         call, request, response_id, model, renderer, [prompt], sampling, max_tokens, output=output
     )
-    return PreparedChat(model, renderer, sampling, generation, use)
+    return PreparedChat(model, renderer, sampling, generation, asked.use)
 
 
 def _prompt(

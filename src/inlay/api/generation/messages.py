@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from inlay.api.generation.parts import MEDIA_PARTS, content_source, kind_of, media_source
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
-from inlay.http.bodies.embeds import TensorSource
+from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import ImageSource
 from inlay.http.bodies.structure import check_structure
 from inlay.http.quoting import shown_at, shown_value
@@ -58,6 +58,15 @@ class _Reader(NamedTuple):
     read_media: Callable[[ImageSource], Sequence[Segment]]
     served: str
 
+    def take(self, source: Source) -> dict[str, Any]:
+        """Read a source; return what stands for it in a message."""
+        if isinstance(source, TensorSource):
+            self.rows.append(self.read(source))
+            return {"type": "prompt_embeds", "index": len(self.rows) - 1}
+        self.media.append(self.read_media(source))
+        self.kinds.append(source.kind)
+        return {"type": source.kind, "index": len(self.media) - 1}
+
 
 def read_messages(
     messages: Sequence[Mapping[str, Any]],
@@ -70,7 +79,8 @@ def read_messages(
     """Return the messages for the renderer, and the positions of their embeddings and media.
 
     Args:
-        messages: as the client sent them.
+        messages: as the client sent them; an API that finds the sources itself has them in place
+            of parts.
         read: returns the rows of a part's source.
         read_media: returns the positions of an item of media.
         named: path in the request of each message's content; None if the request has the messages
@@ -134,6 +144,8 @@ def _content(content: object, where: str, reader: _Reader) -> str | list[dict[st
 def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    if isinstance(part, TensorSource | ImageSource):
+        return reader.take(part)
     if not isinstance(part, dict):
         raise InvalidRequestError(
             f"{where} must be an object with a type, got {shown_value(part)}", param=where
@@ -153,13 +165,9 @@ def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
             )
         return {**part, "type": "text", "text": text}
     if kind == "prompt_embeds":
-        reader.rows.append(reader.read(content_source(part, where)))
-        return {"type": "prompt_embeds", "index": len(reader.rows) - 1}
+        return reader.take(content_source(part, where))
     if kind in MEDIA_PARTS:
-        source = media_source(part, where)
-        reader.media.append(reader.read_media(source))
-        reader.kinds.append(source.kind)
-        return {"type": source.kind, "index": len(reader.media) - 1}
+        return reader.take(media_source(part, where))
     raise InvalidRequestError(
         f"{where}: content parts of type {kind[:40]!r} are not supported; supported: "
         f"{reader.served}",

@@ -62,7 +62,7 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
     settings = call.server.settings
     capabilities = []
     if Task.GENERATE in card.tasks:
-        capabilities += ["completions", "chat", "responses"]
+        capabilities += ["completions", "chat", "responses", "messages"]
     if Task.EMBED in card.tasks:
         capabilities.append("embeddings")
     if Task.SCORE in card.tasks:

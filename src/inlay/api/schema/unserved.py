@@ -46,7 +46,7 @@ UNSERVED: Mapping[str, Reason] = {
     # OpenAI's
     "audio": Reason("answers are text"),
     "background": Reason(f"{_STATE}ask with stream, or wait for the answer", (False,)),
-    "context_management": Reason(f"{_STATE}send the items that are to be kept as input", ([],)),
+    "context_management": Reason(f"{_STATE}send all that is to be kept", ([],)),
     "conversation": Reason(_SEND_ITEMS),
     "function_call": Reason("it was replaced by tool_choice"),
     "functions": Reason("it was replaced by tools"),
@@ -54,6 +54,9 @@ UNSERVED: Mapping[str, Reason] = {
     "previous_response_id": Reason(_SEND_ITEMS),
     "prompt": Reason(f"{_STATE}send the template's text as instructions and input"),
     "web_search_options": Reason("nobody searches the web here"),
+    # Anthropic's
+    "container": Reason("nothing is run here"),
+    "mcp_servers": Reason("your own code calls tools; list them in tools", ([],)),
     # vLLM's
     "chat_template": Reason("the model's own is used; chat_template_kwargs sets its variables"),
     "chat_template_kwargs": Reason(_NO_TEMPLATE, ({},)),

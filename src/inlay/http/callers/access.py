@@ -130,7 +130,7 @@ def caller_of(keys: Keys, settings: FrontendSettings, operation: Operation, scop
         PermissionDeniedError: an admin operation, and the caller is not an admin.
     """
     if not is_admin(operation, settings):
-        return ANYONE if operation.open else keys.check(header(scope["headers"], b"authorization"))
+        return ANYONE if operation.open else keys.check(_credentials(scope["headers"]))
     if scope.get(ADMIN_PORT, False):
         _check_no_page(scope["headers"])
         return ANYONE
@@ -143,13 +143,22 @@ def caller_of(keys: Keys, settings: FrontendSettings, operation: Operation, scop
             f"{operation.path} is for admins, and this server has none: start it with "
             "--admin-port, --admin-api-key, or an admin key in --api-key-file"
         )
-    caller = keys.check(header(scope["headers"], b"authorization"))
+    caller = keys.check(_credentials(scope["headers"]))
     if not caller.admin:
         raise PermissionDeniedError(
             f"{operation.path} is for admins; the API key may not use it. It takes an admin key, "
             "or the admin port"
         )
     return caller
+
+
+def _credentials(headers: Headers) -> bytes | None:
+    """Return the value of `Authorization`; without it, that of `x-api-key` as such a value."""
+    key = header(headers, b"authorization")
+    if key is None:
+        plain = header(headers, b"x-api-key")
+        key = None if plain is None else b"Bearer " + plain
+    return key
 
 
 def is_admin(operation: Operation, settings: FrontendSettings) -> bool:

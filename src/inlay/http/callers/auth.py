@@ -127,7 +127,8 @@ class KeySet:
             return ANYONE
         if authorization is None:
             raise AuthenticationError(
-                "no API key was given; send it as `Authorization: Bearer KEY`"
+                "no API key was given; send it as `Authorization: Bearer KEY`, or "
+                "as `x-api-key: KEY`"
             )
         scheme, _, token = authorization.partition(b" ")
         given = hashlib.sha256(token.strip()).digest()

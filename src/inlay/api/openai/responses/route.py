@@ -28,24 +28,15 @@ from inlay.api.openai.schema.responses import (
     ResponsesRequest,
     TextOptions,
 )
-from inlay.api.openai.schema.responses_events import ResponseEvent
 from inlay.api.schema.chat import ChatRequest
 from inlay.errors import InvalidRequestError, Path
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Call
-from inlay.http.sse import Framing, data_event
+from inlay.http.sse import NAMED
 from inlay.request import Sampling
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
-
-def _named(event: msgspec.Struct) -> bytes:
-    named = b"event: %b\n" % event.name.encode() if isinstance(event, ResponseEvent) else b""
-    return named + data_event(event)
-
-
-_NAMED = Framing(_named, b"")
-"""Framing of responses: the event's type is also its name, and the last event ends the stream."""
 
 _OTHERWISE = {
     "messages", "max_tokens", "max_completion_tokens", "response_format", "n", "stream_options",
@@ -107,7 +98,7 @@ async def responses(call: Call) -> None:
             chat.top_logprobs,
             shows_reasoning=chat.include_reasoning is not False,
         )
-        await respond(call, chat, asked.model, asked.generation, shape, own_fields(chat), _NAMED)
+        await respond(call, chat, asked.model, asked.generation, shape, own_fields(chat), NAMED)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 

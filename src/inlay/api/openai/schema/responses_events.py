@@ -10,14 +10,9 @@ from inlay.errors import ErrorBody
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Fields of every event."""
+    """Fields of every event. Its type is also its name as a server-sent event."""
 
     sequence_number: int
-
-    @property
-    def name(self) -> str:
-        """Its type, which is also its name as a server-sent event."""
-        return str(self.__struct_config__.tag)
 
 
 class Created(ResponseEvent, frozen=True, kw_only=True, tag="response.created"):

@@ -54,6 +54,17 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
     },
     "/v1/responses": {"question": {"input": _QUESTION}},
+    "/v1/messages": {
+        "question": {"max_tokens": 64, "messages": [{"role": "user", "content": _QUESTION}]},
+        "thinking": {
+            "max_tokens": 256,
+            "thinking": {"type": "enabled", "budget_tokens": 128},
+            "messages": [{"role": "user", "content": _QUESTION}],
+        },
+    },
+    "/v1/messages/count_tokens": {
+        "question": {"messages": [{"role": "user", "content": _QUESTION}]},
+    },
     "/v1/embeddings": {
         "texts": {"input": ["a red fox", "a green frog"]},
         "embeddings that are stored": {"prompt_embeds": {"ref": "pe-..."}},

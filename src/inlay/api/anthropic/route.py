@@ -1,0 +1,157 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: translated to chats and run as those."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from inlay.api.anthropic.input import (
+    Conversation,
+    choice_of_tool,
+    conversation,
+    format_of,
+    functions,
+    thinking_of,
+)
+from inlay.api.anthropic.schema import MessagesInput, MessagesRequest, TokenCount
+from inlay.api.anthropic.shape import MessagesShape
+from inlay.api.fields import answer_id, check_unserved
+from inlay.api.generation.chat import chat_prompt, prepare_chat
+from inlay.api.generation.grammars import own_fields
+from inlay.api.generation.messages import read_messages
+from inlay.api.generation.respond import respond
+from inlay.api.schema.chat import ChatRequest
+from inlay.errors import InvalidRequestError, Path
+from inlay.http.bodies.embeds import Source
+from inlay.http.parsed_request import ParsedRequest, read_request
+from inlay.http.server import Call
+from inlay.http.sse import NAMED
+
+_VERSIONS = (b"2023-06-01", b"2026-10-21")
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(MessagesInput)
+
+_OTHERWISE = {"messages", "tools", "tool_choice"}
+_SAME = tuple(
+    name
+    for name in MessagesRequest.__struct_fields__
+    if name in ChatRequest.__struct_fields__ and name not in _OTHERWISE
+)
+"""Fields with the same meaning in a chat."""
+
+_FIELDS: Mapping[str, Path] = {
+    "stop": ("stop_sequences",),
+    "response_format": ("output_config", "format"),
+    "reasoning_effort": ("output_config", "effort"),
+    "thinking_token_budget": ("thinking", "budget_tokens"),
+    "continue_final_message": ("messages",),
+}
+"""Fields of a chat, and the fields of a request they come from."""
+
+T = TypeVar("T", bound=MessagesInput)
+
+
+def _own_field(path: Path) -> Path:
+    """Return the field of a request that a chat's field comes from."""
+    match path:
+        case ("tools", int(index), "function", "parameters", *rest):
+            return ("tools", index, "input_schema", *rest)
+        case ("tools", int(index), "function", *rest):
+            return ("tools", index, *rest)
+        case (str(field), *rest):
+            return (*_FIELDS.get(field, (field,)), *rest)
+    return path
+
+
+class _Asked(NamedTuple):
+    """A request, parsed and translated."""
+
+    incoming: ParsedRequest[Any]
+    said: Conversation
+    chat: ChatRequest
+
+
+async def messages(call: Call) -> None:
+    """Answer one request."""
+    asked = await _read(call, _decoder)
+    request: MessagesRequest = asked.incoming.parsed.request
+    response_id = answer_id("msg_", request.request_id)
+    chat = asked.chat
+    try:
+        ready = await prepare_chat(
+            call, asked.incoming, chat, response_id, _reader(asked.said), request
+        )
+        del asked
+        shape = MessagesShape(
+            response_id,
+            ready.model.name,
+            ready.generation,
+            call.request_id,
+            shows_thinking=chat.include_reasoning is not False,
+        )
+        await respond(call, chat, ready.model, ready.generation, shape, own_fields(chat), NAMED)
+    except InvalidRequestError as error:
+        raise error.mapped(_own_field) from None
+
+
+async def count_tokens(call: Call) -> None:
+    """Answer with the positions of a request's prompt."""
+    asked = await _read(call, _count_decoder)
+    request = asked.incoming.parsed.request
+    try:
+        found = await chat_prompt(call, asked.incoming, asked.chat, _reader(asked.said), request)
+    except InvalidRequestError as error:
+        raise error.mapped(_own_field) from None
+    await call.json(TokenCount(found.model.positions_before + len(found.prompt)))
+
+
+def _reader(said: Conversation) -> Callable[..., Any]:
+    return partial(read_messages, said.messages)
+
+
+async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
+    """Read, check and translate a request."""
+    version = call.header(b"anthropic-version")
+    if version is not None and version not in _VERSIONS:
+        raise InvalidRequestError(
+            f"anthropic-version must be {b' or '.join(_VERSIONS).decode()}, got "
+            f"{version[:40].decode('latin-1')!r}",
+            param="anthropic-version",
+        )
+    said: list[Conversation] = []
+
+    def sources(request: T) -> list[Source]:
+        # Again where the body is parsed a second time: the last one is of the request returned.
+        said[:] = [conversation(request)]
+        return said[0].sources
+
+    incoming = await read_request(call, decoder, sources)
+    request = incoming.parsed.request
+    check_unserved(request)
+    chat = await call.server.prepare(incoming.size, _as_chat, request, said[0])
+    request.messages = []  # the chat's messages have them from here on
+    return _Asked(incoming, said[0], chat)
+
+
+def _as_chat(request: MessagesInput, said: Conversation) -> ChatRequest:
+    """Return a request as a chat."""
+    thinking = thinking_of(request)
+    choice = request.tool_choice or {}
+    effort = None if request.output_config is None else request.output_config.effort
+    fields = {name: getattr(request, name, None) for name in _SAME}
+    fields["chat_template_kwargs"] = {**thinking.variables, **(request.chat_template_kwargs or {})}
+    return ChatRequest(
+        messages=said.messages,
+        tools=functions(request),
+        tool_choice=choice_of_tool(request),
+        parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True,
+        stop=getattr(request, "stop_sequences", None),
+        response_format=format_of(request),
+        reasoning_effort=effort,
+        include_reasoning=thinking.shown,
+        thinking_token_budget=thinking.budget,
+        continue_final_message=said.continues or None,
+        **fields,
+    )

@@ -1,0 +1,260 @@
+"""Types of `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from inlay.api.schema.unserved import Unserved
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    """Options of the output.
+
+    Attributes:
+        effort: a value that the chat template reads.
+        format: an object of type "json_schema" with `schema`, which the answer will match.
+    """
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesInput(msgspec.Struct, kw_only=True):
+    """Fields that make the prompt. Names beyond Anthropic's are those of chat completions.
+
+    Attributes:
+        model: served name; the only model served when absent.
+        messages: turns of `user`, `assistant` and `system`. Blocks of their content: `text`,
+            `image`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, and
+            `prompt_embeds` with one of `data` (base64), `ref`, `part`. An answer continues a last
+            turn of the assistant.
+        system: a text, or blocks of `text` and `prompt_embeds`.
+        tools: functions, with `name`, `description`, `input_schema` and `strict`.
+        tool_choice: an object of type "auto", "any", "tool" (with `name`) or "none";
+            `disable_parallel_tool_use` allows at most one call.
+        thinking: an object of type "enabled" (with `budget_tokens`), "adaptive" or "disabled";
+            `display` "omitted" leaves the thinking out of the answer.
+        output_config: format of the answer, and effort.
+        cache_control: accepted and not used, here and in blocks: prefixes are always cached.
+        chat_template_kwargs: variables for the chat template.
+    """
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    container: Unserved = None
+    context_management: Unserved = None
+    mcp_servers: Unserved = None
+
+
+class MessagesRequest(MessagesInput, kw_only=True):
+    """A request to `/v1/messages`.
+
+    Attributes:
+        max_tokens: output tokens at most.
+        metadata: accepted and not used.
+        service_tier: accepted and not used.
+        stop_sequences: strings at which the answer ends, before their first match; at most 64.
+        stream: answer with server-sent events; false when absent.
+        temperature: 0 is greedy; when absent the model's generation config, else 1.
+        top_k: number of the likeliest tokens that are sampled from; 0 is all.
+        top_p: probability mass that is sampled from; when absent the model's generation config,
+            else 1.
+        min_tokens: output tokens before an end token may come; 0 when absent.
+        min_p: least probability of a sampled token, as a share of the likeliest's; 0 when absent.
+        repetition_penalty: factor against tokens of prompt and output; 1 when absent.
+        seed: of the sampling; random when absent.
+        stop_token_ids: ids that end the output, at most 1024.
+        ignore_eos: go on behind the model's own end tokens; false when absent.
+        logit_bias: token id to what is added to its logit, -100 to 100.
+        cache_salt: prompts share cached prefixes only under equal salts.
+        prompt_cache_key: requests with the same key go to the same worker where possible.
+        session_id: the same under vLLM's name; it takes precedence.
+        request_id: the answer's `id`, behind "msg_".
+        priority: lower values are served first; only with --scheduling-policy priority.
+    """
+
+    max_tokens: int
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    min_tokens: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    priority: int | None = None
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """The response of `/v1/messages/count_tokens`; rows of embeddings and images count too."""
+
+    input_tokens: int
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+    """Text of the answer."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking", tag_field="type"):
+    """Reasoning before the answer. `signature` is empty: nothing checks it when it comes back."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use", tag_field="type"):
+    """A call of a tool.
+
+    Arguments that are no JSON object, as where `max_tokens` cut them, are the only value of
+    `input`, under `unparsed`.
+    """
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """Counts of the output's tokens."""
+
+    thinking_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions of the prompt and tokens of the output.
+
+    The prompt is `input_tokens` and `cache_read_input_tokens` together.
+    """
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails | msgspec.UnsetType = msgspec.UNSET
+
+
+StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message", tag_field="type"):
+    """The response of `/v1/messages`."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: Usage
+
+
+class MessageStart(msgspec.Struct, frozen=True, tag="message_start", tag_field="type"):
+    """First event: the message before its content."""
+
+    message: Message
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="type"):
+    """Event without a meaning."""
+
+
+class BlockStart(msgspec.Struct, frozen=True, tag="content_block_start", tag_field="type"):
+    """Start of a block, which is still empty."""
+
+    index: int
+    content_block: Block
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text_delta", tag_field="type"):
+    """Addition to a text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking_delta", tag_field="type"):
+    """Addition to the reasoning."""
+
+    thinking: str
+
+
+class InputDelta(msgspec.Struct, frozen=True, tag="input_json_delta", tag_field="type"):
+    """Addition to the JSON text of a call's input."""
+
+    partial_json: str
+
+
+Delta: TypeAlias = TextDelta | ThinkingDelta | InputDelta
+
+
+class BlockDelta(msgspec.Struct, frozen=True, tag="content_block_delta", tag_field="type"):
+    """Addition to a block."""
+
+    index: int
+    delta: Delta
+
+
+class BlockStop(msgspec.Struct, frozen=True, tag="content_block_stop", tag_field="type"):
+    """End of a block."""
+
+    index: int
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """Reason of a message's end."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta", tag_field="type"):
+    """Reason of the end, and the usage in all."""
+
+    delta: Ending
+    usage: Usage
+
+
+class MessageStop(msgspec.Struct, frozen=True, tag="message_stop", tag_field="type"):
+    """Last event."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """Kind of an error and its message, which begins with the place in the request."""
+
+    type: str
+    message: str
+
+
+class Failure(msgspec.Struct, frozen=True, tag="error", tag_field="type"):
+    """Every error of this API, as a body and as the last event of a stream."""
+
+    error: ErrorDetail
+    request_id: str
+
+
+Event: TypeAlias = (
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Failure
+)
