@@ -1,12 +1,18 @@
 """Requests to a server, for what the `openai` client has no call for."""
 
+import asyncio
 import http.client
+import time
 import urllib.error
 import urllib.request
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 from inlay.client.refusal import refusal
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.client.steps import Question, Steps
+from inlay.errors import InlayError, InvalidRequestError, OverloadedError
+
+T = TypeVar("T")
 
 JSON = "application/json"
 
@@ -32,21 +38,53 @@ class Connection:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout = timeout
 
-    def send(self, method: str, path: str, body: bytes | None = None, media: str = "") -> bytes:
-        """The body of an answer.
+    def run(self, steps: Steps[T]) -> T:
+        """Return the result of `steps`. Raises as they do."""
+        answer: bytes | None = None
+        refused: InlayError | None = None
+        while True:
+            try:
+                todo = _next(steps, answer, refused)
+            except StopIteration as end:
+                return cast("T", end.value)
+            answer = refused = None
+            if isinstance(todo, Question):
+                try:
+                    answer = self.send(todo)
+                except InlayError as error:
+                    refused = error
+            else:
+                time.sleep(todo)
 
-        Args:
-            method: of the request.
-            path: below the base URL, with its query.
-            body: of the request.
-            media: its type.
+    async def run_async(self, steps: Steps[T]) -> T:
+        """As `run`; waits without blocking the event loop, and asks in a thread."""
+        answer: bytes | None = None
+        refused: InlayError | None = None
+        while True:
+            try:
+                todo = _next(steps, answer, refused)
+            except StopIteration as end:
+                return cast("T", end.value)
+            answer = refused = None
+            if isinstance(todo, Question):
+                try:
+                    answer = await asyncio.to_thread(self.send, todo)
+                except InlayError as error:
+                    refused = error
+            else:
+                await asyncio.sleep(todo)
+
+    def send(self, question: Question) -> bytes:
+        """Return the body of an answer.
 
         Raises:
             InlayError: as the server answers, or `OverloadedError` when it cannot be reached.
         """
-        url = self._url + path
-        headers = {**self._headers, **({"Content-Type": media} if media else {})}
-        request = urllib.request.Request(url, body, headers, method=method)
+        url = self._url + question.path
+        media = {"Content-Type": question.media} if question.media else {}
+        request = urllib.request.Request(
+            url, question.body, {**self._headers, **media}, method=question.method
+        )
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as response:
                 answer: bytes = response.read()
@@ -57,3 +95,10 @@ class Connection:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise OverloadedError(f"{url} cannot be reached: {reason}") from error
+
+
+def _next(steps: Steps[T], answer: bytes | None, refused: InlayError | None) -> Question | float:
+    """Return the next step. Raises `StopIteration` after the last one."""
+    if refused is not None:
+        return steps.throw(refused)
+    return next(steps) if answer is None else steps.send(answer)

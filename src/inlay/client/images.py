@@ -10,6 +10,7 @@ import msgspec
 
 from inlay.client.connection import JSON, Connection
 from inlay.client.prompts import Array, container
+from inlay.client.steps import RETRIES, Question, Steps, asked
 from inlay.client.uploader import Uploader, image_type
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.spec import Detail
@@ -147,6 +148,7 @@ class ImageEncoder:
         api_key: as the `openai` client's.
         model: name of the model there; its only one unless given.
         timeout: seconds an answer may take.
+        max_retries: further tries where the server is full or cannot be reached.
 
     Raises:
         InvalidRequestError: not an HTTP URL.
@@ -159,9 +161,11 @@ class ImageEncoder:
         *,
         model: str | None = None,
         timeout: float = 300.0,
+        max_retries: int = RETRIES,
     ) -> None:
         self._connection = Connection(base_url, api_key, timeout)
         self._model = model
+        self._retries = max_retries
 
     def encode(self, image: ImageFile, *, detail: Detail | None = None) -> EmbeddedImage:
         """The rows of one image; arguments and errors as `encode_all`."""
@@ -180,10 +184,22 @@ class ImageEncoder:
             InvalidRequestError: an image that cannot be read, or that the model does not take.
             InlayError: as the server answers, or `OverloadedError` when it cannot be reached.
         """
+        return self._connection.run(self._encoded(images, detail))
+
+    async def encode_all_async(
+        self, images: Sequence[ImageFile], *, detail: Detail | None = None
+    ) -> list[EmbeddedImage]:
+        """As `encode_all`, without blocking the event loop."""
+        return await self._connection.run_async(self._encoded(images, detail))
+
+    def _encoded(
+        self, images: Sequence[ImageFile], detail: Detail | None
+    ) -> Steps[list[EmbeddedImage]]:
         body: dict[str, Any] = {"input": [image_part(image, detail=detail) for image in images]}
         if self._model is not None:
             body["model"] = self._model
-        answer = self._connection.send("POST", "/encode", msgspec.json.encode(body), JSON)
+        question = Question("POST", "/encode", msgspec.json.encode(body), JSON)
+        answer = yield from asked(question, self._retries)
         try:
             found = msgspec.json.decode(answer, type=_Encoded).data
         except msgspec.MsgspecError as error:

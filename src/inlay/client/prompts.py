@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from inlay.client.uploader import Uploader
+from inlay.client.uploader import AsyncUploader, Uploader
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.tensors import ReadLimits, TensorFormat, prompts_of, read, write
 
@@ -100,6 +100,14 @@ class EmbeddedPrompt:
             return {"ref": uploader.ref(data)}
         return {"data": pybase64.b64encode(data).decode("ascii")}
 
+    async def source_async(
+        self, uploader: AsyncUploader, format: TensorFormat = "safetensors"
+    ) -> dict[str, str]:
+        """As `source`, in an event loop."""
+        if len(data := self.to_bytes(format)) >= uploader.upload_from:
+            return {"ref": await uploader.ref(data)}
+        return {"data": pybase64.b64encode(data).decode("ascii")}
+
     def completion_args(
         self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
     ) -> dict[str, Any]:
@@ -114,8 +122,13 @@ class EmbeddedPrompt:
         Raises:
             InlayError: as `source`.
         """
-        source = self.source(format, uploader)
-        return {"prompt": None, "extra_body": {"prompt_embeds": source.get("data", source)}}
+        return _completion_args(self.source(format, uploader))
+
+    async def completion_args_async(
+        self, uploader: AsyncUploader, format: TensorFormat = "safetensors"
+    ) -> dict[str, Any]:
+        """As `completion_args`, in an event loop."""
+        return _completion_args(await self.source_async(uploader, format))
 
     def chat_part(
         self, format: TensorFormat = "safetensors", *, uploader: Uploader | None = None
@@ -125,6 +138,16 @@ class EmbeddedPrompt:
         Typed `Any`, as the `openai` client's types know only OpenAI's own parts.
         """
         return {"type": "prompt_embeds", **self.source(format, uploader)}
+
+    async def chat_part_async(
+        self, uploader: AsyncUploader, format: TensorFormat = "safetensors"
+    ) -> Any:
+        """As `chat_part`, in an event loop."""
+        return {"type": "prompt_embeds", **await self.source_async(uploader, format)}
+
+
+def _completion_args(source: dict[str, str]) -> dict[str, Any]:
+    return {"prompt": None, "extra_body": {"prompt_embeds": source.get("data", source)}}
 
 
 class _PeftConfig(msgspec.Struct):

@@ -1,8 +1,11 @@
-"""Embeddings sent once and referred to afterwards, for clients that reuse the same rows."""
+"""Embeddings sent once and referred to afterwards, for clients that reuse the same rows.
+
+`Uploader` blocks; `AsyncUploader` is the same for event loops.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -10,6 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from inlay.client.connection import JSON, Connection
+from inlay.client.steps import RETRIES, Question, Steps, asked
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.media.image import read_image_header
 
@@ -103,6 +107,87 @@ def is_image(data: bytes) -> bool:
     return True
 
 
+class _Uploads:
+    """Exchanges of uploaders, and what they know to be on their server. Safe in several threads."""
+
+    def __init__(self, retries: int) -> None:
+        self._retries = retries
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, bytes], tuple[str, float]] = {}
+
+    def ref(self, kind: str, data: bytes) -> Steps[str]:
+        digest = kind, blake3(data).digest()
+        with self._lock:
+            known = self._known.get(digest)
+        now = time.monotonic()
+        fresh = known is not None and now - known[1] < FRESH_SECONDS
+        if known is not None and (fresh or (yield from self._is_there(known[0]))):
+            id_ = known[0]
+        elif kind == "image":
+            id_ = (yield from self.upload_image(data, None)).id
+        else:
+            id_ = (yield from self.upload(data, None)).id
+        with self._lock:
+            self._known[digest] = (id_, now)
+        return id_
+
+    def _is_there(self, id_: str) -> Steps[bool]:
+        try:
+            yield from self.get(id_)
+        except NotFoundError:
+            return False
+        return True
+
+    def forget(self) -> None:
+        with self._lock:
+            self._known.clear()
+
+    def upload(self, data: bytes, model: str | None) -> Steps[StoredEmbeds]:
+        return self._upload(data, model, _OCTETS, StoredEmbeds)
+
+    def upload_image(self, data: bytes, model: str | None) -> Steps[StoredImage]:
+        return self._upload(data, model, image_type(data), StoredImage)
+
+    def _upload(
+        self, data: bytes, model: str | None, media: str, kind: type[_Kind]
+    ) -> Steps[_Kind]:
+        query = "" if model is None else "?" + urlencode({"model": model})
+        stored: _Kind = yield from self._stored("POST", query, kind, data, media)
+        return stored
+
+    def get(self, id_: str) -> Steps[Stored]:
+        stored: Stored = yield from self._stored("GET", "/" + quote(id_, safe=""), Stored)
+        return stored
+
+    def pin(self, id_: str, pinned: bool) -> Steps[Stored]:
+        body = msgspec.json.encode({"pinned": pinned})
+        path = f"/{quote(id_, safe='')}/pin"
+        stored: Stored = yield from self._stored("POST", path, Stored, body, JSON)
+        return stored
+
+    def delete(self, id_: str) -> Steps[None]:
+        yield from asked(Question("DELETE", f"{_PATH}/{quote(id_, safe='')}"), self._retries)
+        self.forget()
+
+    def _stored(
+        self, method: str, path: str, kind: Any, body: bytes | None = None, media: str = ""
+    ) -> Steps[Any]:
+        answer = yield from asked(Question(method, _PATH + path, body, media), self._retries)
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except msgspec.MsgspecError as error:
+            raise EngineError(
+                f"{method} {_PATH}{path} answered something else than a stored prompt: {error}"
+            ) from error
+
+
+def _is_lost(error: Exception) -> bool:
+    """True if a request failed because the server no longer has what it refers to."""
+    # The `openai` client's error, which this module does not need to know.
+    gone = getattr(error, "status_code", None) == NotFoundError.status
+    return gone and getattr(error, "code", None) == NotFoundError.default_code
+
+
 class Uploader:
     """Uploads embeddings and images to one server and remembers what is there.
 
@@ -114,6 +199,8 @@ class Uploader:
         upload_from: container bytes from which on `EmbeddedPrompt.completion_args` and `chat_part`
             send a reference.
         timeout: seconds an answer may take.
+        max_retries: further tries where the server is full (429, 503) or cannot be reached; its
+            `Retry-After` is honoured.
 
     Raises:
         InvalidRequestError: not an HTTP URL.
@@ -126,11 +213,11 @@ class Uploader:
         *,
         upload_from: int = UPLOAD_FROM,
         timeout: float = 60.0,
+        max_retries: int = RETRIES,
     ) -> None:
         self.upload_from = upload_from
         self._connection = Connection(base_url, api_key, timeout)
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, bytes], tuple[str, float]] = {}
+        self._uploads = _Uploads(max_retries)
 
     def ref(self, data: bytes) -> str:
         """The id of container bytes on the server, uploaded unless they are there.
@@ -141,36 +228,15 @@ class Uploader:
         Raises:
             InlayError: as the server answers, or `OverloadedError` when it cannot be reached.
         """
-        return self._ref("embeds", data, self.upload)
+        return self._connection.run(self._uploads.ref("embeds", data))
 
     def image_ref(self, data: bytes) -> str:
         """The id of an image file on the server, as `ref`."""
-        return self._ref("image", data, self.upload_image)
-
-    def _ref(self, kind: str, data: bytes, upload: Callable[[bytes], Stored]) -> str:
-        digest = kind, blake3(data).digest()
-        with self._lock:
-            known = self._known.get(digest)
-        now = time.monotonic()
-        if known is not None and (now - known[1] < FRESH_SECONDS or self._is_there(known[0])):
-            id_ = known[0]
-        else:
-            id_ = upload(data).id
-        with self._lock:
-            self._known[digest] = (id_, now)
-        return id_
-
-    def _is_there(self, id_: str) -> bool:
-        try:
-            self.get(id_)
-        except NotFoundError:
-            return False
-        return True
+        return self._connection.run(self._uploads.ref("image", data))
 
     def forget(self) -> None:
         """Ask for every id again before it is used."""
-        with self._lock:
-            self._known.clear()
+        self._uploads.forget()
 
     def retrying(self, request: Callable[[], T]) -> T:
         """The result of `request`.
@@ -184,9 +250,7 @@ class Uploader:
         try:
             return request()
         except Exception as error:
-            # The `openai` client's error, which this module does not need to know.
-            gone = getattr(error, "status_code", None) == NotFoundError.status
-            if not gone or getattr(error, "code", None) != NotFoundError.default_code:
+            if not _is_lost(error):
                 raise
             self.forget()
         return request()
@@ -201,7 +265,7 @@ class Uploader:
         Raises:
             InlayError: as `ref`.
         """
-        return self._upload(data, model, _OCTETS, StoredEmbeds)
+        return self._connection.run(self._uploads.upload(data, model))
 
     def upload_image(self, data: bytes, *, model: str | None = None) -> StoredImage:
         """Store an image file, as `upload`; a model also tells the positions that it takes.
@@ -210,39 +274,81 @@ class Uploader:
             InvalidRequestError: no image of a format that servers read.
             InlayError: as `ref`.
         """
-        return self._upload(data, model, image_type(data), StoredImage)
-
-    def _upload(self, data: bytes, model: str | None, media: str, kind: type[_Kind]) -> _Kind:
-        query = "" if model is None else "?" + urlencode({"model": model})
-        stored: _Kind = self._stored("POST", query, kind, data, media)
-        return stored
+        return self._connection.run(self._uploads.upload_image(data, model))
 
     def get(self, id_: str) -> Stored:
         """Metadata of an id. Does not extend its TTL. Raises `NotFoundError`, or as `ref`."""
-        stored: Stored = self._stored("GET", "/" + quote(id_, safe=""), Stored)
-        return stored
+        return self._connection.run(self._uploads.get(id_))
 
     def pin(self, id_: str, pinned: bool = True) -> Stored:
         """Keep a stored prompt until it is unpinned or deleted, or let it expire again.
 
         Raises as `get`.
         """
-        body = msgspec.json.encode({"pinned": pinned})
-        stored: Stored = self._stored("POST", f"/{quote(id_, safe='')}/pin", Stored, body, JSON)
-        return stored
+        return self._connection.run(self._uploads.pin(id_, pinned))
 
     def delete(self, id_: str) -> None:
         """Delete a stored prompt. Raises as `get`."""
-        self._connection.send("DELETE", f"{_PATH}/{quote(id_, safe='')}")
-        self.forget()
+        self._connection.run(self._uploads.delete(id_))
 
-    def _stored(
-        self, method: str, path: str, kind: Any, body: bytes | None = None, media: str = ""
-    ) -> Any:
-        answer = self._connection.send(method, _PATH + path, body, media)
+
+class AsyncUploader:
+    """`Uploader` for event loops, with the same arguments, errors and retries.
+
+    Waiting does not block the loop; requests are sent in its threads.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        upload_from: int = UPLOAD_FROM,
+        timeout: float = 60.0,
+        max_retries: int = RETRIES,
+    ) -> None:
+        self.upload_from = upload_from
+        self._connection = Connection(base_url, api_key, timeout)
+        self._uploads = _Uploads(max_retries)
+
+    async def ref(self, data: bytes) -> str:
+        """As `Uploader.ref`."""
+        return await self._connection.run_async(self._uploads.ref("embeds", data))
+
+    async def image_ref(self, data: bytes) -> str:
+        """As `Uploader.image_ref`."""
+        return await self._connection.run_async(self._uploads.ref("image", data))
+
+    def forget(self) -> None:
+        """As `Uploader.forget`."""
+        self._uploads.forget()
+
+    async def retrying(self, request: Callable[[], Awaitable[T]]) -> T:
+        """As `Uploader.retrying`, of a request that is awaited."""
         try:
-            return msgspec.json.decode(answer, type=kind)
-        except msgspec.MsgspecError as error:
-            raise EngineError(
-                f"{method} {_PATH}{path} answered something else than a stored prompt: {error}"
-            ) from error
+            return await request()
+        except Exception as error:
+            if not _is_lost(error):
+                raise
+            self.forget()
+        return await request()
+
+    async def upload(self, data: bytes, *, model: str | None = None) -> StoredEmbeds:
+        """As `Uploader.upload`."""
+        return await self._connection.run_async(self._uploads.upload(data, model))
+
+    async def upload_image(self, data: bytes, *, model: str | None = None) -> StoredImage:
+        """As `Uploader.upload_image`."""
+        return await self._connection.run_async(self._uploads.upload_image(data, model))
+
+    async def get(self, id_: str) -> Stored:
+        """As `Uploader.get`."""
+        return await self._connection.run_async(self._uploads.get(id_))
+
+    async def pin(self, id_: str, pinned: bool = True) -> Stored:
+        """As `Uploader.pin`."""
+        return await self._connection.run_async(self._uploads.pin(id_, pinned))
+
+    async def delete(self, id_: str) -> None:
+        """As `Uploader.delete`."""
+        await self._connection.run_async(self._uploads.delete(id_))
