@@ -156,6 +156,16 @@ def test_thinking_and_effort_go_to_templates_that_read_them(echo: Fleet, tmp_pat
         assert message.content[0].text == f"low {switched}"
 
 
+def test_an_answer_without_a_word_is_an_empty_text(client: Any) -> None:
+    for text in ("", "<think>hm</think>"):
+        asked: dict[str, Any] = {"thinking": {"type": "adaptive", "display": "omitted"}}
+        (block,) = ask(client, text, **asked).content
+        assert (block.type, block.text) == ("text", "")
+        kinds = [event.type for event in ask(client, text, stream=True, **asked)]
+        assert kinds[1:3] == ["content_block_start", "content_block_delta"]
+        assert kinds[3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
 def test_calls_may_be_forbidden_or_one_at_most(client: Any) -> None:
     none = ask(client, SAID, tools=TOOLS, tool_choice={"type": "none"})
     assert {block.type for block in none.content} == {"thinking", "text"}

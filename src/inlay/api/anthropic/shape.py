@@ -81,7 +81,9 @@ class MessagesShape:
 
     def closing_events(self) -> list[Event]:
         """Return the events of the last block's end and of the message's."""
-        return [*self._close(), MessageDelta(self._ending(), self._usage()), MessageStop()]
+        # Clients read the first block; an answer without a word is an empty text.
+        empty = [] if self._index >= 0 else self._take(ContentDelta(""))
+        return [*empty, *self._close(), MessageDelta(self._ending(), self._usage()), MessageStop()]
 
     def failure_events(self, error: InlayError) -> list[Event]:
         """Return the error as an event."""
@@ -92,12 +94,11 @@ class MessagesShape:
         piece = joined(self._choice.pieces)
         self._stop = piece.stop_reason
         ending = self._ending()
+        blocks = [_block(list(group)) for _, group in groupby(self._shown(piece.output), _place)]
         return Message(
             id=self._id,
             model=self._model,
-            content=[
-                _block(list(group)) for _, group in groupby(self._shown(piece.output), _place)
-            ],
+            content=blocks or [TextBlock("")],
             stop_reason=ending.stop_reason,
             stop_sequence=ending.stop_sequence,
             usage=self._usage(),
