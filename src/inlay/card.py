@@ -8,6 +8,7 @@ import msgspec
 from inlay.address import Address as Address
 from inlay.media.spec import MediaSpec
 from inlay.request import GrammarKind, Task
+from inlay.stages.graph import StageCard
 
 PROTOCOL = 2
 """The version of these messages."""
@@ -134,6 +135,34 @@ class EmbeddingCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     labels: tuple[str, ...] = ()
 
 
+class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts about a model that makes images, or a part of one.
+
+    Attributes:
+        width: of an image unless a request says otherwise; then its height, in pixels.
+        multiple: width and height are multiples of it.
+        max_pixels: of an image.
+        steps: unless a request says otherwise.
+        max_steps: of a request.
+        guidance: scale unless a request says otherwise; None: the model takes none.
+        negative: it takes a negative prompt.
+        embeds: shape of each tensor that stands for a prompt; -1 is any number of positions, up to
+            `Limits.max_model_len`.
+        part: "pipeline" for all, else the part of it that the worker has.
+    """
+
+    width: int
+    height: int
+    multiple: int
+    max_pixels: int
+    steps: int
+    max_steps: int
+    guidance: float | None = None
+    negative: bool = False
+    embeds: dict[str, tuple[int, ...]] = {}
+    part: str = "pipeline"
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stats"):
     """An engine's counters; totals only grow."""
 
@@ -221,6 +250,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         secret_fingerprint: of the namespace's root secret.
         embedding: of a model that makes vectors or scores.
         media: of a model that takes images, audio or video.
+        stage: of a worker that is a stage of a pipeline.
+        image: of a model that makes images.
     """
 
     name: str
@@ -255,7 +286,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     secret_fingerprint: str = ""
     embedding: EmbeddingCard | None = None
     media: MediaSpec | None = None
+    stage: StageCard | None = None
+    image: ImageCard | None = None
     protocol: int = PROTOCOL
+
+    @property
+    def is_inner(self) -> bool:
+        """True for a stage that clients do not see."""
+        return self.stage is not None and self.name != self.stage.graph.name
 
     @property
     def role(self) -> Task:

@@ -22,6 +22,7 @@ class Task(StrEnum):
     EMBED = "embed"
     SCORE = "score"
     ENCODE = "encode"
+    STAGE = "stage"
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
@@ -152,6 +153,35 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_def
     second_from: tuple[int, ...] = ()
 
 
+ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
+
+
+class Diffusion(msgspec.Struct, frozen=True, kw_only=True, tag="diffusion", omit_defaults=True):
+    """Parameters of a stage that makes images, or of a part of it.
+
+    Attributes:
+        width: of the images, in pixels.
+        height: of the images, in pixels.
+        steps: of the denoiser.
+        guidance: the scale of guidance; 1 and less: none.
+        seed: of all noise.
+        count: number of images.
+        negative: text that guidance leads away from, or None.
+        preview_every: steps after which the images so far are given; 0: never.
+        image_format: of the files.
+    """
+
+    width: int
+    height: int
+    steps: int
+    guidance: float = 1.0
+    seed: int = 0
+    count: int = 1
+    negative: str | None = None
+    preview_every: int = 0
+    image_format: ImageFormat = "png"
+
+
 class Source(msgspec.Struct, frozen=True, array_like=True):
     """Workers that have, or make, what goes by a name.
 
@@ -162,6 +192,31 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
 
     name: bytes
     peers: tuple[Address, ...]
+
+
+class Payload(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a request gives, or a part of one.
+
+    Attributes:
+        port: name of this result among those of the task, as in `PORTS`.
+        dtype: of `data`, one of `inlay.prompt.DTYPE_SIZES`.
+        shape: of `data`.
+        data: the elements, C order, little endian.
+        last: nothing more follows on this port.
+    """
+
+    port: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Buffer
+    last: bool = True
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """What a stage is given on one of its ports."""
+
+    port: str
+    value: Payload
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -186,11 +241,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         client: whose it is, as its frontend tells clients apart: who makes an engine wait takes
             turns with the others. None where unknown.
         sources: where the worker may ask for rows of the prompt's media; it may also make them.
+        inputs: of a stage, by port.
     """
 
     id: str
     prompts: tuple[Prompt, ...]
-    params: Sampling | Pooling
+    params: Sampling | Pooling | Diffusion
     task: Task = Task.GENERATE
     attempt: int = 0
     prior_output: tuple[int, ...] = ()
@@ -201,8 +257,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trace: str | None = None
     client: str | None = None
     sources: tuple[Source, ...] = ()
+    inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.task is Task.STAGE:
+            return
         generates, prompts = self.task is Task.GENERATE, len(self.prompts)
         if generates != isinstance(self.params, Sampling) or (
             prompts != 1 if generates else not prompts
@@ -321,24 +380,6 @@ payload for each prompt, in their order: the rows of its image [rows, hidden siz
 dtype. Further ports bring, in the same order, the fields of the rows' bundle: "grid", int32 [rows,
 3], and "deepstack.0" and so on, of the shape and dtype of the rows.
 """
-
-
-class Payload(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that a request gives, or a part of one.
-
-    Attributes:
-        port: name of this result among those of the task, as in `PORTS`.
-        dtype: of `data`, one of `inlay.prompt.DTYPE_SIZES`.
-        shape: of `data`.
-        data: the elements, C order, little endian.
-        last: nothing more follows on this port.
-    """
-
-    port: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: Buffer
-    last: bool = True
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+from inlay.engine.diffusers.facts import INDEX, is_pipeline
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.checks import check_settings
 from inlay.errors import InvalidRequestError
@@ -26,6 +27,13 @@ def check_model(engine: EngineSettings) -> None:
     if path.is_file():
         raise InvalidRequestError(_is_a_file(path), param="model")
     directory = local_directory(engine.model)
+    if engine.engine == "diffusers":
+        if directory is not None and not is_pipeline(directory):
+            raise InvalidRequestError(
+                f"{directory} has no {INDEX}: it is no pipeline of diffusers",
+                param="model",
+            )
+        return
     if directory is not None:
         other = _other_format(directory)
         if other is not None:

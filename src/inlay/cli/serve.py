@@ -7,7 +7,8 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import inlay
@@ -22,6 +23,7 @@ from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
+from inlay.engine.task import with_engine
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.address import check_address
@@ -30,12 +32,21 @@ from inlay.http.settings import FrontendSettings
 from inlay.pace import freeze_gc
 from inlay.request import Task
 from inlay.router import Router
+from inlay.stages.files import is_graph, read_deployment, read_graph, stage_settings
+from inlay.stages.graph import StageCard
 from inlay.telemetry import Tracing, configure
 from inlay.transport.local import LocalPlane, RoutedPlane
 from inlay.worker import RestartGroup, Supervisor, starting
 from inlay.worker.lora_modules import check_adapters
 
 _ACCEPTING_SECONDS = 0.02
+
+
+class Served(NamedTuple):
+    """An engine that is served: of a model, or of a stage of a pipeline."""
+
+    engine: EngineSettings
+    stage: StageCard | None = None
 
 
 @dataclass(frozen=True)
@@ -104,30 +115,24 @@ async def host(
             worker never became ready.
         CancelledError: a signal came before it was.
     """
-    engine, frontend = settings.engine, settings.frontend
-    _check(engine, frontend)
-    console.line(
-        f"inlay {inlay.__version__}: loading {engine.model} with the {engine.engine} engine"
-    )
-    if engine.engine != "echo":
-        console.line(
-            f"starting the engine process, which first imports {_library(engine)}; this takes some "
-            "seconds"
-        )
+    frontend = settings.frontend
+    served = _served(settings)
+    _check([one.engine for one in served], frontend)
+    _tell_of(served, console)
     tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
     store = settings.store.open(secret)
-    ranks = ranks_of(engine, os.environ)
-    plane = LocalPlane() if len(ranks) == 1 else RoutedPlane()
-    supervisors = _supervisors(settings, ranks, plane, secret)
+    places = [(one, rank) for one in served for rank in ranks_of(one.engine, os.environ)]
+    plane = LocalPlane() if len(places) == 1 else RoutedPlane()
+    supervisors = _supervisors(settings, places, plane, secret)
     router = Router(plane, settings.router, secret=secret)
     app = build_app(router, frontend, secret=secret, store=store, tracing=tracing)
     stop = asyncio.Event()
     answering: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def announce() -> None:
-        with waiting(console, f"loading {engine.model}"):
-            running = await _ready(plane, len(ranks), frontend, await answering, stop)
+        with waiting(console, f"loading {settings.engine.model}"):
+            running = await _ready(plane, len(places), frontend, await answering, stop)
         freeze_gc()
         console.line(f"serving {_described(running.card, frontend)} at {running.url}")
         if when_ready is not None:
@@ -177,19 +182,64 @@ def _library(engine: EngineSettings) -> str:
 
 
 def _supervisors(
-    settings: ServeSettings, ranks: Sequence[Rank], plane: LocalPlane, secret: Secret
+    settings: ServeSettings,
+    places: Sequence[tuple[Served, Rank]],
+    plane: LocalPlane,
+    secret: Secret,
 ) -> list[Supervisor]:
-    """One supervisor for each rank."""
-    names = (
-        ["worker"]
-        if len(ranks) == 1
-        else [f"worker of rank {number}" for number in range(len(ranks))]
-    )
+    """One supervisor for each rank of each engine."""
     together = RestartGroup() if tied(settings.engine) else None
     return [
-        Supervisor(plane, starting(rank, secret, settings.telemetry), name=name, tied=together)
-        for name, rank in zip(names, ranks, strict=True)
+        Supervisor(
+            plane,
+            starting(rank, secret, settings.telemetry, stage=one.stage),
+            name=_name(one, number, len(places)),
+            tied=together,
+        )
+        for number, (one, rank) in enumerate(places)
     ]
+
+
+def _name(one: Served, number: int, count: int) -> str:
+    if one.stage is not None:
+        return f"worker {number} of stage {one.stage.name}"
+    return "worker" if count == 1 else f"worker of rank {number}"
+
+
+def _served(settings: ServeSettings) -> list[Served]:
+    """The engines to start: one, or those of a graph's stages.
+
+    Raises:
+        InvalidRequestError: of a graph or deployment.
+    """
+    given = settings.engine
+    if not is_graph(given.model):
+        if settings.deploy is not None:
+            raise InvalidRequestError("--deploy is for a graph, GRAPH.yaml, not for a model")
+        return [Served(with_engine(given))]
+    graph = read_graph(Path(given.model))
+    deployment = read_deployment(settings.deploy)
+    fields = given.model_dump(exclude_unset=True, exclude={"model"})
+    return [
+        Served(engine, StageCard(graph, name))
+        for name, engine in stage_settings(graph, deployment, fields).items()
+        for _ in range(deployment.workers(name))
+    ]
+
+
+def _tell_of(served: Sequence[Served], console: Console) -> None:
+    for engine, stage in served:
+        of = "" if stage is None else f"stage {stage.name}: "
+        console.line(
+            f"inlay {inlay.__version__}: {of}loading {engine.model} with the {engine.engine} engine"
+        )
+    if any(one.engine.engine != "echo" for one in served):
+        process = "engine process, which" if len(served) == 1 else "engine processes, which"
+        verb = "imports" if len(served) == 1 else "import"
+        console.line(
+            f"starting the {process} first {verb} {_library(served[0].engine)}; this takes some "
+            "seconds"
+        )
 
 
 def _beside(stop: asyncio.Event, doing: Coroutine[object, object, None]) -> "asyncio.Task[None]":
@@ -211,10 +261,11 @@ async def _ready(
     await _accepting(frontend.host, urlsplit(url).port or frontend.port)
     while len(plane.workers()) < workers:
         await plane.changed()
-    return Running(url, plane.workers()[0].card, stop)
+    cards = [worker.card for worker in plane.workers()]
+    return Running(url, next((card for card in cards if not card.is_inner), cards[0]), stop)
 
 
-def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
+def _check(engines: Sequence[EngineSettings], frontend: FrontendSettings) -> None:
     """Check at once what would otherwise fail after a process has started and a model is loaded.
 
     Raises:
@@ -230,14 +281,14 @@ def _check(engine: EngineSettings, frontend: FrontendSettings) -> None:
         check_address(frontend.host, frontend.port)
 
     wrong: list[str] = []
-    for look in (
-        address,
-        admin_address,
-        partial(check, frontend),
-        partial(check_engine, engine),
-        partial(check_adapters, engine),
-        partial(check_model, engine),
-    ):
+    looks: list[Callable[[], object]] = [address, admin_address, partial(check, frontend)]
+    for engine in engines:
+        looks += [
+            partial(check_engine, engine),
+            partial(check_adapters, engine),
+            partial(check_model, engine),
+        ]
+    for look in looks:
         try:
             look()
         except InlayError as error:

@@ -17,11 +17,17 @@ _MODEL = Field(description="Directory of the model, or its name on the hub.")
 
 
 class ServeSettings(BaseModel):
-    """`inlay serve`: one engine and the HTTP in front of it."""
+    """`inlay serve`: one engine, or those of a pipeline, and the HTTP in front of it."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
+    deploy: Path | None = Field(
+        default=None,
+        title="Model and engine",
+        description="Deployment of the stages of a pipeline, where the model is a graph, "
+        "GRAPH.yaml: engine, workers, device and the like of each stage.",
+    )
     frontend: FrontendSettings = Field(title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: StoreSettings = Field(default_factory=StoreSettings, title="Stored embeddings")

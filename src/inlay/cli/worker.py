@@ -19,6 +19,7 @@ from inlay.cli.settings import WorkerSettings
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
+from inlay.engine.task import with_engine
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
 from inlay.transport.local import LocalPlane
@@ -41,7 +42,7 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
             became ready.
     """
     meant = [_EMBEDS] if settings.enable_prompt_embeds else []
-    engine = with_engine_args(settings.engine, rest, *meant)
+    engine = with_engine(with_engine_args(settings.engine, rest, *meant))
     check_engine(engine)
     # vLLM's own flag says the same.
     embeds = settings.enable_prompt_embeds or (

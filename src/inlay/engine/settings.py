@@ -49,10 +49,23 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     model: str = Field(description="Directory of a model, or its name on the hub.")
-    engine: Literal["torch", "vllm", "sglang", "echo"] = Field(
+    engine: Literal["torch", "vllm", "sglang", "diffusers", "echo"] = Field(
         default="torch",
-        description="Engine that runs the model: the built-in one, vLLM, or SGLang. echo runs no "
-        "model and repeats the prompt, to measure everything else.",
+        description="Engine that runs the model: the built-in one, vLLM, SGLang, or diffusers for "
+        "models that make images, which is chosen for a directory with model_index.json. echo runs "
+        "no model and repeats the prompt, to measure everything else.",
+    )
+    part: Literal["pipeline", "text_encoder", "denoiser", "vae"] = Field(
+        default="pipeline",
+        description="Part of a diffusers pipeline that is loaded: all of it, or one stage of it.",
+    )
+    max_generated_image_size: int = Field(
+        default=2048 * 2048,
+        ge=64,
+        description="Maximum number of pixels of a generated image.",
+    )
+    max_inference_steps: int = Field(
+        default=200, ge=1, le=1000, description="Maximum number of steps of a generated image."
     )
     engine_python: Path | None = Field(
         default=None,
@@ -73,11 +86,11 @@ class EngineSettings(BaseModel):
         description="Short form of kv_transfer_config: vLLM's KV connectors; the resulting "
         "configuration is printed.",
     )
-    task: Literal["auto", "generate", "embed", "score", "encode"] = Field(
+    task: Literal["auto", "generate", "embed", "score", "encode", "image"] = Field(
         default="auto",
         description="Task of the model: generate text, embed texts, score pairs and classify "
-        "texts with a classification head, or encode images without the language model. auto is "
-        "derived from the model's files and is never encode.",
+        "texts with a classification head, encode images without the language model, or make "
+        "images. auto is derived from the model's files and is never encode.",
     )
     served_model_name: list[str] = Field(
         default=[],

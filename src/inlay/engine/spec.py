@@ -85,6 +85,13 @@ def _import(path: str) -> Callable[..., Any]:
     return found
 
 
+def _changed(settings: EngineSettings, option: str) -> bool:
+    return bool(getattr(settings, option) != EngineSettings.model_fields[option].default)
+
+
+_IMAGES = frozenset({"task image", "part", "max_generated_image_size", "max_inference_steps"})
+"""Options of engines that make images."""
+
 _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "enable_lora": lambda settings: settings.enable_lora,
     "task score": lambda settings: settings.task == "score",
@@ -95,9 +102,11 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "connector": lambda settings: settings.connector,
     "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
     "language_model_only": lambda settings: settings.language_model_only,
-    "encoder_cache_bytes": lambda settings: (
-        settings.encoder_cache_bytes != EngineSettings.model_fields["encoder_cache_bytes"].default
-    ),
+    "task image": lambda settings: settings.task == "image",
+    "part": lambda settings: settings.part != "pipeline",
+    "max_generated_image_size": lambda settings: _changed(settings, "max_generated_image_size"),
+    "max_inference_steps": lambda settings: _changed(settings, "max_inference_steps"),
+    "encoder_cache_bytes": lambda settings: _changed(settings, "encoder_cache_bytes"),
 }
 """Settings that not every engine takes, and functions that say if they are set."""
 
@@ -133,7 +142,8 @@ ENGINES: Mapping[str, EngineSpec] = {
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
         options=frozenset(_OPTIONS)
-        - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs", "language_model_only"},
+        - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs", "language_model_only"}
+        - _IMAGES,
         hints={"language_model_only": "; after -- it is vLLM's own, which refuses images"},
     ),
     "sglang": EngineSpec(
@@ -144,6 +154,14 @@ ENGINES: Mapping[str, EngineSpec] = {
         missing=f"SGLang {_ELSEWHERE}",
         options=frozenset({"engine_arguments"}),
         hints={"gpu_memory_utilization": "; --mem-fraction-static after -- is its own"},
+    ),
+    "diffusers": EngineSpec(
+        generate="inlay.engine.diffusers.engine:DiffusersEngine",
+        environment="inlay.engine.torch.threads:engine_environment",
+        library="diffusers",
+        missing="diffusers is not installed in this environment: pip install "
+        "'inlay[torch,diffusers]'",
+        options=_IMAGES,
     ),
     "echo": EngineSpec(
         generate="inlay.engine.echo:EchoEngine",

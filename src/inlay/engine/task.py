@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from inlay.engine.diffusers.facts import is_pipeline
 from inlay.engine.settings import EngineSettings
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)
 
-ChosenTask: TypeAlias = Literal["generate", "embed", "score"]
+ChosenTask: TypeAlias = Literal["generate", "embed", "score", "image"]
 
 _BY_SUFFIX: tuple[tuple[str, ChosenTask], ...] = (
     ("ForCausalLM", "generate"),
@@ -31,6 +32,14 @@ The first match counts.
 _FILES = ("config.json", "modules.json")
 
 
+def with_engine(settings: EngineSettings) -> EngineSettings:
+    """Return `settings` with the engine for a directory of diffusers, unless one was chosen."""
+    chosen = "engine" in settings.model_fields_set
+    if chosen or not is_pipeline(Path(settings.model).expanduser()):
+        return settings
+    return settings.model_copy(update={"engine": "diffusers"})
+
+
 def with_task(settings: EngineSettings) -> EngineSettings:
     """Return `settings` with the task resolved: `auto` is derived from the files, and logged.
 
@@ -40,6 +49,8 @@ def with_task(settings: EngineSettings) -> EngineSettings:
     """
     if settings.task != "auto":
         return settings
+    if settings.engine == "diffusers":
+        return settings.model_copy(update={"task": "image"})
     task: ChosenTask = "generate"
     # The echo engine runs no model: the files do not matter.
     if settings.engine != "echo":
@@ -68,4 +79,4 @@ def _of_architecture(config: Mapping[str, Any]) -> tuple[ChosenTask, str]:
     return "generate", f"its architecture is {', '.join(names) or 'not named'}"
 
 
-__all__ = ["task_of", "with_task"]
+__all__ = ["task_of", "with_engine", "with_task"]

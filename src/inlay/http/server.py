@@ -150,7 +150,7 @@ class Server:
         if name is not None:
             found = self.router.model(name, *tasks[:1])
         else:
-            cards = self.router.models()
+            cards = [card for card in self.router.models() if not card.is_inner]
             if not cards:
                 raise self.router.unready()
             found = ServedModel(

@@ -166,7 +166,8 @@ class Catalog:
         )
 
     def _served(self) -> str:
-        names = [name for card in self.models() for name in (card.name, *card.aliases)]
+        shown = [card for card in self.models() if not card.is_inner]
+        names = [name for card in shown for name in (card.name, *card.aliases)]
         more = ", ..." if len(names) > _NAMED else ""
         return "; served: " + ", ".join(f"`{name}`" for name in names[:_NAMED]) + more
 

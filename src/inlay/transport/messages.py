@@ -9,6 +9,7 @@ from inlay.commands import AnyCommand, Reply
 from inlay.errors import ErrorFrame
 from inlay.request import Output, Request
 from inlay.routing import KvEvents, KvSnapshot
+from inlay.stages.graph import StageCard
 
 
 class Listen(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +45,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
             place it takes.
         prompt_embeds: whether clients may send embeddings as prompts, where the model takes them.
         listen: where it takes requests from other machines, if from any.
+        stage: of a pipeline that it is, or None.
     """
 
     settings: str
@@ -52,6 +54,7 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
     telemetry: str = "{}"
     prompt_embeds: bool = True
     listen: Listen | None = None
+    stage: StageCard | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):

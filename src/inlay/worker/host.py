@@ -45,6 +45,7 @@ from inlay.errors import (
 )
 from inlay.request import Emit, Request, Task
 from inlay.routing import KvEvents, KvSnapshot
+from inlay.stages.graph import StageCard
 from inlay.telemetry import Tracing
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry
@@ -80,6 +81,7 @@ class EngineHost:
         tracing: makes spans of requests that belong to one, or None.
         embeds_cache: of stored prompts that came over direct connections.
         prompt_embeds: whether requests may have rows; those of adapters do in any case.
+        stage: of a pipeline that the worker is, for its card.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class EngineHost:
         tracing: Tracing | None = None,
         prompt_embeds: bool = True,
         embeds_cache: EmbedsCache | None = None,
+        stage: StageCard | None = None,
     ) -> None:
+        self._stage = stage
         self._engine = engine
         self._embeds_cache = embeds_cache or EmbedsCache(0)
         self._prompt_embeds = prompt_embeds
@@ -119,6 +123,7 @@ class EngineHost:
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
         card = replace(card, kv_events=self._tells, address=self._address, dials=self._dials)
+        card = replace(card, stage=self._stage)
         if not self._prompt_embeds:
             card = replace(card, prompt_embeds=EMBEDS_OFF)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
@@ -301,6 +306,7 @@ async def host_of(
     *,
     prompt_embeds: bool = True,
     embeds_cache: EmbedsCache | None = None,
+    stage: StageCard | None = None,
 ) -> EngineHost:
     """A host for a started engine, with the adapters that its settings name.
 
@@ -311,6 +317,7 @@ async def host_of(
         tracing: makes spans, or None.
         prompt_embeds: as of `EngineHost`.
         embeds_cache: as of `EngineHost`.
+        stage: as of `EngineHost`.
 
     Raises:
         InlayError: one of them cannot be loaded.
@@ -335,4 +342,5 @@ async def host_of(
         tracing=tracing,
         prompt_embeds=prompt_embeds,
         embeds_cache=embeds_cache,
+        stage=stage,
     )

@@ -17,6 +17,7 @@ from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.pace import freeze_gc
+from inlay.stages.graph import StageCard
 from inlay.telemetry import TelemetrySettings, Tracing, configure
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
@@ -108,6 +109,7 @@ async def spawn(
     environment: Mapping[str, str] = MappingProxyType({}),
     prompt_embeds: bool = True,
     listen: Listen | None = None,
+    stage: StageCard | None = None,
 ) -> WorkerProcess:
     """Start a worker process for `settings`.
 
@@ -122,6 +124,7 @@ async def spawn(
         environment: variables it is to have beside what it inherits and its engine needs.
         prompt_embeds: whether clients may send embeddings as prompts.
         listen: where it takes requests from other machines, if from any.
+        stage: of a pipeline that it is, or None.
 
     Raises:
         InvalidRequestError: it cannot run in the Python the settings name.
@@ -162,6 +165,7 @@ async def spawn(
             told,
             prompt_embeds,
             listen,
+            stage,
         )
     )
     return WorkerProcess(process, channel, python)
@@ -174,6 +178,7 @@ def starting(
     *,
     prompt_embeds: bool = True,
     listen: Listen | None = None,
+    stage: StageCard | None = None,
 ) -> Callable[[Sequence[AnyCommand]], Awaitable[WorkerProcess]]:
     """Return a function that starts a process for `rank`, which first runs the commands given.
 
@@ -190,6 +195,7 @@ def starting(
             environment=rank.environment,
             prompt_embeds=prompt_embeds,
             listen=listen,
+            stage=stage,
         )
 
     return start
@@ -228,6 +234,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
             tracing,
             prompt_embeds=boot.prompt_embeds,
             embeds_cache=cache,
+            stage=boot.stage,
         )
     except InlayError as error:
         return await _fail(channel, error)

@@ -22,6 +22,8 @@ async def list_models(call: Call) -> None:
     router = call.server.router
     entries = []
     for card in router.models():
+        if card.is_inner:
+            continue
         entries += [_entry(call, ServedModel(card), name) for name in (card.name, *card.aliases)]
         entries += [
             _entry(call, ServedModel(card, adapter), adapter.name)

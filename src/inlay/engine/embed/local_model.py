@@ -1,12 +1,8 @@
 """A transformers model in this process as an `EmbeddingModel`: a thread computes."""
 
 import asyncio
-import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from queue import SimpleQueue
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +10,12 @@ import numpy.typing as npt
 from inlay import __version__
 from inlay.card import Limits, ModelCard
 from inlay.digest import Secret
+from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
 from inlay.request import Task
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class LocalModel:
@@ -32,7 +25,7 @@ class LocalModel:
         self._settings = settings
         self._secret = secret
         self._encoder: Encoder | None = None
-        self._thread = _Thread()
+        self._thread = ComputeThread()
 
     async def start(self) -> LoadedEmbeddingModel:
         """Load the model. Raises `InvalidRequestError` if it, or a setting, is not supported."""
@@ -56,55 +49,6 @@ class LocalModel:
         """Stop the thread and release the model."""
         await asyncio.to_thread(self._thread.close)
         self._encoder = None
-
-
-class _Thread:
-    """One thread that runs calls of the event loop, one at a time."""
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Call `work` in the thread; return its result or raise its error."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if done.cancelled():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)  # type: ignore[arg-type]
-
-        def compute() -> None:
-            result: T | None = None
-            failure: Exception | None = None
-            try:
-                result = work()
-            except Exception as error:  # raised again where it is awaited
-                failure = error
-            try:
-                loop.call_soon_threadsafe(settle, result, failure)
-            except RuntimeError:
-                log.warning("the event loop closed while the engine was computing")
-
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
-            self._thread.start()
-        self._work.put(compute)
-        return await done
-
-    def _loop(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-
-    def close(self) -> None:
-        """End the thread. Nothing may be running in it."""
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join()
 
 
 def _vectors(encoder: Encoder, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:

@@ -1,0 +1,179 @@
+"""Checks of a request before it costs anything, and of values on the engine's thread."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from inlay.engine.diffusers.facts import Facts
+from inlay.engine.diffusers.loading import Part
+from inlay.engine.diffusers.painter import EMBEDS, NEGATIVE
+from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.prompt import DTYPE_SIZES
+from inlay.request import Diffusion, Payload
+from inlay.tensors.tensor import NUMPY_DTYPES
+
+MAX_SIDE = 8192
+"""Pixels of a side at most."""
+MAX_COUNT = 10
+"""Images of one request at most, as OpenAI's."""
+MAX_GUIDANCE = 100.0
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+MAX_PROMPT_BYTES = 128 * 1024
+"""Bytes of a prompt's text: OpenAI's 32,000 characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one request may ask for.
+
+    Attributes:
+        facts: of the pipeline.
+        part: that is served.
+        max_pixels: of one image.
+        max_steps: of the denoiser.
+        max_abs: of an element of the embeddings.
+    """
+
+    facts: Facts
+    part: Part
+    max_pixels: int
+    max_steps: int
+    max_abs: float
+
+    def check(self, params: Diffusion, inputs: Mapping[str, Payload]) -> None:
+        """Raise `InvalidRequestError` if parameters or inputs cannot be served here."""
+        self._check_size(params)
+        facts = self.facts
+        _check_range("num_inference_steps", params.steps, 1, self.max_steps)
+        _check_range("n", params.count, 1, MAX_COUNT)
+        _check_range("guidance_scale", params.guidance, 0, MAX_GUIDANCE)
+        _check_range("preview_every", params.preview_every, 0, self.max_steps)
+        _check_range("seed", params.seed, -(2**63), 2**64 - 1)
+        if params.negative is not None:
+            if not facts.negative:
+                raise InvalidRequestError(
+                    "this model takes no negative prompt", param="negative_prompt"
+                )
+            _check_text(params.negative.encode(), "negative_prompt")
+        self._check_inputs(params, inputs)
+
+    def _check_size(self, params: Diffusion) -> None:
+        width, height, multiple = params.width, params.height, self.facts.multiple
+        if not (
+            all(multiple <= side <= MAX_SIDE and side % multiple == 0 for side in (width, height))
+            and width * height <= self.max_pixels
+        ):
+            raise InvalidRequestError(
+                f"size is {width}x{height}; sides are multiples of {multiple}, from {multiple} to "
+                f"{MAX_SIDE}, with at most {self.max_pixels} pixels",
+                param="size",
+            )
+
+    def _check_inputs(self, params: Diffusion, inputs: Mapping[str, Payload]) -> None:
+        if self.part == "vae":
+            self._check_ports(inputs, ["latents"])
+            shape = (params.count, *self.facts.latent_shape(params.width, params.height))
+            _check_tensor(inputs["latents"], shape)
+        elif "prompt" in inputs and self.part != "denoiser":
+            self._check_ports(inputs, ["prompt"])
+            _check_text(bytes(inputs["prompt"].data.view), "prompt")
+        elif self.part == "text_encoder":
+            self._check_ports(inputs, ["prompt"])
+        else:
+            self._check_embeds(inputs)
+
+    def _check_embeds(self, inputs: Mapping[str, Payload]) -> None:
+        shapes = {EMBEDS + name: shape for name, shape in self.facts.embeds.items()}
+        negatives = {EMBEDS + NEGATIVE + name: shape for name, shape in self.facts.embeds.items()}
+        given = self.facts.negative and any(port in inputs for port in negatives)
+        if given:
+            shapes |= negatives
+        self._check_ports(inputs, [*shapes])
+        for port, shape in shapes.items():
+            found = inputs[port]
+            if len(found.shape) == len(shape):
+                length = found.shape[0]
+                if shape[0] == -1 and not 1 <= length <= self.facts.max_length:
+                    raise EmbeddingsError(
+                        f"{port.removeprefix(EMBEDS)} has {length} positions; this model reads 1 "
+                        f"to {self.facts.max_length}",
+                        reason="shape",
+                    )
+                shape = tuple(
+                    actual if size == -1 else size
+                    for size, actual in zip(shape, found.shape, strict=True)
+                )
+            _check_tensor(found, shape)
+
+    def _check_ports(self, inputs: Mapping[str, Payload], wanted: Sequence[str]) -> None:
+        if sorted(inputs) != sorted(wanted):
+            raise InvalidRequestError(
+                f"this {self.part.replace('_', ' ')} takes {', '.join(wanted)}; got "
+                f"{', '.join(sorted(inputs)) or 'nothing'}",
+                param="prompt",
+            )
+
+    def check_values(self, inputs: Mapping[str, Payload]) -> None:
+        """Raise `EmbeddingsError` for NaN, infinity or magnitudes beyond the bound."""
+        for port, payload in inputs.items():
+            if payload.dtype not in _DTYPES:
+                continue
+            flat = np.frombuffer(payload.data.view, NUMPY_DTYPES[payload.dtype])
+            largest = float(np.abs(flat.astype(np.float32, copy=False)).max(initial=0))
+            if not math.isfinite(largest):
+                raise EmbeddingsError(
+                    f"{port} must be finite: it has NaN or infinity", reason="not_finite"
+                )
+            if port.startswith(EMBEDS) and largest > self.max_abs:
+                raise EmbeddingsError(
+                    f"the magnitude of {port.removeprefix(EMBEDS)} is {largest:g}; at most "
+                    f"{self.max_abs:g} is allowed",
+                    reason="magnitude",
+                )
+
+
+def _check_range(param: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise InvalidRequestError(
+            f"{param} may be {least:g} to {most:g}, got {value:g}", param=param
+        )
+
+
+def _check_text(text: bytes, param: str) -> None:
+    if len(text) > MAX_PROMPT_BYTES:
+        raise InvalidRequestError(
+            f"the {param.replace('_', ' ')} has {len(text)} bytes; at most {MAX_PROMPT_BYTES} are "
+            "allowed",
+            param=param,
+        )
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"the {param.replace('_', ' ')} is not UTF-8: {error.reason}", param=param
+        ) from error
+
+
+def _check_tensor(payload: Payload, shape: tuple[int, ...]) -> None:
+    name = payload.port.removeprefix(EMBEDS)
+    size = DTYPE_SIZES.get(payload.dtype, 0)
+    if payload.dtype not in _DTYPES:
+        raise EmbeddingsError(
+            f"{name} is {payload.dtype}; allowed: {', '.join(_DTYPES)}", reason="dtype"
+        )
+    if payload.shape != shape:
+        raise EmbeddingsError(
+            f"the size of tensor must match the model's: {name} is {payload.shape}, not {shape}",
+            reason="shape",
+        )
+    if len(payload.data) != math.prod(shape) * size:
+        raise EmbeddingsError(
+            f"{name} of {shape} {payload.dtype} has {math.prod(shape) * size} bytes, got "
+            f"{len(payload.data)}",
+            reason="shape",
+        )
+
+
+__all__ = ["MAX_COUNT", "MAX_SIDE", "Bounds"]

@@ -1,0 +1,360 @@
+"""`DiffusersEngine`: pipelines of diffusers, or their parts, batched by step."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+
+import torch
+
+from inlay.card import ModelCard, Stats
+from inlay.digest import Secret
+from inlay.engine.compute_thread import ComputeThread
+from inlay.engine.diffusers.checks import Bounds
+from inlay.engine.diffusers.families.base import Painting
+from inlay.engine.diffusers.job import Job, Sketch
+from inlay.engine.diffusers.loading import load
+from inlay.engine.diffusers.model_card import bounds_of, card_of
+from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
+from inlay.engine.diffusers.probing import probe_request
+from inlay.engine.diffusers.turns import put_back, take
+from inlay.engine.settings import EngineSettings
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from inlay.fair_queue import FairQueue
+from inlay.prompt import Buffer
+from inlay.request import Diffusion, Emit, Output, Payload, Request
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 8
+"""Requests in the engine at most, as a multiple of `max_num_seqs`: the router keeps fewer there."""
+
+IMAGE, PREVIEW, LATENTS = "image", "preview", "latents"
+"""Ports of what is made: files of images, of previews, and latents [images, ...]."""
+
+
+class DiffusersEngine:
+    """A pipeline, or its text encoder, denoiser or VAE alone.
+
+    The event loop owns the jobs and chooses what is done next; a thread computes it: one prompt, one
+    image to decode, or a step of many jobs. Files are written on another thread.
+    """
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._thread = ComputeThread()
+        self._files = ThreadPoolExecutor(1, "inlay-image-files")
+        self._card: ModelCard | None = None
+        self._jobs: dict[str, Job] = {}
+        self._queue: FairQueue[Job] = FairQueue()
+        self._work = asyncio.Event()
+        self._driver: asyncio.Task[None] | None = None
+        self._closing = False
+        self._probes = count()
+        self._running = 0
+        self._tokens = self._steps = self._positions = 0
+        self._busy = 0.0
+
+    @property
+    def card(self) -> ModelCard:
+        """Metadata of the served model. Raises `EngineError` before the start."""
+        if self._card is None:
+            raise EngineError("the engine is not started")
+        return self._card
+
+    async def start(self) -> None:
+        """Load the part.
+
+        Raises:
+            InvalidRequestError: an unsupported model or setting.
+            EngineError: it was started before, or files do not fit the models.
+        """
+        if self._driver is not None:
+            raise EngineError("the engine was started before")
+        loaded = self._loaded = await self._thread.run(partial(load, self._settings))
+        self._painter = Painter(loaded)
+        self._bounds: Bounds = bounds_of(self._settings, loaded)
+        self._card = card_of(self._settings, loaded, self._bounds, self._secret)
+        self._driver = asyncio.create_task(self._drive())
+
+    async def close(self) -> None:
+        """Abort all requests, stop the threads and release the models."""
+        self._closing = True
+        for request_id in tuple(self._jobs):
+            self.abort(request_id)
+        self._work.set()
+        if self._driver is not None:
+            await self._driver
+        await asyncio.to_thread(self._thread.close)
+        self._files.shutdown(wait=False)
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        """Admit a request of `Task.STAGE`.
+
+        Raises:
+            InvalidRequestError: it can never run here.
+            OverloadedError: too much is queued, or the engine is closing.
+        """
+        if self._closing:
+            raise OverloadedError("the engine is closing")
+        if request.id in self._jobs:
+            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        if request.adapter is not None:
+            raise InvalidRequestError(
+                f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
+            )
+        if not isinstance(request.params, Diffusion):
+            raise InvalidRequestError(
+                f"this engine makes images; got parameters of {type(request.params).__name__}"
+            )
+        inputs = inputs_of(request)
+        self._bounds.check(request.params, inputs)
+        most = _BACKLOG * self._settings.max_num_seqs
+        if len(self._jobs) >= most:
+            raise OverloadedError(f"{most} requests are queued already", retry_after=1.0)
+        self._admit(request, request.params, inputs, emit)
+
+    def _admit(
+        self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
+    ) -> None:
+        job = self._jobs[request.id] = Job(request, params, inputs, emit)
+        if request.deadline is not None:
+            loop = asyncio.get_running_loop()
+            job.timer = loop.call_later(request.deadline, self._expire, job)
+        self._queue.push(job, job.client, job.priority)
+        self._work.set()
+
+    def abort(self, request_id: str) -> None:
+        """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._leave(job)
+            job.end("abort")
+
+    def _expire(self, job: Job) -> None:
+        self._fail(job, DeadlineExceededError("the deadline passed before the images were done"))
+
+    def _fail(self, job: Job, error: InlayError) -> None:
+        self._leave(job)
+        job.end("error", error=error)
+
+    def _leave(self, job: Job) -> None:
+        """Take a job out, wherever it is; its work, if it has any now, is dropped when done."""
+        if self._jobs.pop(job.request.id, None) is not None and job in self._queue:
+            self._queue.remove(job, job.client, job.priority)
+
+    async def probe(self) -> float:
+        """Make the smallest image, or its part, before all that wait; return the seconds it took.
+
+        Raises:
+            EngineError: the engine is not running, or failed.
+        """
+        if self._closing or self._driver is None:
+            raise EngineError("the engine is not running")
+        started = time.monotonic()
+        done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+
+        def emit(output: Output) -> None:
+            if output.finish_reason is not None and not done.done():
+                done.set_result(output)
+
+        request, params = probe_request(f"probe-{next(self._probes)}", self._loaded)
+        self._admit(request, params, inputs_of(request), emit)
+        try:
+            last = await done
+        finally:
+            self.abort(request.id)
+        if last.finish_reason != "stop":
+            raise EngineError(
+                last.error.message if last.error else "the engine closed during the probe"
+            )
+        return time.monotonic() - started
+
+    def stats(self) -> Stats:
+        """Return the current counters; progress is positions computed."""
+        return Stats(
+            running=self._running,
+            waiting=len(self._jobs) - self._running,
+            prompt_tokens=self._tokens,
+            steps=self._steps,
+            progress=self._positions + self._tokens,
+            busy_seconds=self._busy,
+        )
+
+    async def _drive(self) -> None:
+        while not self._closing:
+            jobs = take(
+                self._queue, self._settings.max_num_batched_tokens, self._settings.max_num_seqs
+            )
+            if not jobs:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            self._running = len(jobs)
+            began = time.monotonic()
+            for job in jobs:
+                job.begins()
+            try:
+                await self._do(jobs)
+            except InlayError as error:
+                self._fail_all(jobs, error)
+            except Exception as error:
+                log.exception("%d requests failed", len(jobs))
+                failed = EngineError(f"the model failed: {type(error).__name__}: {error}")
+                self._fail_all(jobs, failed)
+            self._busy += time.monotonic() - began
+            self._running = 0
+            put_back(self._queue, [job for job in jobs if self._goes_on(job)])
+
+    def _goes_on(self, job: Job) -> bool:
+        """Return True if more is to be computed for a job."""
+        if job.ended:
+            return False
+        painting = job.painting
+        return bool(job.sketches) or painting is None or not painting.done
+
+    def _fail_all(self, jobs: Sequence[Job], error: InlayError) -> None:
+        for job in jobs:
+            self._fail(job, error)
+
+    async def _do(self, jobs: Sequence[Job]) -> None:
+        job = jobs[0]
+        if job.cost:
+            await self._step(jobs)
+        elif job.sketches:
+            await self._decode(job)
+        elif self._loaded.part == "text_encoder":
+            await self._encode(job)
+        elif self._loaded.part == "vae":
+            await self._sketch(job)
+        else:
+            await self._begin(job)
+
+    async def _encode(self, job: Job) -> None:
+        embeds, job.prompt_tokens = await self._thread.run(partial(_encode, self._painter, job))
+        self._tokens += job.prompt_tokens
+        payloads = [payload(EMBEDS + name, tensor) for name, tensor in embeds.items()]
+        self._end(job, *payloads)
+
+    async def _sketch(self, job: Job) -> None:
+        """Have the latents of each image decoded."""
+        found = await self._thread.run(partial(_read, self._painter, self._bounds, job))
+        self._add_sketches(job, IMAGE, found["latents"])
+
+    async def _begin(self, job: Job) -> None:
+        work = partial(_begin, self._painter, self._bounds, job)
+        painting, tokens = await self._thread.run(work)
+        job.prompt_tokens = tokens
+        self._tokens += tokens
+        if not job.ended:
+            job.painting, job.inputs = painting, {}
+
+    async def _step(self, jobs: Sequence[Job]) -> None:
+        paintings = [job.painting for job in jobs if job.painting is not None]
+        budget = self._settings.max_num_batched_tokens
+        self._positions += sum(job.cost for job in jobs)
+        errors = await self._thread.run(partial(self._painter.step, paintings, budget))
+        self._steps += 1
+        for job, painting, error in zip(jobs, paintings, errors, strict=True):
+            if job.ended:
+                continue
+            if error is not None:
+                self._fail(job, error)
+            elif painting.done:
+                self._finish(job)
+            elif job.params.preview_every and painting.step % job.params.preview_every == 0:
+                estimate = painting.latents if painting.estimate is None else painting.estimate
+                if self._loaded.has("vae"):
+                    self._add_sketches(job, PREVIEW, estimate)
+                else:
+                    job.put(payload(PREVIEW, estimate, last=False))
+
+    def _finish(self, job: Job) -> None:
+        painting = job.painting
+        if painting is None:
+            return
+        if self._loaded.has("vae"):
+            self._add_sketches(job, IMAGE, painting.latents)
+        else:
+            self._end(job, payload(LATENTS, painting.latents))
+
+    def _add_sketches(self, job: Job, port: str, latents: torch.Tensor) -> None:
+        images = len(latents)
+        for index in range(images):
+            last = port == IMAGE and index == images - 1
+            job.sketches.append(Sketch(port, latents[index : index + 1], last, last))
+
+    async def _decode(self, job: Job) -> None:
+        sketch = job.sketches.popleft()
+        image = await self._thread.run(partial(self._painter.pixels, sketch.latents, job.params))
+        if not job.ended:
+            loop = asyncio.get_running_loop()
+            written = loop.run_in_executor(self._files, image_file, image, job.params.image_format)
+            written.add_done_callback(partial(self._written, job, sketch))
+
+    def _written(self, job: Job, sketch: Sketch, file: "asyncio.Future[bytes]") -> None:
+        if file.cancelled() or job.ended:
+            return
+        error = file.exception()
+        if error is not None:
+            log.error("an image was not written", exc_info=error)
+            self._fail(job, EngineError(f"the image was not written: {error}"))
+            return
+        data = file.result()
+        found = Payload(sketch.port, "uint8", (len(data),), Buffer(data), sketch.last)
+        if sketch.ends:
+            self._end(job, found)
+        else:
+            job.put(found)
+
+    def _end(self, job: Job, *payloads: Payload) -> None:
+        params = job.params
+        made = self._loaded.facts.positions(params.width, params.height) * params.count
+        self._leave(job)
+        job.end("stop", *payloads, positions=0 if self._loaded.part == "text_encoder" else made)
+
+
+def inputs_of(request: Request) -> dict[str, Payload]:
+    """Return the payloads of a request by port. Raises `InvalidRequestError` for a port twice."""
+    inputs: dict[str, Payload] = {}
+    for given in request.inputs:
+        if given.port in inputs:
+            raise InvalidRequestError(f"there are two inputs called {given.port}")
+        inputs[given.port] = given.value
+    return inputs
+
+
+def _text(job: Job) -> str:
+    return bytes(job.inputs["prompt"].data.view).decode()
+
+
+def _encode(painter: Painter, job: Job) -> tuple[dict[str, torch.Tensor], int]:
+    return painter.encode(_text(job), job.params)
+
+
+def _read(painter: Painter, bounds: Bounds, job: Job) -> dict[str, torch.Tensor]:
+    bounds.check_values(job.inputs)
+    return painter.tensors(job.inputs)
+
+
+def _begin(painter: Painter, bounds: Bounds, job: Job) -> tuple[Painting, int]:
+    if "prompt" in job.inputs:
+        embeds, tokens = _encode(painter, job)
+    else:
+        found = _read(painter, bounds, job)
+        embeds = {port.removeprefix(EMBEDS): tensor for port, tensor in found.items()}
+        tokens = len(embeds["prompt_embeds"])
+    return painter.begin(embeds, job.params), tokens
+
+
+__all__ = ["DiffusersEngine"]

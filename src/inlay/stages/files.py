@@ -1,0 +1,144 @@
+"""Files of a pipeline: its graph, and the deployment of its stages."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+from inlay.stages.graph import Graph, check
+
+MAX_WORKERS = 64
+"""Workers of a stage on one machine."""
+
+
+class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where and how stages run; it never changes what they answer.
+
+    Attributes:
+        stages: by name, fields of `EngineSettings`, and `workers`, how many `inlay serve` starts.
+    """
+
+    stages: dict[str, dict[str, Any]] = {}
+
+    def workers(self, stage: str) -> int:
+        """Number of workers of a stage."""
+        return int(self.stages.get(stage, {}).get("workers", 1))
+
+
+_OWN = frozenset({"model", "served_model_name", "part", "task"})
+"""Settings that the graph decides."""
+
+
+def is_graph(model: str) -> bool:
+    """True if what is to be served is the file of a graph."""
+    return model.endswith((".yaml", ".yml"))
+
+
+def read_graph(path: Path) -> Graph:
+    """Read a graph and check it; models beside it become absolute paths.
+
+    Raises:
+        InvalidRequestError: it cannot be read, or is wrong; the message names the place.
+    """
+    try:
+        graph = msgspec.convert(_read(path), Graph)
+        check(graph)
+    except (msgspec.ValidationError, InvalidRequestError) as error:
+        raise InvalidRequestError(f"{path}: {error}") from error
+    stages = {
+        name: msgspec.structs.replace(stage, model=_model(stage.model, path.parent))
+        for name, stage in graph.stages.items()
+    }
+    return msgspec.structs.replace(graph, stages=stages)
+
+
+def read_deployment(path: Path | None) -> Deployment:
+    """Read a deployment; an empty one for None.
+
+    Raises:
+        InvalidRequestError: it cannot be read, or has a setting that is none or is the graph's.
+    """
+    if path is None:
+        return Deployment()
+    try:
+        found = msgspec.convert(_read(path), Deployment)
+        for name, fields in found.stages.items():
+            _check_fields(f"stages.{name}", fields)
+    except (msgspec.ValidationError, InvalidRequestError) as error:
+        raise InvalidRequestError(f"{path}: {error}") from error
+    return found
+
+
+def stage_settings(
+    graph: Graph, deployment: Deployment, given: Mapping[str, Any]
+) -> dict[str, EngineSettings]:
+    """Return the settings of the engine of each stage.
+
+    Args:
+        graph: checked.
+        deployment: of its stages.
+        given: fields of `EngineSettings` for all stages, over which the deployment goes.
+
+    Raises:
+        InvalidRequestError: a stage that the graph has not, an engine that cannot run its kind, or
+            a value out of range.
+    """
+    for name in deployment.stages:
+        if name not in graph.stages:
+            raise InvalidRequestError(
+                f"stages.{name}: the graph has no such stage; it has {', '.join(graph.stages)}"
+            )
+    return {name: _settings_of(graph, name, deployment, given) for name in graph.stages}
+
+
+def _settings_of(
+    graph: Graph, name: str, deployment: Deployment, given: Mapping[str, Any]
+) -> EngineSettings:
+    stage = graph.stages[name]
+    kind = stage.described
+    own = {key: value for key, value in deployment.stages.get(name, {}).items() if key != "workers"}
+    fields = {"engine": kind.engine, **given, **own}
+    if fields["engine"] not in kind.engines:
+        raise InvalidRequestError(
+            f"stages.{name}.engine: {fields['engine']!r} runs no stage of kind {stage.kind}; "
+            f"allowed: {', '.join(sorted(kind.engines))}"
+        )
+    fields |= {"model": stage.model, "served_model_name": [graph.served_name(name)]}
+    if kind.part != "pipeline":
+        fields["part"] = kind.part
+    try:
+        return EngineSettings.model_validate(fields)
+    except ValueError as error:
+        raise InvalidRequestError(f"stages.{name}: {' '.join(str(error).split())}") from error
+
+
+def _check_fields(place: str, fields: Mapping[str, Any]) -> None:
+    for key, value in fields.items():
+        if key == "workers":
+            if not isinstance(value, int) or not 1 <= value <= MAX_WORKERS:
+                raise InvalidRequestError(
+                    f"{place}.workers: {value!r}; allowed: 1 to {MAX_WORKERS}"
+                )
+        elif key in _OWN or key not in EngineSettings.model_fields:
+            why = "is the graph's to say" if key in _OWN else "is no setting of an engine"
+            raise InvalidRequestError(f"{place}.{key}: {why}")
+
+
+def _read(path: Path) -> object:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidRequestError(
+            f"{path} cannot be read: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _model(name: str, folder: Path) -> str:
+    return str((folder / name).resolve()) if (folder / name).is_dir() else name
+
+
+__all__ = ["Deployment", "is_graph", "read_deployment", "read_graph", "stage_settings"]

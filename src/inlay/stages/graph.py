@@ -1,0 +1,236 @@
+"""A pipeline as data: stages, edges between their ports, inputs and outputs; and its checks."""
+
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
+
+import msgspec
+
+from inlay.errors import InvalidRequestError
+from inlay.stages.kinds import KINDS, Kind, PortType
+
+MAX_STAGES = 16
+
+
+class Port(NamedTuple):
+    """A port of a stage."""
+
+    stage: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.name}"
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model of a pipeline.
+
+    Attributes:
+        kind: one of `KINDS`.
+        model: directory, relative to the graph's file, or a name on the hub.
+    """
+
+    kind: str
+    model: str
+
+    @property
+    def described(self) -> Kind:
+        """Its kind."""
+        return KINDS[self.kind]
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pipeline. It is the same wherever its stages run.
+
+    Attributes:
+        name: what clients call it.
+        stages: by name.
+        edges: "stage.port -> stage.port".
+        inputs: port that each thing of a request goes to; today "prompt" alone.
+        outputs: port that each thing of an answer comes from: "text", "image", "preview".
+    """
+
+    name: str
+    stages: dict[str, Stage]
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    edges: list[str] = []
+
+    @property
+    def links(self) -> tuple[tuple[Port, Port], ...]:
+        """The edges, as (from, to)."""
+        return tuple(_edge(edge) for edge in self.edges)
+
+    def served_name(self, stage: str) -> str:
+        """Name under which the workers of a stage are served.
+
+        The stage that makes the text of an answer, or else its image, has the pipeline's own name:
+        chats and completions on it need no plan.
+        """
+        return self.name if stage == self.front else f"{self.name}/{stage}"
+
+    @property
+    def front(self) -> str:
+        """The stage that clients see: that of the text, or else of another output."""
+        return self.text_stage or _port(next(iter(self.outputs.values()))).stage
+
+    @property
+    def text_stage(self) -> str | None:
+        """The stage that makes the text of an answer, or None."""
+        return _port(self.outputs["text"]).stage if "text" in self.outputs else None
+
+    def sources(self, stage: str) -> list[tuple[Port, str]]:
+        """Return the ports that feed a stage, each with the name of its own port that is fed."""
+        return [(start, end.name) for start, end in self.links if end.stage == stage]
+
+    def needed(self, outputs: Iterable[str]) -> list[str]:
+        """Return the stages that make some of the outputs, each after those it needs."""
+        pending = [_port(self.outputs[name]).stage for name in outputs]
+        wanted: set[str] = set()
+        while pending:
+            stage = pending.pop()
+            if stage not in wanted:
+                wanted.add(stage)
+                pending += [start.stage for start, _ in self.sources(stage)]
+        order = TopologicalSorter(
+            {stage: [start.stage for start, _ in self.sources(stage)] for stage in wanted}
+        )
+        return list(order.static_order())
+
+
+def check(graph: Graph) -> None:
+    """Check a graph.
+
+    Raises:
+        InvalidRequestError: ports that are not there, types that do not match, a port that is fed
+            twice or not at all, a cycle, or a stage that no output needs.
+    """
+    if not graph.name or "/" in graph.name:
+        raise InvalidRequestError(f"name: {graph.name!r} must not be empty or hold a slash")
+    if not 1 <= len(graph.stages) <= MAX_STAGES:
+        raise InvalidRequestError(
+            f"stages: there are {len(graph.stages)}; allowed: 1 to {MAX_STAGES}"
+        )
+    for name, stage in graph.stages.items():
+        if not name.isidentifier():
+            raise InvalidRequestError(
+                f"stages.{name}: a stage's name is made of letters, digits and underscores"
+            )
+        if stage.kind not in KINDS:
+            raise InvalidRequestError(
+                f"stages.{name}.kind: {stage.kind!r} is unknown; allowed: {', '.join(KINDS)}"
+            )
+    fed = _feeds(graph)
+    for name, stage in graph.stages.items():
+        given = [str(port) for port in fed if port.stage == name]
+        if len(given) != 1:
+            ports = " or ".join(f"{name}.{port}" for port in stage.described.inputs)
+            raise InvalidRequestError(
+                f"stages.{name}: "
+                + (f"{' and '.join(given)} are fed" if given else "nothing feeds it")
+                + f"; allowed: exactly one of {ports}"
+            )
+    for name, where in graph.outputs.items():
+        kind = _typed(graph, _port(where, f"outputs.{name}"), "outputs", f"outputs.{name}")
+        if name not in _OUTPUTS or kind is not _OUTPUTS[name]:
+            raise InvalidRequestError(
+                f"outputs.{name}: {where} is {_an(kind)}; allowed: "
+                + ", ".join(f"{known} of type {type_}" for known, type_ in _OUTPUTS.items())
+            )
+    if not graph.outputs:
+        raise InvalidRequestError("outputs: there are none")
+    _check_order(graph)
+
+
+_OUTPUTS: Mapping[str, PortType] = {
+    "text": PortType.TEXT,
+    "image": PortType.IMAGE,
+    "preview": PortType.IMAGE,
+}
+"""Type of each thing that an answer may have."""
+
+
+def _feeds(graph: Graph) -> dict[Port, str]:
+    """Return the ports that are fed, and what feeds each. Raises `InvalidRequestError`."""
+    fed: dict[Port, str] = {}
+
+    def feed(end: Port, by: str, kind: PortType, place: str) -> None:
+        takes = _typed(graph, end, "inputs", place)
+        if takes is not kind:
+            raise InvalidRequestError(f"{place}: {by} is {_an(kind)}, {end} takes {_an(takes)}")
+        if end in fed:
+            raise InvalidRequestError(f"{place}: {end} is fed by {fed[end]} already")
+        fed[end] = by
+
+    for index, edge in enumerate(graph.edges):
+        place = f"edges[{index}]"
+        start, end = _edge(edge, place)
+        feed(end, str(start), _typed(graph, start, "outputs", place), place)
+    for name, where in graph.inputs.items():
+        if name != "prompt":
+            raise InvalidRequestError(f"inputs.{name}: unknown; allowed: prompt")
+        feed(_port(where, "inputs.prompt"), "the prompt", PortType.TEXT, "inputs.prompt")
+    if not graph.inputs:
+        raise InvalidRequestError("inputs: prompt is missing")
+    return fed
+
+
+def _check_order(graph: Graph) -> None:
+    waits = {name: [start.stage for start, _ in graph.sources(name)] for name in graph.stages}
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        raise InvalidRequestError(f"edges: a cycle: {' <- '.join(error.args[1])}") from error
+    useless = set(graph.stages) - set(graph.needed(graph.outputs))
+    if useless:
+        raise InvalidRequestError(f"stages.{min(useless)}: no output needs it")
+
+
+def _typed(graph: Graph, port: Port, side: str, place: str) -> PortType:
+    """Return the type of a port on one side ("inputs", "outputs") of its stage."""
+    stage = graph.stages.get(port.stage)
+    if stage is None:
+        raise InvalidRequestError(
+            f"{place}: there is no stage {port.stage!r}; there are {', '.join(graph.stages)}"
+        )
+    ports: Mapping[str, PortType] = getattr(stage.described, side)
+    if port.name not in ports:
+        raise InvalidRequestError(
+            f"{place}: {port} is not among the {side} of a stage of kind {stage.kind}: "
+            + ", ".join(ports)
+        )
+    return ports[port.name]
+
+
+def _port(text: str, place: str = "") -> Port:
+    text = text.strip()
+    stage, dot, name = text.partition(".")
+    if not (stage and dot and name):
+        raise InvalidRequestError(f"{place}: {text!r} must be STAGE.PORT")
+    return Port(stage, name)
+
+
+def _edge(text: str, place: str = "") -> tuple[Port, Port]:
+    start, arrow, end = text.partition("->")
+    if not arrow:
+        raise InvalidRequestError(f"{place}: {text!r} must be STAGE.PORT -> STAGE.PORT")
+    return _port(start, place), _port(end, place)
+
+
+def _an(kind: PortType) -> str:
+    return f"{'an' if kind[0] in 'aei' else 'a'} {kind}" if kind is PortType.IMAGE else str(kind)
+
+
+class StageCard(msgspec.Struct, frozen=True):
+    """The stage that a worker is, as its card has it.
+
+    Attributes:
+        graph: the pipeline, the same at all its workers.
+        name: of the stage.
+    """
+
+    graph: Graph
+    name: str
+
+
+__all__ = ["Graph", "Port", "Stage", "StageCard", "check"]

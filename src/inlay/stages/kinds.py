@@ -1,0 +1,63 @@
+"""Kinds of stages: what each takes and gives, and what runs it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class PortType(StrEnum):
+    """Types of what passes between stages.
+
+    TEXT is UTF-8; EMBEDS a bundle of named tensors that stands for a prompt; LATENTS what a denoiser
+    makes; IMAGE the file of an image.
+    """
+
+    TEXT = "text"
+    EMBEDS = "embeds"
+    LATENTS = "latents"
+    IMAGE = "image"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of stage.
+
+    Attributes:
+        inputs: type of each port that takes something. A stage is fed on exactly one of them.
+        outputs: type of each port that gives something.
+        engine: name of the engine that runs it unless the deployment names another.
+        engines: names of those that can.
+        part: `EngineSettings.part` of its worker.
+    """
+
+    inputs: Mapping[str, PortType]
+    outputs: Mapping[str, PortType]
+    engine: str
+    engines: frozenset[str] = field(default=frozenset())
+    part: str = "pipeline"
+
+
+_TEXT, _EMBEDS = {"prompt": PortType.TEXT}, {"embeds": PortType.EMBEDS}
+_IMAGES = {"image": PortType.IMAGE, "preview": PortType.IMAGE}
+_DIFFUSERS = frozenset({"diffusers"})
+
+KINDS: Mapping[str, Kind] = {
+    "generate": Kind(
+        _TEXT, {"text": PortType.TEXT}, "torch", frozenset({"torch", "vllm", "sglang", "echo"})
+    ),
+    "image": Kind(_TEXT | _EMBEDS, _IMAGES, "diffusers", _DIFFUSERS),
+    "encode": Kind(_TEXT, _EMBEDS, "diffusers", _DIFFUSERS, "text_encoder"),
+    "denoise": Kind(
+        _EMBEDS,
+        {"latents": PortType.LATENTS, "preview": PortType.IMAGE},
+        "diffusers",
+        _DIFFUSERS,
+        "denoiser",
+    ),
+    "decode": Kind(
+        {"latents": PortType.LATENTS}, {"image": PortType.IMAGE}, "diffusers", _DIFFUSERS, "vae"
+    ),
+}
+"""Kinds of stages by their name in a graph."""
+
+__all__ = ["KINDS", "Kind", "PortType"]
