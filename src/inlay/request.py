@@ -213,7 +213,7 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
-    """What a stage is given on one of its ports."""
+    """A payload that a stage is given on one of its ports."""
 
     port: str
     value: Payload
@@ -260,16 +260,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.task is Task.STAGE:
-            return
-        generates, prompts = self.task is Task.GENERATE, len(self.prompts)
-        if generates != isinstance(self.params, Sampling) or (
-            prompts != 1 if generates else not prompts
-        ):
+        prompts = len(self.prompts)
+        if self.task is Task.GENERATE:
+            fits = prompts == 1 and isinstance(self.params, Sampling)
+        elif self.task is Task.STAGE:
+            fits = not prompts and isinstance(self.params, Diffusion)
+        else:
+            fits = prompts > 0 and isinstance(self.params, Pooling)
+        if not fits or (self.inputs and self.task is not Task.STAGE):
             raise ValueError(
-                f"a request to {self.task} has {prompts} prompts and "
-                f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, at "
-                "least one prompt and Pooling for all other tasks"
+                f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
+                f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
+                "inputs and Diffusion for a stage, at least one prompt and Pooling for all other "
+                "tasks"
             )
 
     @property

@@ -16,6 +16,7 @@ from inlay.api.openai.schema.embeddings import (
     RerankRequest,
     ScoreRequest,
 )
+from inlay.api.openai.schema.images import ImagesRequest
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.api.openai.schema.tokenize import TokenizeRequest
 from inlay.api.schema.chat import ChatRequest
@@ -28,6 +29,7 @@ TYPES = (
     ClassificationRequest,
     CompletionRequest,
     EmbeddingRequest,
+    ImagesRequest,
     PoolingRequest,
     RerankRequest,
     ResponsesRequest,
@@ -41,6 +43,7 @@ def with_field(kind: type[msgspec.Struct], name: str, value: object) -> msgspec.
     needed: dict[type, dict[str, object]] = {
         ChatRequest: {"messages": []},
         MessagesInput: {"messages": []},
+        ImagesRequest: {"prompt": "a"},
         RerankRequest: {"query": "a", "documents": ["b"]},
     }
     return msgspec.convert({**needed.get(kind, {}), name: value}, kind)

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.cli.pipeline import Deployment, read_deployment, read_graph, stage_settings
 from inlay.errors import InvalidRequestError
-from inlay.stages.files import Deployment, read_deployment, read_graph, stage_settings
 from inlay.stages.graph import Graph, check
 from inlay.stages.kinds import KINDS
 
@@ -162,6 +162,18 @@ def test_a_cycle_is_named(tmp_path: Path) -> None:
         "outputs": {"text": "c.text"},
     }
     with pytest.raises(InvalidRequestError, match=r"edges: a cycle: . <- . <- ."):
+        read_graph(write(tmp_path, graph))
+
+
+def test_one_language_model_after_another_is_refused(tmp_path: Path) -> None:
+    graph = {
+        "name": "pair",
+        "stages": {name: {"kind": "generate", "model": "m"} for name in ("writer", "reviewer")},
+        "edges": ["writer.text -> reviewer.prompt"],
+        "inputs": {"prompt": "writer.prompt"},
+        "outputs": {"text": "reviewer.text"},
+    }
+    with pytest.raises(InvalidRequestError, match="one language model after another"):
         read_graph(write(tmp_path, graph))
 
 

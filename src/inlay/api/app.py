@@ -31,6 +31,7 @@ from inlay.api.openai.embeddings.pooling import classify, pooling
 from inlay.api.openai.embeddings.route import embeddings
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
+from inlay.api.openai.images import images
 from inlay.api.openai.responses.route import responses
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
@@ -47,6 +48,7 @@ from inlay.api.openai.schema.embeddings import (
     ScoreResponse,
 )
 from inlay.api.openai.schema.encode import EncodeRequest, EncodeResponse
+from inlay.api.openai.schema.images import ImageEvent, ImagesRequest, ImagesResponse
 from inlay.api.openai.schema.lookup import EncodePromptRequest, RowsRequest, RowsResponse
 from inlay.api.openai.schema.models import ModelEntry, ModelList
 from inlay.api.openai.schema.prompt_embeds import (
@@ -144,6 +146,11 @@ ROUTES: Routes = (
     (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
         RerankRequest, RerankResponse), rerank),
     (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
+    (
+        Operation("POST", "/v1/images/generations", "Images of a prompt.",
+            ImagesRequest, ImagesResponse, ImageEvent),
+        images,
+    ),
     (Operation("POST", "/v1/encode", "Rows of images, which a chat takes as image_embeds.",
         EncodeRequest, EncodeResponse), encode),
     (

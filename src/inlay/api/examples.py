@@ -72,6 +72,10 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "/v1/score": {"pairs": {"text_1": "a fox", "text_2": ["an animal", "a stone"]}},
     "/v1/rerank": {"documents": {"query": "a fox", "documents": ["a stone", "an animal"]}},
     "/v1/encode": {"picture": {"input": _PIXEL}},
+    "/v1/images/generations": {
+        "image": {"prompt": "a red fox"},
+        "stream": {"prompt": "a red fox", "stream": True, "partial_images": 2, "seed": 1},
+    },
     "/v1/prompt_embeds/encode": {"text": {"prompt": _QUESTION}},
     "/tokenize": {"text": {"prompt": _QUESTION, "return_token_strs": True}},
     "/detokenize": {"ids": {"tokens": [1, 2, 3]}},

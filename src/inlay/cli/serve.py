@@ -16,6 +16,7 @@ from inlay.api import build_app
 from inlay.card import EmbeddingCard, ModelCard
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
+from inlay.cli.pipeline import is_graph, read_deployment, read_graph, stage_settings
 from inlay.cli.process import Console, on_signals, run_until_signal
 from inlay.cli.progress import waiting
 from inlay.cli.settings import ServeSettings
@@ -32,7 +33,6 @@ from inlay.http.settings import FrontendSettings
 from inlay.pace import freeze_gc
 from inlay.request import Task
 from inlay.router import Router
-from inlay.stages.files import is_graph, read_deployment, read_graph, stage_settings
 from inlay.stages.graph import StageCard
 from inlay.telemetry import Tracing, configure
 from inlay.transport.local import LocalPlane, RoutedPlane

@@ -65,6 +65,7 @@ ROUTES: dict[Task, tuple[str, ...]] = {
     Task.EMBED: ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
     Task.SCORE: ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
     Task.ENCODE: ("/v1/encode",),
+    Task.STAGE: ("/v1/images/generations",),
 }
 """Routes of each task, the usual one first."""
 
@@ -73,12 +74,14 @@ _DOES = {
     Task.EMBED: "makes embeddings",
     Task.SCORE: "scores or classifies",
     Task.ENCODE: "encodes images",
+    Task.STAGE: "makes images",
 }
 _DOES_NOT = {
     Task.GENERATE: "does not generate text",
     Task.EMBED: "makes no embeddings",
     Task.SCORE: "has no classification head",
     Task.ENCODE: "does not encode images",
+    Task.STAGE: "makes no images",
 }
 
 

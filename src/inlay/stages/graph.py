@@ -140,6 +140,11 @@ def check(graph: Graph) -> None:
     if not graph.outputs:
         raise InvalidRequestError("outputs: there are none")
     _check_order(graph)
+    if graph.text_stage is not None and graph.inputs["prompt"] != f"{graph.text_stage}.prompt":
+        raise InvalidRequestError(
+            f"outputs.text: the prompt does not feed {graph.text_stage} itself; one language model "
+            "after another is not served yet"
+        )
 
 
 _OUTPUTS: Mapping[str, PortType] = {

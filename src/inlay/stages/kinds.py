@@ -8,8 +8,8 @@ from enum import StrEnum
 class PortType(StrEnum):
     """Types of what passes between stages.
 
-    TEXT is UTF-8; EMBEDS a bundle of named tensors that stands for a prompt; LATENTS what a denoiser
-    makes; IMAGE the file of an image.
+    TEXT is UTF-8; EMBEDS a bundle of named tensors that stands for a prompt; LATENTS a denoiser's
+    result; IMAGE the file of an image.
     """
 
     TEXT = "text"
@@ -49,7 +49,7 @@ KINDS: Mapping[str, Kind] = {
     "encode": Kind(_TEXT, _EMBEDS, "diffusers", _DIFFUSERS, "text_encoder"),
     "denoise": Kind(
         _EMBEDS,
-        {"latents": PortType.LATENTS, "preview": PortType.IMAGE},
+        {"latents": PortType.LATENTS},
         "diffusers",
         _DIFFUSERS,
         "denoiser",

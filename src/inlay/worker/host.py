@@ -64,6 +64,7 @@ _NOT_SERVED = {
     Task.EMBED: "does not make embeddings",
     Task.SCORE: "does not score pairs of texts",
     Task.ENCODE: "does not encode images",
+    Task.STAGE: "makes no images",
 }
 
 

@@ -73,6 +73,8 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         capabilities += ["score", "rerank", "classify"] if one else ["classify"]
     if Task.ENCODE in card.tasks:
         capabilities.append("encode")
+    if Task.STAGE in card.tasks:
+        capabilities.append("image_generation")
     if settings.enable_prompt_embeds and card.prompt_embeds is None:
         capabilities.append("prompt_embeds")
         if settings.enable_embedding_lookup:

@@ -45,12 +45,19 @@ _NO_TEMPLATE = "scores are made without a chat template"
 UNSERVED: Mapping[str, Reason] = {
     # OpenAI's
     "audio": Reason("answers are text"),
-    "background": Reason(f"{_STATE}ask with stream, or wait for the answer", (False,)),
+    "background": Reason(
+        f"{_STATE}ask with stream, or wait for the answer; images have the background that the "
+        "model gives them",
+        (False, "auto"),
+    ),
     "context_management": Reason(f"{_STATE}send all that is to be kept", ([],)),
     "conversation": Reason(_SEND_ITEMS),
     "function_call": Reason("it was replaced by tool_choice"),
     "functions": Reason("it was replaced by tools"),
-    "moderation": Reason("nothing is moderated"),
+    "moderation": Reason("nothing is moderated", ("auto",)),
+    "output_compression": Reason("files are written at one quality", (100,)),
+    "quality": Reason("num_inference_steps sets the work", ("auto",)),
+    "style": Reason("say it in the prompt"),
     "previous_response_id": Reason(_SEND_ITEMS),
     "prompt": Reason(f"{_STATE}send the template's text as instructions and input"),
     "web_search_options": Reason("nobody searches the web here"),

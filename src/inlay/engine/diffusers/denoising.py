@@ -13,9 +13,9 @@ def step(family: Family, paintings: Sequence[Painting], max_positions: int) -> N
     """Do the next step of every painting.
 
     Prompts, numbers of steps, steps done and scales may differ. Paintings that `family` can give
-    one forward pass share it, up to `max_positions` positions each; an image with classifier-free guidance
-    takes two. The scheduler's step is each painting's own, so that its images are those it would
-    have alone, but for rounding.
+    one forward pass share it, up to `max_positions` positions each; an image with classifier-free
+    guidance takes two. The scheduler's step is each painting's own, so that its images are those it
+    would have alone, but for rounding.
 
     Raises:
         EngineError: the model's output is not finite; nothing was changed.

@@ -45,8 +45,8 @@ IMAGE, PREVIEW, LATENTS = "image", "preview", "latents"
 class DiffusersEngine:
     """A pipeline, or its text encoder, denoiser or VAE alone.
 
-    The event loop owns the jobs and chooses what is done next; a thread computes it: one prompt, one
-    image to decode, or a step of many jobs. Files are written on another thread.
+    The event loop owns the jobs and chooses what is done next; a thread computes it: one prompt,
+    one image to decode, or a step of many jobs. Files are written on another thread.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:

@@ -1,4 +1,4 @@
-"""What a pipeline's configuration files say, whatever part of it is loaded. No torch."""
+"""Facts from a pipeline's configuration files, whatever part of it is loaded. No torch."""
 
 import json
 from collections.abc import Mapping
@@ -96,7 +96,10 @@ def read_index(directory: Path) -> tuple[str, dict[str, str]]:
 
 
 def read_configs(directory: Path, components: Mapping[str, str]) -> Configs:
-    """Read the configuration of each component. Raises `InvalidRequestError` for unreadable ones."""
+    """Read the configuration of each component.
+
+    Raises `InvalidRequestError` for unreadable ones.
+    """
     configs: dict[str, Mapping[str, Any]] = {}
     for name in components:
         files = [directory / name / file for file in _FILES]

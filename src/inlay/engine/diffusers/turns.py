@@ -16,7 +16,7 @@ class Turn(Protocol):
 
     @property
     def client(self) -> Hashable:
-        """Whose it is."""
+        """The client that it belongs to."""
         ...
 
     @property

@@ -9,7 +9,7 @@ import torch
 from inlay.engine.diffusers.facts import Configs, Facts
 
 Embeds: TypeAlias = Mapping[str, torch.Tensor]
-"""What the text encoders make of one prompt, by diffusers' names, without a batch dimension."""
+"""Tensors of one prompt from the text encoders, by diffusers' names, without a batch dimension."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What transformers over packed latents share, FLUX and Qwen-Image: noise, schedule, steps.
+"""Parts that transformers over packed latents share, FLUX and Qwen-Image: noise, schedule, steps.
 
 Latents are packed: [images, positions, channels x 4], a position for each 2 x 2 of them.
 """

@@ -16,7 +16,7 @@ MAX_WORKERS = 64
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where and how stages run; it never changes what they answer.
+    """Placement and settings of stages, which never change what they answer.
 
     Attributes:
         stages: by name, fields of `EngineSettings`, and `workers`, how many `inlay serve` starts.

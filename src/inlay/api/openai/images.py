@@ -1,0 +1,246 @@
+"""`POST /v1/images/generations`: images of a prompt, whole or as events."""
+
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import msgspec
+import pybase64
+
+from inlay.api.fields import answer_id, check_unserved
+from inlay.api.openai.schema.images import (
+    CompletedImage,
+    ImageData,
+    ImageFailure,
+    ImagesRequest,
+    ImagesResponse,
+    ImagesUsage,
+    ImageTokens,
+    PartialImage,
+)
+from inlay.card import ImageCard
+from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.http.parsed_request import read_request
+from inlay.http.quoting import shown_value
+from inlay.http.request_scope import RequestScope
+from inlay.http.server import Call
+from inlay.http.sse import NAMED, EventStream
+from inlay.prompt import Buffer
+from inlay.request import Diffusion, Input, Payload, Request, Task, Usage
+from inlay.router.stages import StageOutput, plan, walk
+
+_decoder = msgspec.json.Decoder(ImagesRequest)
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
+_FILE_BYTES_PER_PIXEL = 8
+"""Of an image's file while it is answered: from the worker, and in base64. PNG is at most 4."""
+
+
+async def images(call: Call) -> None:
+    """Answer with images."""
+    server = call.server
+    incoming = await read_request(call, _decoder, lambda _: [])
+    request = incoming.parsed.request
+    check_unserved(request)
+    _check(call, request)
+    model = server.model(request.model, Task.STAGE)
+    card = model.card
+    if card.image is None:
+        raise EngineError(f"the worker of the model `{model.name}` does not describe its images")
+    steps = plan(server.router, card, "image")
+    params = _params(request, card.image)
+    id_ = answer_id("img-", request.request_id)
+    call.reservation.grow(params.count * params.width * params.height * _FILE_BYTES_PER_PIXEL)
+    text = request.prompt.encode()
+    prompt = Payload("prompt", "uint8", (len(text),), Buffer(text))
+    deadline = call.remaining
+
+    def make(stage: str, inputs: tuple[Input, ...]) -> Request:
+        return Request(
+            id=f"{call.request_id}-{id_}-{stage}",
+            task=Task.STAGE,
+            prompts=(),
+            params=params,
+            deadline=deadline,
+            priority=request.priority or 0,
+            trace=None if call.span is None else call.span.traceparent,
+            client=call.client,
+            inputs=inputs,
+        )
+
+    stream = EventStream(call.send, NAMED)
+    shape = _Shape(request, params)
+    try:
+        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+            await server.awake(card.name, Task.STAGE)
+            async with aclosing(walk(server.router, steps, [prompt], make)) as outputs:
+                await _take(outputs, shape, stream if request.stream else None)
+    except InlayError as error:
+        if not stream.started:
+            raise
+        call.failed = error
+        server.metrics.failed(error)
+        failure = ImageFailure(error={"message": error.message, "type": error.type, "code": None})
+        await stream.finish([failure])
+        return
+    if request.stream:
+        await stream.finish([shape.completed()])
+        return
+    size = sum(len(image) for image in shape.images)
+    await call.prepared_json(size, shape.response)
+
+
+async def _take(
+    outputs: AsyncIterator[StageOutput], shape: "_Shape", stream: EventStream | None
+) -> None:
+    """Keep images; write an event for each preview, where there is a stream."""
+    async for found in outputs:
+        if found.output.usage is not None:
+            shape.usage = found.output.usage
+        for payload in found.payloads:
+            if payload.port == "image":
+                shape.images.append(bytes(payload.data.view))
+            elif stream is not None:
+                await stream.write([shape.partial(payload)])
+    if len(shape.images) != shape.params.count:
+        raise EngineError(f"the worker made {len(shape.images)} of {shape.params.count} images")
+
+
+def _check(call: Call, request: ImagesRequest) -> None:
+    """Raise `InvalidRequestError` for fields that do not go together."""
+    if not request.prompt:
+        raise InvalidRequestError("prompt must not be empty", param="prompt")
+    if request.response_format not in (None, "b64_json"):
+        raise InvalidRequestError(
+            f"response_format is {shown_value(request.response_format)}; allowed: b64_json, as no "
+            "files are kept for a URL",
+            param="response_format",
+        )
+    if request.stream and (request.n or 1) > 1:
+        raise InvalidRequestError(
+            f"n is {request.n}; a stream has one image: ask for more without stream, or in more "
+            "requests",
+            param="n",
+        )
+    if request.partial_images and not request.stream:
+        raise InvalidRequestError("partial_images needs stream", param="partial_images")
+    if request.priority and call.server.settings.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            f"priority {request.priority} was asked for; this server serves first come, first "
+            "served unless it is started with --scheduling-policy priority",
+            param="priority",
+        )
+
+
+def _params(request: ImagesRequest, card: ImageCard) -> Diffusion:
+    """Return the parameters of a request, checked as far as the card says.
+
+    Raises:
+        InvalidRequestError: a value out of range; the message says what is allowed.
+    """
+    width, height = _size(request.size, card)
+    steps = card.steps if request.num_inference_steps is None else request.num_inference_steps
+    if not 1 <= steps <= card.max_steps:
+        raise InvalidRequestError(
+            f"num_inference_steps is {steps}; allowed: 1 to {card.max_steps}",
+            param="num_inference_steps",
+        )
+    if request.guidance_scale is not None and card.guidance is None:
+        raise InvalidRequestError("this model takes no guidance_scale", param="guidance_scale")
+    guidance = card.guidance if request.guidance_scale is None else request.guidance_scale
+    if request.negative_prompt is not None and not card.negative:
+        raise InvalidRequestError("this model takes no negative_prompt", param="negative_prompt")
+    partial = request.partial_images or 0
+    return Diffusion(
+        width=width,
+        height=height,
+        steps=steps,
+        guidance=1.0 if guidance is None else guidance,
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        count=request.n or 1,
+        negative=request.negative_prompt,
+        preview_every=-(-steps // (partial + 1)) if partial else 0,
+        image_format=request.output_format or "png",
+    )
+
+
+def _size(size: str | None, card: ImageCard) -> tuple[int, int]:
+    if size in (None, "auto"):
+        return card.width, card.height
+    found = _SIZE.fullmatch(size or "")
+    if found is None:
+        raise InvalidRequestError(
+            f'size is {size!r}; it must be "auto" or WIDTHxHEIGHT in pixels', param="size"
+        )
+    width, height = int(found[1]), int(found[2])
+    if width % card.multiple or height % card.multiple or width * height > card.max_pixels:
+        raise InvalidRequestError(
+            f"size is {size}; sides are multiples of {card.multiple}, with at most "
+            f"{card.max_pixels} pixels",
+            param="size",
+        )
+    return width, height
+
+
+class _Shape:
+    """The answer to a request, in OpenAI's form.
+
+    Attributes:
+        params: of the request.
+        images: files, as they came.
+        usage: as the last stage said.
+    """
+
+    def __init__(self, request: ImagesRequest, params: Diffusion) -> None:
+        self._created = int(time.time())
+        self._partial = 0
+        self.params = params
+        self.images: list[bytes] = []
+        self.usage = Usage(0, 0)
+
+    @property
+    def _pixels(self) -> str:
+        return f"{self.params.width}x{self.params.height}"
+
+    def partial(self, payload: Payload) -> PartialImage:
+        """Return the event of a preview."""
+        index, self._partial = self._partial, self._partial + 1
+        return PartialImage(
+            b64_json=_base64(payload.data.view),
+            partial_image_index=index,
+            created_at=self._created,
+            output_format=self.params.image_format,
+            size=self._pixels,
+        )
+
+    def completed(self) -> CompletedImage:
+        """Return the event of the image."""
+        return CompletedImage(
+            b64_json=_base64(self.images[0]),
+            created_at=self._created,
+            output_format=self.params.image_format,
+            size=self._pixels,
+            usage=self._usage(),
+        )
+
+    def response(self) -> ImagesResponse:
+        """Return the whole response."""
+        return ImagesResponse(
+            created=self._created,
+            data=[ImageData(_base64(image)) for image in self.images],
+            output_format=self.params.image_format,
+            size=self._pixels,
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> ImagesUsage:
+        read, made = self.usage.prompt_tokens, self.usage.completion_tokens
+        return ImagesUsage(read, made, read + made, ImageTokens(read))
+
+
+def _base64(data: bytes | memoryview) -> str:
+    return pybase64.b64encode_as_string(data)
+
+
+__all__ = ["images"]

@@ -1,0 +1,133 @@
+"""Types of `/v1/images/generations`."""
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from inlay.api.schema.unserved import Unserved
+
+ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
+
+
+class ImagesRequest(msgspec.Struct, kw_only=True):
+    """A request to `/v1/images/generations`. Names beyond OpenAI's are vLLM-Omni's.
+
+    Attributes:
+        prompt: text that the images show.
+        model: served name; the only model that makes images when absent.
+        n: number of images, 1 to 10; 1 when absent, and 1 alone in a stream.
+        size: "WIDTHxHEIGHT" in pixels; the model's own when absent or "auto".
+        response_format: only "b64_json".
+        output_format: of the files; "png" when absent.
+        stream: answer with server-sent events; false when absent.
+        partial_images: events with the image so far, 0 to 3, in a stream; 0 when absent.
+        seed: the source of the noise; a random one when absent. Image `i` of `n` draws on.
+        negative_prompt: text that guidance leads away from.
+        num_inference_steps: steps of the denoiser; the model's own when absent.
+        guidance_scale: scale of guidance; the model's own when absent.
+        user: accepted; nothing depends on it.
+        request_id: name of the request in logs.
+        priority: lower values are served first; only with --scheduling-policy priority.
+    """
+
+    prompt: str
+    model: str | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=10)] | None = None
+    size: str | None = None
+    response_format: str | None = None
+    output_format: ImageFormat | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    negative_prompt: str | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    user: str | None = None
+    request_id: str | None = None
+    priority: int | None = None
+
+    background: Unserved = None
+    moderation: Unserved = None
+    output_compression: Unserved = None
+    quality: Unserved = None
+    style: Unserved = None
+
+
+class ImageData(msgspec.Struct, frozen=True):
+    """One image.
+
+    Attributes:
+        b64_json: its file in base64.
+    """
+
+    b64_json: str
+
+
+class ImageTokens(msgspec.Struct, frozen=True):
+    """Positions of a prompt by their kind."""
+
+    text_tokens: int
+    image_tokens: int = 0
+
+
+class ImagesUsage(msgspec.Struct, frozen=True):
+    """Positions of the prompt, and of the images as the denoiser has them."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: ImageTokens
+
+
+class ImagesResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The images of a request."""
+
+    created: int
+    data: list[ImageData]
+    output_format: ImageFormat
+    size: str
+    usage: ImagesUsage
+    background: Literal["auto"] = "auto"
+    quality: Literal["auto"] = "auto"
+
+
+class PartialImage(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="type",
+    tag="image_generation.partial_image",
+):
+    """Event with the image so far."""
+
+    b64_json: str
+    partial_image_index: int
+    created_at: int
+    output_format: ImageFormat
+    size: str
+    background: Literal["auto"] = "auto"
+    quality: Literal["auto"] = "auto"
+
+
+class CompletedImage(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image_generation.completed"
+):
+    """Event with the image."""
+
+    b64_json: str
+    created_at: int
+    output_format: ImageFormat
+    size: str
+    usage: ImagesUsage
+    background: Literal["auto"] = "auto"
+    quality: Literal["auto"] = "auto"
+
+
+class ImageFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    """Event of an error that ends a stream."""
+
+    error: dict[str, str | None]
+
+
+ImageEvent: TypeAlias = PartialImage | CompletedImage | ImageFailure
+"""An event of a stream."""

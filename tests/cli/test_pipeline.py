@@ -1,0 +1,119 @@
+"""`inlay serve GRAPH.yaml`: a pipeline whose stages are processes of their own."""
+
+import base64
+import io
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+import yaml
+from PIL import Image
+
+from inlay.request import Diffusion
+from tests.engine.test_diffusers import alone, model, near
+from tests.serving import PYTHON, Served, serving
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+GRAPH = {
+    "name": "painter",
+    "stages": {
+        "reader": {"kind": "encode", "model": "sd"},
+        "denoiser": {"kind": "denoise", "model": "sd"},
+        "decoder": {"kind": "decode", "model": "sd"},
+    },
+    "edges": ["reader.embeds -> denoiser.embeds", "denoiser.latents -> decoder.latents"],
+    "inputs": {"prompt": "reader.prompt"},
+    "outputs": {"image": "decoder.image"},
+}
+FIELDS = {"num_inference_steps": 3, "guidance_scale": 3.0, "seed": 7, "negative_prompt": "blurred"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("pipeline")
+    (found / "sd").symlink_to(model("sd"))
+    (found / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
+    (found / "deploy.yaml").write_text(yaml.safe_dump({"stages": {"decoder": {"workers": 2}}}))
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    with serving(
+        folder / "graph.yaml", "--deploy", folder / "deploy.yaml", "--dtype", "float32"
+    ) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    # Stages that are not ready yet are 503s.
+    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as made:
+        yield made
+
+
+def paint(client: openai.OpenAI, **more: object) -> list[np.ndarray]:
+    found = client.images.generate(model="painter", prompt="a red fox", extra_body=FIELDS | more)
+    files = [base64.b64decode(one.b64_json or "") for one in found.data or []]
+    return [np.asarray(Image.open(io.BytesIO(file))) for file in files]
+
+
+def test_stages_in_a_row_make_what_one_process_makes(client: openai.OpenAI) -> None:
+    asked = Diffusion(
+        width=32, height=32, steps=3, guidance=3.0, seed=7, count=2, negative="blurred"
+    )
+    assert near(paint(client, n=2), alone("sd", "a red fox", asked))
+
+
+def test_clients_see_the_pipeline_and_not_its_stages(served: Served, client: openai.OpenAI) -> None:
+    assert [found.id for found in client.models.list()] == ["painter"]
+    answer = httpx.post(f"{served.v1}/images/generations", json={"model": "x", "prompt": "y"})
+    assert answer.status_code == 404
+    assert "served: `painter`" in answer.json()["error"]["message"]
+
+
+def test_a_stage_that_is_killed_is_a_503_until_it_is_back(
+    served: Served, client: openai.OpenAI
+) -> None:
+    before = paint(client)
+    workers = [
+        child
+        for child in psutil.Process(served.process.pid).children()
+        if "inlay.worker" in " ".join(child.cmdline())
+    ]
+    assert len(workers) == 4
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    assert near(paint(client), before)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edges": []}, "nothing feeds it; allowed: exactly one of"),
+        ({"outputs": {"image": "denoiser.latents"}}, "outputs.image: denoiser.latents is latents"),
+    ],
+)
+def test_a_wrong_graph_is_one_line_before_anything_starts(
+    tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    path = tmp_path / "graph.yaml"
+    path.write_text(yaml.safe_dump(GRAPH | changed))
+    ran = subprocess.run(
+        [PYTHON, "-m", "inlay.cli", "serve", path], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode != 0
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "starting the engine" not in ran.stderr
