@@ -151,7 +151,7 @@ def optimizers(
     )
 
 
-class _Steps:
+class Steps:
     """Steps of optimizers whose rates rise first and then fall to nothing."""
 
     def __init__(self, chosen: tuple[torch.optim.Optimizer, ...], count: int) -> None:
@@ -179,7 +179,7 @@ def train_tower(model: LlavaForConditionalGeneration, pictures: Pictures, steps:
     heads = nn.ModuleList([nn.Linear(hidden, 10), nn.Linear(hidden, len(NAMES))])
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
     trained = nn.ModuleList([tower, projector, heads])
-    going = _Steps(optimizers([(trained, RATE)]), steps)
+    going = Steps(optimizers([(trained, RATE)]), steps)
     began = time.process_time()
     for step in range(steps):
         pixels, *labels = pictures.draw(TOWER_BATCH)
@@ -259,7 +259,7 @@ def train_model(
     """Train the whole on questions and answers; weights end as numbers that bfloat16 holds."""
     body = model.model
     rest = nn.ModuleList([body.multi_modal_projector, body.language_model, model.lm_head])
-    going = _Steps(optimizers([(body.vision_tower, TOWER_RATE), (rest, RATE)]), steps)
+    going = Steps(optimizers([(body.vision_tower, TOWER_RATE), (rest, RATE)]), steps)
     stream = batches(tokenizer, pictures, random.Random(seed))
     began = time.process_time()
     smooth = [math.nan, math.nan]
