@@ -183,7 +183,8 @@ def _encode(painter: StableDiffusionPipeline, texts: list[str]) -> Tensor:
     ids = painter.tokenizer(
         texts, padding="max_length", max_length=MAX_POSITIONS, truncation=True, return_tensors="pt"
     ).input_ids
-    return painter.text_encoder(ids)[0]
+    hidden: Tensor = painter.text_encoder(ids)[0]
+    return hidden
 
 
 def _rate(step: int, steps: int) -> float:

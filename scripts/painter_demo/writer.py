@@ -70,14 +70,14 @@ def build_writer(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
 def train_writer(model: Qwen3ForCausalLM, tokenizer: Tokenizer, steps: int, seed: int) -> None:
     """Train on questions and answers; weights end as numbers that bfloat16 holds."""
     rng = random.Random(seed)
-    end, pad = tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)
+    (end,), (pad,) = (tokenizer.encode(text).ids for text in (TURN_END, END_OF_TEXT))
     going = Steps(optimizers([(model, RATE)]), steps)
     began = time.process_time()
     for step in range(steps):
         rows = []
-        for asked, told in (draw(rng) for _ in range(BATCH)):
+        for asked, words in (draw(rng) for _ in range(BATCH)):
             prompt = tokenizer.encode(chat(asked)).ids
-            rows.append((prompt, [*tokenizer.encode(told).ids, end]))
+            rows.append((prompt, [*tokenizer.encode(words).ids, end]))
         length = max(len(prompt) + len(told) for prompt, told in rows)
         ids = torch.full((BATCH, length), pad)
         labels = torch.full((BATCH, length), -100)

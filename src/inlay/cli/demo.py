@@ -6,14 +6,16 @@ import json
 import shlex
 import shutil
 import sys
+import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from inlay import demo
-from inlay.cli import demo_images
+from inlay.cli import demo_draw, demo_images
 from inlay.cli.process import Console
 from inlay.cli.serve import Running, run_host
 from inlay.cli.settings import DemoSettings, ServeSettings
@@ -41,10 +43,8 @@ def run(settings: DemoSettings) -> int:
     served = ServeSettings(
         # Its answers were checked in float32, with the weights as they are stored.
         engine=EngineSettings(
-            model=str(demo.vision_dir() if settings.images else demo.model_dir()),
-            served_model_name=[MODEL_NAME],
+            **_model(settings),
             dtype="float32",
-            enable_mm_embeds=settings.images,
         ),
         frontend=FrontendSettings(
             host=settings.host,
@@ -56,7 +56,8 @@ def run(settings: DemoSettings) -> int:
     )
 
     async def show(running: Running) -> None:
-        await asyncio.to_thread(_show_images if settings.images else _show, running.url, console)
+        shown = _show_images if settings.images else _show_drawn if settings.draw else _show
+        await asyncio.to_thread(shown, running.url, console)
         if settings.keep_serving:
             _link(running.url, console, settings)
             console.line("serving until Ctrl-C")
@@ -64,6 +65,21 @@ def run(settings: DemoSettings) -> int:
             running.stop.set()
 
     return run_host(served, console, show)
+
+
+def _model(settings: DemoSettings) -> dict[str, Any]:
+    """The settings of the engine that say which model is shown. Raises `InvalidRequestError`."""
+    if settings.images and settings.draw:
+        raise InvalidRequestError("--images and --draw are two demonstrations; ask for one")
+    if settings.draw:
+        return {"model": str(demo.pipeline_dir() / "graph.yaml")}
+    if settings.images:
+        return {
+            "model": str(demo.vision_dir()),
+            "served_model_name": [MODEL_NAME],
+            "enable_mm_embeds": True,
+        }
+    return {"model": str(demo.model_dir()), "served_model_name": [MODEL_NAME]}
 
 
 def _port(settings: DemoSettings, console: Console) -> int:
@@ -109,6 +125,13 @@ class _Server:
         text: str = answer["choices"][0]["message"]["content"]
         return text.strip()
 
+    def drawn(self, question: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The parts of the answer to a question: its text and an image."""
+        message = {"role": "user", "content": question}
+        answer = self._post("/v1/chat/completions", {"messages": [message], **fields})
+        parts: list[dict[str, Any]] = answer["choices"][0]["message"]["content"]
+        return parts
+
     def complete(self, embeds: str) -> str:
         """The continuation of a prompt of embeddings, base64."""
         text: str = self._post("/v1/completions", {"prompt_embeds": embeds})["choices"][0]["text"]
@@ -130,7 +153,7 @@ def _show(url: str, console: Console) -> None:
 
 
 def _link(url: str, console: Console, settings: DemoSettings) -> None:
-    if settings.images:
+    if settings.images or settings.draw:
         console.line(f"or in a browser: {url}/")
         return
     asked = urlencode({"ask": question_shown().messages[0].content}, quote_via=quote)
@@ -144,6 +167,15 @@ def _show_images(url: str, console: Console) -> None:
     console.out("\nTry it:\n\n")
     console.out(demo_images.curl(url, MODEL_NAME) + "\n\n")
     console.out(demo_images.python(url, MODEL_NAME, _interpreter()) + "\n\n")
+
+
+def _show_drawn(url: str, console: Console) -> None:
+    folder = Path(tempfile.gettempdir()) / "inlay-demo"
+    for line in demo_draw.demonstration(_Server(url).drawn, console.stdout, folder):
+        console.out(line + "\n")
+    console.out("\nTry it:\n\n")
+    console.out(demo_draw.curl(url, MODEL_NAME) + "\n\n")
+    console.out(demo_draw.python(url, MODEL_NAME, _interpreter()) + "\n\n")
 
 
 def _demonstration(server: _Server, question: str) -> Iterator[str]:

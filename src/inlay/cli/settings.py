@@ -230,6 +230,11 @@ class DemoSettings(BaseModel):
         description="Serve a model that reads pictures of digits instead, and show images, image "
         "embeddings and prompt embeddings in its chats.",
     )
+    draw: bool = Field(
+        default=False,
+        description="Serve a pipeline of two models instead, which answers a question and draws "
+        "the answer. Needs diffusers.",
+    )
     keep_serving: bool = Field(
         default=True,
         description="Keep serving after the demonstration until Ctrl-C, instead of exiting.",

@@ -173,6 +173,38 @@ class VisionExamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return next(picture for picture in self.pictures if picture.name == name)
 
 
+class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question to the pipeline that draws.
+
+    Attributes:
+        question: text.
+        answer: the caption that greedy decoding gives.
+        digit: 0 to 9.
+        colour: in a word.
+    """
+
+    question: str
+    answer: str
+    digit: int
+    colour: str
+
+
+class DrawnExamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that the pipeline that draws can show.
+
+    Attributes:
+        examples: one of each colour.
+        steps: of the denoiser, with which it was measured.
+        guidance: scale of guidance, likewise.
+        report: shares of right captions and pictures.
+    """
+
+    examples: tuple[Drawn, ...]
+    steps: int
+    guidance: float
+    report: dict[str, float]
+
+
 def model_dir() -> Path:
     """The model directory: config, bfloat16 safetensors, tokenizer with chat template."""
     return _HERE / "model"
@@ -181,6 +213,11 @@ def model_dir() -> Path:
 def vision_dir() -> Path:
     """Directory of the model with images, as `model_dir`, with its image processor."""
     return _HERE / "vision"
+
+
+def pipeline_dir() -> Path:
+    """Directory of the pipeline that draws: `graph.yaml`, and a folder for each model."""
+    return _HERE / "pipeline"
 
 
 def soft_prompt_path() -> Path:
@@ -211,3 +248,14 @@ def vision_examples() -> VisionExamples:
         msgspec.ValidationError: the file is not what `VisionExamples` says.
     """
     return msgspec.json.decode((_HERE / "vision.json").read_bytes(), type=VisionExamples)
+
+
+@cache
+def drawn_examples() -> DrawnExamples:
+    """The examples of the pipeline that draws.
+
+    Raises:
+        msgspec.ValidationError: the file is not what `DrawnExamples` says.
+    """
+    path = pipeline_dir() / "examples.json"
+    return msgspec.json.decode(path.read_bytes(), type=DrawnExamples)

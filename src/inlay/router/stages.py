@@ -1,6 +1,6 @@
 """The walk through a pipeline's stages: each stage's request, in the order of its plan."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,8 +42,14 @@ class StageOutput:
     payloads: Sequence[Payload] = field(default=())
 
 
-def plan(router: Router, card: ModelCard, output: str) -> list[Step]:
+def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) -> list[Step]:
     """Return the steps that make `output` from a prompt; one for a model without a graph.
+
+    Args:
+        router: knows the workers.
+        card: of the stage that clients see.
+        output: of the graph.
+        text: the text of the answer is known already, and is where the steps begin.
 
     Raises:
         InvalidRequestError: the pipeline does not make it, or a language model stands before it.
@@ -56,12 +62,12 @@ def plan(router: Router, card: ModelCard, output: str) -> list[Step]:
         raise InvalidRequestError(
             f"the pipeline `{graph.name}` makes no {output}; it makes {', '.join(graph.outputs)}"
         )
-    names = graph.needed([output])
+    names = [name for name in graph.needed([output]) if not (text and name == graph.text_stage)]
     for name in names:
         if graph.stages[name].kind == "generate":
             raise InvalidRequestError(
                 f"the {output} of the pipeline `{graph.name}` needs the text of its stage {name}: "
-                "pipelines with a language model before the images are not served by this route"
+                'ask for it by /v1/chat/completions with modalities ["text", "image"]'
             )
         try:
             router.card(graph.served_name(name))
@@ -89,7 +95,7 @@ def _step(graph: Graph, name: str, *, last: bool) -> Step:
 async def walk(
     router: Router,
     steps: Sequence[Step],
-    given: Sequence[Payload],
+    given: Mapping[str | None, list[Payload]],
     make: Callable[[str, tuple[Input, ...]], Request],
 ) -> AsyncGenerator[StageOutput, None]:
     """Send the request of each step once the step before has ended.
@@ -99,7 +105,7 @@ async def walk(
     Args:
         router: sends them.
         steps: of `plan`.
-        given: what the request brings.
+        given: payloads that are there, by the model that made them; None for the request itself.
         make: returns the request of a model from its inputs.
 
     Yields:
@@ -108,7 +114,7 @@ async def walk(
     Raises:
         InlayError: no worker of a stage has room, or one failed.
     """
-    made: dict[str | None, list[Payload]] = {None: list(given)}
+    made = dict(given)
     for step in steps:
         inputs = tuple(
             Input(name, payload)

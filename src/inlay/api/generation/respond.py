@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -73,11 +73,13 @@ async def respond(
     shape: ResponseShape,
     fields: Callable[[Path], Path],
     framing: Framing = UNNAMED,
+    rest: Callable[[EventStream | None], Awaitable[None]] | None = None,
 ) -> None:
     """Run `generation` and answer the call in `shape`.
 
     A stream starts with the first tokens, so that an engine's refusal is an HTTP status and not an
-    event. `fields` maps an engine's fields in errors to those of the API.
+    event. `fields` maps an engine's fields in errors to those of the API. `rest` does what follows
+    the text, and writes to the stream where there is one.
 
     Raises:
         InlayError: before the first event; later errors are events.
@@ -110,6 +112,8 @@ async def respond(
             call.sent = time.perf_counter()
             await generation.start(call.server.router, model.card.name, session=session)
             await generation.each(write if request.stream else keep)
+            if rest is not None:
+                await rest(stream if request.stream else None)
     except (InlayError, ClientGone) as error:
         if isinstance(error, ClientGone):
             raise

@@ -3,8 +3,9 @@
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from typing import Protocol
 
 import msgspec
 import pybase64
@@ -14,6 +15,7 @@ from inlay.api.openai.schema.images import (
     CompletedImage,
     ImageData,
     ImageFailure,
+    ImageFormat,
     ImagesRequest,
     ImagesResponse,
     ImagesUsage,
@@ -33,7 +35,7 @@ from inlay.router.stages import StageOutput, plan, walk
 
 _decoder = msgspec.json.Decoder(ImagesRequest)
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
-_FILE_BYTES_PER_PIXEL = 8
+FILE_BYTES_PER_PIXEL = 8
 """Of an image's file while it is answered: from the worker, and in base64. PNG is at most 4."""
 
 
@@ -49,32 +51,19 @@ async def images(call: Call) -> None:
     if card.image is None:
         raise EngineError(f"the worker of the model `{model.name}` does not describe its images")
     steps = plan(server.router, card, "image")
-    params = _params(request, card.image)
+    params = image_params(
+        request, card.image, count=request.n or 1, partial=request.partial_images or 0
+    )
     id_ = answer_id("img-", request.request_id)
-    call.reservation.grow(params.count * params.width * params.height * _FILE_BYTES_PER_PIXEL)
-    text = request.prompt.encode()
-    prompt = Payload("prompt", "uint8", (len(text),), Buffer(text))
-    deadline = call.remaining
-
-    def make(stage: str, inputs: tuple[Input, ...]) -> Request:
-        return Request(
-            id=f"{call.request_id}-{id_}-{stage}",
-            task=Task.STAGE,
-            prompts=(),
-            params=params,
-            deadline=deadline,
-            priority=request.priority or 0,
-            trace=None if call.span is None else call.span.traceparent,
-            client=call.client,
-            inputs=inputs,
-        )
-
+    call.reservation.grow(params.count * params.width * params.height * FILE_BYTES_PER_PIXEL)
+    given: dict[str | None, list[Payload]] = {None: [text_payload("prompt", request.prompt)]}
+    make = stage_requests(call, id_, params, request.priority or 0)
     stream = EventStream(call.send, NAMED)
     shape = _Shape(request, params)
     try:
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             await server.awake(card.name, Task.STAGE)
-            async with aclosing(walk(server.router, steps, [prompt], make)) as outputs:
+            async with aclosing(walk(server.router, steps, given, make)) as outputs:
                 await _take(outputs, shape, stream if request.stream else None)
     except InlayError as error:
         if not stream.started:
@@ -89,6 +78,33 @@ async def images(call: Call) -> None:
         return
     size = sum(len(image) for image in shape.images)
     await call.prepared_json(size, shape.response)
+
+
+def text_payload(port: str, text: str) -> Payload:
+    """Return a text as a payload of `port`."""
+    data = text.encode()
+    return Payload(port, "uint8", (len(data),), Buffer(data))
+
+
+def stage_requests(
+    call: Call, id_: str, params: Diffusion, priority: int
+) -> Callable[[str, tuple[Input, ...]], Request]:
+    """Return a function that makes the request of a stage from its inputs."""
+
+    def make(stage: str, inputs: tuple[Input, ...]) -> Request:
+        return Request(
+            id=f"{call.request_id}-{id_}-{stage}",
+            task=Task.STAGE,
+            prompts=(),
+            params=params,
+            deadline=call.remaining,
+            priority=priority,
+            trace=None if call.span is None else call.span.traceparent,
+            client=call.client,
+            inputs=inputs,
+        )
+
+    return make
 
 
 async def _take(
@@ -133,8 +149,27 @@ def _check(call: Call, request: ImagesRequest) -> None:
         )
 
 
-def _params(request: ImagesRequest, card: ImageCard) -> Diffusion:
-    """Return the parameters of a request, checked as far as the card says.
+class ImageOptions(Protocol):
+    """Fields of a request that are of its images."""
+
+    size: str | None
+    num_inference_steps: int | None
+    guidance_scale: float | None
+    negative_prompt: str | None
+    output_format: ImageFormat | None
+    seed: int | None
+
+
+def image_params(
+    request: ImageOptions, card: ImageCard, *, count: int = 1, partial: int = 0
+) -> Diffusion:
+    """Return the parameters of images, checked as far as the card says.
+
+    Args:
+        request: has the fields.
+        card: of the model that makes them.
+        count: number of images.
+        partial: images so far that are to be shown.
 
     Raises:
         InvalidRequestError: a value out of range; the message says what is allowed.
@@ -151,14 +186,13 @@ def _params(request: ImagesRequest, card: ImageCard) -> Diffusion:
     guidance = card.guidance if request.guidance_scale is None else request.guidance_scale
     if request.negative_prompt is not None and not card.negative:
         raise InvalidRequestError("this model takes no negative_prompt", param="negative_prompt")
-    partial = request.partial_images or 0
     return Diffusion(
         width=width,
         height=height,
         steps=steps,
         guidance=1.0 if guidance is None else guidance,
         seed=secrets.randbits(63) if request.seed is None else request.seed,
-        count=request.n or 1,
+        count=count,
         negative=request.negative_prompt,
         preview_every=-(-steps // (partial + 1)) if partial else 0,
         image_format=request.output_format or "png",

@@ -1,6 +1,6 @@
 """A chat, as every API that has chats asks for it."""
 
-from typing import Any
+from typing import Any, Literal
 
 from inlay.api.schema.generation import GenerationRequest
 from inlay.api.schema.unserved import Unserved
@@ -24,6 +24,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
         logprobs: return the logprob of each token; false when absent.
         top_logprobs: alternatives for each token, with `logprobs`.
         add_generation_prompt: end the chat where the answer begins; true when absent.
+        modalities: ["text"], or ["text", "image"] of a pipeline that draws what it has written.
+        size: of the image, "WIDTHxHEIGHT" in pixels; with that modality, as the next ones.
+        num_inference_steps: of the image; the model's own when absent.
+        guidance_scale: of the image; the model's own when absent.
+        negative_prompt: text that the image is led away from.
+        output_format: of the image's file; "png" when absent.
     """
 
     messages: list[dict[str, Any]]
@@ -38,6 +44,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    size: str | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
 
     audio: Unserved = None
     chat_template: Unserved = None

@@ -10,6 +10,8 @@ from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import in_messages
 from inlay.api.generation.respond import respond
+from inlay.api.openai.chat.image import image_of
+from inlay.api.openai.chat.image_shape import ImageChatShape
 from inlay.api.openai.chat.shape import ChatShape
 from inlay.api.schema.chat import ChatRequest
 from inlay.http.parsed_request import read_request
@@ -35,4 +37,10 @@ async def chat_completions(call: Call) -> None:
     shape = ChatShape(
         response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use
     )
-    await respond(call, request, asked.model, asked.generation, shape, own_fields(request))
+    fields = own_fields(request)
+    image = image_of(call, request, asked.model.card, response_id)
+    if image is None:
+        await respond(call, request, asked.model, asked.generation, shape, fields)
+        return
+    drawn = ImageChatShape(shape, image)
+    await respond(call, request, asked.model, asked.generation, drawn, fields, rest=drawn.draw)

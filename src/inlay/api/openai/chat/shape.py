@@ -1,7 +1,7 @@
 """JSON of chat completions, whole or as events."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -107,6 +107,15 @@ class ChatShape:
                 events.append(self._piece(choice, piece, end, last=True))
         return events
 
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """The choices of the response."""
+        return self._generation.choices
+
+    def chunk(self, choice: ChatChunkChoice, **more: Any) -> ChatChunk:
+        """Return a chunk of one choice with further fields."""
+        return self._chunks.chunk([choice], **more)
+
     def _piece(
         self, choice: ChoiceState, piece: ChoicePiece, shown: ChatChunkChoice, *, last: bool
     ) -> ChatChunk:
@@ -118,7 +127,7 @@ class ChatShape:
         )
         return self._chunks.chunk([ended], last=True, usage=usage)
 
-    def response(self) -> msgspec.Struct:
+    def response(self) -> ChatCompletion:
         """Return the whole response."""
         with_ids = bool(self._request.return_token_ids)
         first = self._generation.choices[0].request.prompt

@@ -46,17 +46,36 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
+class ImageUrl(msgspec.Struct, frozen=True):
+    """An image as a data: URL in base64."""
+
+    url: str
+
+
+class TextOutputPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """The text of an answer that has images too."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """An image of an answer."""
+
+    image_url: ImageUrl
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The assistant's answer.
 
     Attributes:
-        content: None where there are only tool calls, or only reasoning.
+        content: None where there are only tool calls, or only reasoning; parts where there is an
+            image.
         reasoning: the model's reasoning before the answer; `reasoning_content` is the same under
             vLLM's older name.
     """
 
     role: Literal["assistant"] = "assistant"
-    content: str | None
+    content: str | list[TextOutputPart | ImagePart] | None
     refusal: None = None
     annotations: None = None
     audio: None = None
@@ -112,7 +131,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Addition of an event to a message; the role comes with the first."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | list[ImagePart] | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallPiece] | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
@@ -135,7 +154,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Event of a chat stream.
 
-    The first event of a choice has the prompt's fields, the last one `system_fingerprint`.
+    The first event of a choice has the prompt's fields, the last one `system_fingerprint`. An event
+    with an image has its `modality` and the `stage` that made it, as vLLM-Omni's have.
     """
 
     id: str
@@ -147,3 +167,5 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_text: msgspec.UnsetType | None = msgspec.UNSET
+    modality: Literal["image"] | msgspec.UnsetType = msgspec.UNSET
+    stage: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,106 @@
+"""The image of a chat of a pipeline: drawn from the text that its language model has written."""
+
+from contextlib import aclosing
+
+import pybase64
+
+from inlay.api.generation.choices import ChoiceState
+from inlay.api.openai.images import (
+    FILE_BYTES_PER_PIXEL,
+    image_params,
+    stage_requests,
+    text_payload,
+)
+from inlay.api.schema.chat import ChatRequest
+from inlay.card import ModelCard
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.http.quoting import shown_value
+from inlay.http.server import Call
+from inlay.request import Payload, Task
+from inlay.router.stages import plan, walk
+
+_ONLY_WITH_IMAGES = (
+    "size", "num_inference_steps", "guidance_scale", "negative_prompt", "output_format"
+)  # fmt: skip
+
+
+class ChatImage:
+    """The image that belongs to one answer.
+
+    Attributes:
+        stage: that makes it.
+    """
+
+    def __init__(self, call: Call, request: ChatRequest, model: ModelCard, id_: str) -> None:
+        """Plan it, before anything is computed. Use `image_of`.
+
+        Raises:
+            InvalidRequestError: the model draws nothing, or not so.
+            OverloadedError: a stage has no worker that is ready.
+        """
+        if model.stage is None or "image" not in model.stage.graph.outputs:
+            raise InvalidRequestError(
+                f'modalities has "image"; the model `{model.name}` makes text alone',
+                param="modalities",
+            )
+        if (request.n or 1) > 1:
+            raise InvalidRequestError(
+                f"n is {request.n}; an answer with an image is one", param="n"
+            )
+        router = call.server.router
+        self._steps = plan(router, model, "image", text=True)
+        self.stage = self._steps[-1].model
+        card = router.card(self.stage).image
+        if card is None:
+            raise EngineError(f"the worker of the stage {self.stage} does not describe its images")
+        self._params = image_params(request, card)
+        call.reservation.grow(self._params.width * self._params.height * FILE_BYTES_PER_PIXEL)
+        self._make = stage_requests(call, id_, self._params, request.priority or 0)
+        self._call = call
+        self._writer = model.name
+
+    async def draw(self, choice: ChoiceState, text: str) -> str:
+        """Return the image of an answer's text as a data: URL.
+
+        Raises:
+            InvalidRequestError: the answer calls a tool, or is empty: there is nothing to draw.
+            InlayError: as `inlay.router.stages.walk`.
+        """
+        if choice.calls_tools or not text.strip():
+            raise InvalidRequestError("the model wrote no text to draw", param="modalities")
+        given: dict[str | None, list[Payload]] = {self._writer: [text_payload("text", text)]}
+        router = self._call.server.router
+        await self._call.server.awake(self.stage, Task.STAGE)
+        async with aclosing(walk(router, self._steps, given, self._make)) as outputs:
+            async for found in outputs:
+                for payload in found.payloads:
+                    if payload.port == "image":
+                        data = pybase64.b64encode_as_string(payload.data.view)
+                        return f"data:image/{self._params.image_format};base64,{data}"
+        raise EngineError(f"the stage {self.stage} ended without an image")
+
+
+def image_of(call: Call, request: ChatRequest, model: ModelCard, id_: str) -> ChatImage | None:
+    """Return the image that a chat asks for, or None.
+
+    Raises:
+        InvalidRequestError: unknown modalities, or fields of an image without one.
+        InlayError: as `ChatImage`.
+    """
+    wanted = ["text"] if request.modalities is None else request.modalities
+    if "text" not in wanted or not set(wanted) <= {"text", "image"}:
+        raise InvalidRequestError(
+            f'modalities is {shown_value(wanted)}; allowed: ["text"] and ["text", "image"]',
+            param="modalities",
+        )
+    if "image" in wanted:
+        return ChatImage(call, request, model, id_)
+    for name in _ONLY_WITH_IMAGES:
+        if getattr(request, name) is not None:
+            raise InvalidRequestError(
+                f'{name} is of an image; ask for one with modalities ["text", "image"]', param=name
+            )
+    return None
+
+
+__all__ = ["ChatImage", "image_of"]

@@ -1,0 +1,139 @@
+"""The bundled pipeline: a question is answered with a caption, and the caption drawn."""
+
+import base64
+import io
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from PIL import Image
+from scripts.vision_demo.questions import QUESTIONS
+from scripts.vision_demo.training import DEVIATION, MEAN, answers
+from tokenizers import Tokenizer
+from transformers import LlavaForConditionalGeneration
+
+from inlay import demo
+from tests.serving import Served, serving
+
+pytestmark = pytest.mark.slow
+FIELDS = {
+    "modalities": ["text", "image"],
+    "num_inference_steps": demo.drawn_examples().steps,
+    "guidance_scale": demo.drawn_examples().guidance,
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(demo.pipeline_dir() / "graph.yaml", "--dtype", "float32") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    # A stage that is not ready yet is a 503.
+    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as made:
+        yield made
+
+
+def messages(question: str) -> list[Any]:
+    return [{"role": "user", "content": question}]
+
+
+@cache
+def eyes() -> tuple[Any, Tokenizer]:
+    model = LlavaForConditionalGeneration.from_pretrained(demo.vision_dir(), dtype=torch.float32)
+    return model.eval(), Tokenizer.from_file(str(demo.vision_dir() / "tokenizer.json"))
+
+
+def seen(urls: list[str]) -> list[tuple[str, str]]:
+    """The digit and the colour that the model with images sees in each picture."""
+    files = [base64.b64decode(url.removeprefix("data:image/png;base64,")) for url in urls]
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files])
+    rows = (torch.tensor(pixels).permute(0, 3, 1, 2) / 255 - MEAN) / DEVIATION
+    model, tokenizer = eyes()
+    told = [answers(model, tokenizer, QUESTIONS[name], rows) for name in ("digit", "colour")]
+    return list(zip(*told, strict=True))
+
+
+def test_what_is_written_is_drawn_and_seen(client: openai.OpenAI) -> None:
+    examples = demo.drawn_examples().examples
+    right, urls = [], []
+    for example in examples:
+        for seed in range(2):
+            answer = client.chat.completions.create(
+                model="inlay-demo", messages=messages(example.question), temperature=0, seed=seed,
+                extra_body=FIELDS,
+            )  # fmt: skip
+            content: Any = answer.choices[0].message.content
+            text, image = content
+            assert text == {"type": "text", "text": example.answer}
+            assert answer.choices[0].finish_reason == "stop"
+            urls.append(image["image_url"]["url"])
+            right.append((str(example.digit), example.colour))
+    # 0.993 in 300; by chance 1 in 60.
+    assert sum(a == b for a, b in zip(seen(urls), right, strict=True)) >= 10
+    assert len(set(urls)) == len(urls)
+
+
+def test_a_stream_has_the_text_then_the_image_then_one_end(client: openai.OpenAI) -> None:
+    example = demo.drawn_examples().examples[0]
+    stream = client.chat.completions.create(
+        model="inlay-demo", messages=messages(example.question), temperature=0, seed=0, stream=True,
+        stream_options={"include_usage": True}, extra_body=FIELDS,
+    )  # fmt: skip
+    chunks = [chunk.model_dump(warnings=False) for chunk in stream]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["stop"]
+    assert choices[-1]["finish_reason"] == "stop"
+    texts = [one["delta"]["content"] for one in choices if isinstance(one["delta"]["content"], str)]
+    assert "".join(texts) == example.answer
+    (image,) = [chunk for chunk in chunks if chunk.get("modality") == "image"]
+    assert image["stage"] == "inlay-demo/painter"
+    (part,) = image["choices"][0]["delta"]["content"]
+    assert seen([part["image_url"]["url"]]) == [(str(example.digit), example.colour)]
+    assert [chunk["usage"] is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks.index(image) == len(chunks) - 3
+
+
+def test_text_alone_is_a_chat_as_any_other(client: openai.OpenAI) -> None:
+    example = demo.drawn_examples().examples[1]
+    answer = client.chat.completions.create(
+        model="inlay-demo", messages=messages(example.question), temperature=0
+    )
+    assert answer.choices[0].message.content == example.answer
+    assert [found.id for found in client.models.list()] == ["inlay-demo"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"modalities": ["audio"]}, "modalities", "allowed: "),
+        ({"modalities": ["image"]}, "modalities", "allowed: "),
+        ({"modalities": ["text", "image"], "n": 2}, "n", "an answer with an image is one"),
+        ({"size": "16x16"}, "size", "of an image"),
+        ({"modalities": ["text", "image"], "size": "17x16"}, "size", "multiples of 8"),
+        ({"modalities": ["text", "image"], "num_inference_steps": 0}, "num_inference_steps", "1"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_400_that_names_the_field(
+    served: Served, fields: dict[str, Any], param: str, said: str
+) -> None:
+    body = {"messages": messages("Draw two in the colour of ink."), "temperature": 0, **fields}
+    answer = httpx.post(f"{served.v1}/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert said in answer.json()["error"]["message"]
+
+
+def test_images_of_a_prompt_that_a_language_model_reads_first_are_asked_for_in_a_chat(
+    served: Served,
+) -> None:
+    body = {"model": "inlay-demo", "prompt": "x"}
+    answer = httpx.post(f"{served.v1}/images/generations", json=body, timeout=60)
+    assert answer.status_code == 400
