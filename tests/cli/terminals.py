@@ -38,6 +38,24 @@ class Terminal:
         shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
         return shown
 
+    def press_until(self, key: str, pattern: str) -> str:
+        """As `until`, pressing a key again every two seconds.
+
+        A terminal's Ctrl-C is lost where it comes just as a prompt begins to wait, or just as what
+        it would have stopped has ended.
+        """
+        deadline = time.monotonic() + BOUND
+        while True:
+            self.type(key)
+            again = time.monotonic() + 2
+            while time.monotonic() < again:
+                found = re.search(pattern, self.seen)
+                if found is not None:
+                    shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+                    return shown
+                assert time.monotonic() < deadline, self.seen[-2000:]
+                assert self.read(), f"ended without {pattern!r}: {self.seen[-2000:]!r}"
+
     def read(self) -> bool:
         """Take in what is shown; False at the end."""
         ready, _, _ = select.select([self.master], [], [], 1.0)

@@ -215,15 +215,13 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(echo_url: str) -> None:
             screen.type(f"{TEXT}\n")
             screen.until("user")
             screen.until("assistant")
-            screen.type("\x03")
             # The answer may have ended before the key was pressed.
-            shown = screen.until(r"(stopped|Ctrl-D ends the chat)\r\n> ")
+            shown = screen.press_until("\x03", r"(stopped|Ctrl-D ends the chat)\r\n> ")
             stopped += "stopped" in shown
             if stopped == 2:
                 break
         assert stopped == 2
-        screen.type("\x03")
-        screen.until("Ctrl-D ends the chat")
+        screen.press_until("\x03", "Ctrl-D ends the chat")
         screen.until("> ")
         screen.type("\x04")
         assert screen.ended() == 0
