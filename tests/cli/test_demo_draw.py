@@ -16,6 +16,11 @@ from tests.cli.test_demo import Shown, demonstrated
 EXAMPLES = demo.drawn_examples().examples
 
 
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
 @pytest.fixture(scope="module")
 def shown() -> Iterator[Shown]:
     with demonstrated("--draw") as shown:
@@ -29,7 +34,7 @@ def test_it_shows_captions_and_writes_pictures(shown: Shown) -> None:
     paths = [Path(path) for path in re.findall(r"^   < \[(.*)\]$", shown.text, re.M)]
     assert len(paths) == SHOWN
     for path in paths:
-        assert Image.open(path).size == (16, 16)
+        assert size(path) == (16, 16)
     # No colours where nobody looks.
     assert "\x1b" not in shown.text
 
@@ -40,7 +45,7 @@ def test_the_snippets_draw_when_pasted(begin: str, shown: Shown, tmp_path: Path)
     curl, python = printed.split("\n\n", 1)
     command = curl if begin == "curl" else python
     subprocess.run(["bash", "-ec", command], check=True, cwd=tmp_path)
-    assert Image.open(tmp_path / "drawn.png").size == (16, 16)
+    assert size(tmp_path / "drawn.png") == (16, 16)
 
 
 def test_a_picture_in_a_terminal_has_its_colours() -> None:

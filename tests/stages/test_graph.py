@@ -58,6 +58,7 @@ def test_a_graph_is_read_and_its_models_found_beside_it(tmp_path: Path) -> None:
     assert graph.served_name("decoder") == "painter/decoder"
     assert graph.needed(["image"]) == ["writer", "encoder", "painter", "decoder"]
     assert graph.needed(["text"]) == ["writer"]
+    assert graph.missing({"painter", "painter/encoder", "painter/decoder"}) == ["painter"]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(graph), type=Graph) == graph
 
 

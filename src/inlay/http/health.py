@@ -1,8 +1,11 @@
 """Probes (`/live`, `/ready`, `/health`), `/version` and `/metrics`."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 import inlay
+from inlay.card import ModelCard
 from inlay.errors import OverloadedError
 from inlay.http.metrics import requests as metrics
 from inlay.http.metrics.engine_health import combined_status, health_of
@@ -33,7 +36,8 @@ async def live(call: Call) -> None:
 async def ready(call: Call) -> None:
     """Answer 200 if a request for some model would be accepted, else raise `OverloadedError`.
 
-    That is so if the server does not drain, and a worker is ready, awake and healthy.
+    That is so if the server does not drain, and a worker is ready, awake and healthy; of a
+    pipeline, if every stage has one that is ready.
     """
     if call.server.inflight.draining:
         raise shutting_down()
@@ -49,7 +53,22 @@ async def ready(call: Call) -> None:
     if not any(worker.well and worker.state != "asleep" for worker in found):
         said = "; ".join(worker.reason for worker in found)
         raise OverloadedError(f"no worker is well: {said}", retry_after=1)
+    lacking = _lacking([worker.card for worker in router.ready()])
+    if lacking:
+        raise OverloadedError(f"no pipeline has all its stages: {lacking}", retry_after=1)
     await call.json(Status("ready"))
+
+
+def _lacking(cards: Sequence[ModelCard]) -> str:
+    """Return the stages that pipelines lack; empty where some model or pipeline is whole."""
+    served = {card.name for card in cards}
+    found = set()
+    for card in cards:
+        missing = [] if card.stage is None else card.stage.graph.missing(served)
+        if card.stage is None or not missing:
+            return ""
+        found.add(f"{card.stage.graph.name} lacks {', '.join(missing)}")
+    return "; ".join(sorted(found))
 
 
 async def health(call: Call) -> None:

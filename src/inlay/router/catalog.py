@@ -115,6 +115,12 @@ class Catalog:
                 return card if task in (None, card.role) else self._doing(card, task)
         if not models:
             raise self.unready()
+        for card in models:
+            if card.stage is not None and card.stage.graph.name == name:
+                raise OverloadedError(
+                    f"The stage {card.stage.graph.front} of the pipeline `{name}` is not ready.",
+                    retry_after=1,
+                )
         raise self.unknown(name)
 
     def _doing(self, card: ModelCard, task: Task | None) -> ModelCard:

@@ -1,6 +1,6 @@
 """A pipeline as data: stages, edges between their ports, inputs and outputs; and its checks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -78,6 +78,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def text_stage(self) -> str | None:
         """The stage that makes the text of an answer, or None."""
         return _port(self.outputs["text"]).stage if "text" in self.outputs else None
+
+    def missing(self, served: Collection[str]) -> list[str]:
+        """Return the stages whose workers are not among the served names."""
+        return [stage for stage in self.stages if self.served_name(stage) not in served]
 
     def sources(self, stage: str) -> list[tuple[Port, str]]:
         """Return the ports that feed a stage, each with the name of its own port that is fed."""
