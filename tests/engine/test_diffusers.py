@@ -3,6 +3,7 @@
 import asyncio
 import io
 import itertools
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -17,7 +18,9 @@ import torch
 from PIL import Image
 
 from inlay.digest import Secret
+from inlay.engine.diffusers import engine as engine_module
 from inlay.engine.diffusers.engine import DiffusersEngine
+from inlay.engine.diffusers.painter import Painter, payload
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
@@ -29,6 +32,8 @@ SECRET = Secret(bytes(32))
 SAVE = {"sd": save_stable_diffusion, "flux": save_flux, "qwen": save_qwen_image}
 FAMILIES = sorted(SAVE)
 PROMPT = "a red fox"
+SHAPE = (1, 4, 16, 16)
+"""Of the latents of an image of `params`, of Stable Diffusion."""
 _ids = itertools.count()
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -208,6 +213,37 @@ async def test_parts_in_a_row_make_what_the_whole_makes(family: str) -> None:
     async with serving(family, "vae") as engine:
         found = await Run(engine, each, [Input("latents", latents)]).images()
     assert same(found, expected)
+
+
+async def test_a_decoder_decodes_an_image_once_while_its_file_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, both, written = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    decoded: list[float] = []
+
+    def pixels(painter: Painter, latents: torch.Tensor, params: Diffusion) -> Image.Image:
+        decoded.append(float(latents[0, 0, 0, 0]))
+        if len(decoded) == 2:
+            loop.call_soon_threadsafe(both.set)
+        return Image.new("RGB", (params.width, params.height))
+
+    def image_file(image: Image.Image, image_format: str) -> bytes:
+        written.wait()
+        return b"file"
+
+    monkeypatch.setattr(Painter, "pixels", pixels)
+    monkeypatch.setattr(engine_module, "image_file", image_file)
+    async with serving("sd", "vae") as engine:
+        try:
+            runs = [
+                Run(engine, params(), [Input("latents", payload("latents", torch.full(SHAPE, of)))])
+                for of in (1.0, 2.0)
+            ]
+            await both.wait()
+        finally:
+            written.set()
+        assert [len(await run.done()) for run in runs] == [1, 1]
+    assert decoded == [1.0, 2.0]
 
 
 async def test_previews_come_before_the_image_and_change_nothing() -> None:

@@ -220,8 +220,10 @@ class DiffusersEngine:
         """Return True if more is to be computed for a job."""
         if job.ended:
             return False
-        painting = job.painting
-        return bool(job.sketches) or painting is None or not painting.done
+        if job.painting is None:
+            # Inputs that are read are dropped; then only files are still to be written.
+            return bool(job.sketches or job.inputs)
+        return bool(job.sketches) or not job.painting.done
 
     def _fail_all(self, jobs: Sequence[Job], error: InlayError) -> None:
         for job in jobs:
@@ -249,7 +251,9 @@ class DiffusersEngine:
     async def _sketch(self, job: Job) -> None:
         """Have the latents of each image decoded."""
         found = await self._thread.run(partial(_read, self._painter, self._bounds, job))
-        self._add_sketches(job, IMAGE, found["latents"])
+        job.inputs = {}
+        if not job.ended:
+            self._add_sketches(job, IMAGE, found["latents"])
 
     async def _begin(self, job: Job) -> None:
         work = partial(_begin, self._painter, self._bounds, job)
