@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-fast test-unit check format site bench test-engines test-deploy reference clean
+.PHONY: demo install test test-again test-fast test-unit check format site bench test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -32,6 +32,10 @@ demo: $(DEMO_STAMP)
 
 test: install
 	$(PYTEST) -m "not engines and not gpu and not deploy"
+
+# What failed in `make test`, once more and alone, when it is little: for machines that stand still.
+test-again: install
+	$(BIN)/python -m scripts.test_again -m "not engines and not gpu and not deploy"
 
 # Parts that need no server, no broker and no engine.
 UNIT := $(wildcard tests/test_*.py) tests/tensors tests/render tests/router tests/media tests/embedding
@@ -59,7 +63,7 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 test-engines: install
-	$(BIN)/python scripts/test_engines.py
+	$(BIN)/python -m scripts.test_engines
 
 # What operators use, with real tools: containers, Helm, Prometheus. Those that cannot be had skip.
 # CI leaves out what builds images (slow), to stay within its time.

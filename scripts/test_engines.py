@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.test_again import again
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -43,12 +45,13 @@ def main() -> int:
         except subprocess.CalledProcessError as error:
             failed.append(f"{suite.name} (its environment was not filled: {error})")
             continue
+        arguments = ["-m", "engines", *sys.argv[1:], str(suite)]
+        lent = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "FRONTEND_PYTHON": sys.executable}
         status = subprocess.run(
-            [python, "-m", "pytest", "-m", "engines", *sys.argv[1:], suite],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "FRONTEND_PYTHON": sys.executable},
-            check=False,
+            [python, "-m", "pytest", *arguments], cwd=ROOT, env=lent, check=False
         ).returncode
+        if status and os.environ.get("CI"):
+            status = again(python, arguments, lent)
         if status:
             failed.append(f"{suite.name} (status {status})")
     print(f"{len(suites)} engine suites ran; failed: {', '.join(failed) or 'none'}")
