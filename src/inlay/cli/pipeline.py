@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from inlay.stages.graph import Graph, check
+from inlay.stages.graph import Graph, StageCard, check
 
 MAX_WORKERS = 64
 """Workers of a stage on one machine."""
@@ -29,6 +29,20 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(self.stages.get(stage, {}).get("workers", 1))
 
 
+class StageEngine(NamedTuple):
+    """The engine of a stage.
+
+    Attributes:
+        engine: its settings.
+        stage: for the cards of its workers.
+        workers: how many `inlay serve` starts.
+    """
+
+    engine: EngineSettings
+    stage: StageCard
+    workers: int
+
+
 _OWN = frozenset({"model", "served_model_name", "part", "task"})
 """Settings that the graph decides."""
 
@@ -36,6 +50,44 @@ _OWN = frozenset({"model", "served_model_name", "part", "task"})
 def is_graph(model: str) -> bool:
     """True if what is to be served is the file of a graph."""
     return model.endswith((".yaml", ".yml"))
+
+
+def stage_engines(given: EngineSettings, deploy: Path | None) -> list[StageEngine]:
+    """Return the engines of all stages of the graph that `given.model` is.
+
+    Args:
+        given: what it sets is for all stages, over which the deployment goes.
+        deploy: file of the deployment, or None.
+
+    Raises:
+        InvalidRequestError: of the graph or the deployment.
+    """
+    graph = read_graph(Path(given.model))
+    deployment = read_deployment(deploy)
+    fields = given.model_dump(exclude_unset=True, exclude={"model"})
+    return [
+        StageEngine(engine, StageCard(graph, name), deployment.workers(name))
+        for name, engine in stage_settings(graph, deployment, fields).items()
+    ]
+
+
+def stage_engine(given: EngineSettings, deploy: Path | None, stage: str | None) -> StageEngine:
+    """Return the engine of the stage that is called `stage`. Arguments as `stage_engines`.
+
+    Raises:
+        InvalidRequestError: there is no such stage, or as `stage_engines`.
+    """
+    found = stage_engines(given, deploy)
+    names = ", ".join(one.stage.name for one in found)
+    if stage is None:
+        raise InvalidRequestError(
+            f"{given.model} is a graph, of which a worker is one stage: --stage must be one of "
+            f"{names}"
+        )
+    for one in found:
+        if one.stage.name == stage:
+            return one
+    raise InvalidRequestError(f"--stage is {stage!r}; {given.model} has {names}")
 
 
 def read_graph(path: Path) -> Graph:
@@ -141,4 +193,13 @@ def _model(name: str, folder: Path) -> str:
     return str((folder / name).resolve()) if (folder / name).is_dir() else name
 
 
-__all__ = ["Deployment", "is_graph", "read_deployment", "read_graph", "stage_settings"]
+__all__ = [
+    "Deployment",
+    "StageEngine",
+    "is_graph",
+    "read_deployment",
+    "read_graph",
+    "stage_engine",
+    "stage_engines",
+    "stage_settings",
+]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ from inlay.api import build_app
 from inlay.card import EmbeddingCard, ModelCard
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
-from inlay.cli.pipeline import is_graph, read_deployment, read_graph, stage_settings
+from inlay.cli.pipeline import is_graph, stage_engines
 from inlay.cli.process import Console, on_signals, run_until_signal
 from inlay.cli.progress import waiting
 from inlay.cli.settings import ServeSettings
@@ -217,13 +216,10 @@ def _served(settings: ServeSettings) -> list[Served]:
         if settings.deploy is not None:
             raise InvalidRequestError("--deploy is for a graph, GRAPH.yaml, not for a model")
         return [Served(with_engine(given))]
-    graph = read_graph(Path(given.model))
-    deployment = read_deployment(settings.deploy)
-    fields = given.model_dump(exclude_unset=True, exclude={"model"})
     return [
-        Served(engine, StageCard(graph, name))
-        for name, engine in stage_settings(graph, deployment, fields).items()
-        for _ in range(deployment.workers(name))
+        Served(one.engine, one.stage)
+        for one in stage_engines(given, settings.deploy)
+        for _ in range(one.workers)
     ]
 
 

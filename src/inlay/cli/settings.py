@@ -13,6 +13,10 @@ from inlay.telemetry import TelemetrySettings
 from inlay.transport.embeds_cache import KEPT_BYTES
 from inlay.transport.nats.settings import NatsSettings
 
+_DEPLOY = (
+    "Deployment of the stages of a pipeline, where the model is a graph, GRAPH.yaml: engine, "
+    "workers, device and the like of each stage."
+)
 _MODEL = Field(description="Directory of the model, or its name on the hub.")
 
 
@@ -22,12 +26,7 @@ class ServeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
-    deploy: Path | None = Field(
-        default=None,
-        title="Model and engine",
-        description="Deployment of the stages of a pipeline, where the model is a graph, "
-        "GRAPH.yaml: engine, workers, device and the like of each stage.",
-    )
+    deploy: Path | None = Field(default=None, title="Model and engine", description=_DEPLOY)
     frontend: FrontendSettings = Field(title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: StoreSettings = Field(default_factory=StoreSettings, title="Stored embeddings")
@@ -72,6 +71,13 @@ class WorkerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
+    stage: str | None = Field(
+        default=None,
+        title="Model and engine",
+        description="Stage of the pipeline that the worker is, where the model is a graph, "
+        "GRAPH.yaml.",
+    )
+    deploy: Path | None = Field(default=None, title="Model and engine", description=_DEPLOY)
     enable_prompt_embeds: bool = Field(
         default=False,
         title="Model and engine",

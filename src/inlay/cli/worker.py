@@ -14,12 +14,16 @@ from typing import Any, NamedTuple, NoReturn
 import inlay
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
+from inlay.cli.pipeline import is_graph, stage_engine
 from inlay.cli.process import Console, on_signals, run_until_signal
 from inlay.cli.settings import WorkerSettings
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
+from inlay.engine.settings import EngineSettings
 from inlay.engine.task import with_engine
+from inlay.errors import InvalidRequestError
+from inlay.stages.graph import StageCard
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
 from inlay.transport.local import LocalPlane
@@ -42,7 +46,8 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
             became ready.
     """
     meant = [_EMBEDS] if settings.enable_prompt_embeds else []
-    engine = with_engine(with_engine_args(settings.engine, rest, *meant))
+    engine, stage = _engine(settings)
+    engine = with_engine_args(engine, rest, *meant)
     check_engine(engine)
     # vLLM's own flag says the same.
     embeds = settings.enable_prompt_embeds or (
@@ -50,10 +55,26 @@ def run(settings: WorkerSettings, rest: Sequence[str]) -> int:
     )
     settings = settings.model_copy(update={"engine": engine, "enable_prompt_embeds": embeds})
     configure(settings.telemetry.log_format)
-    return run_until_signal(_host(settings, Console(sys.stdout, sys.stderr)))
+    return run_until_signal(_host(settings, stage, Console(sys.stdout, sys.stderr)))
 
 
-async def _host(settings: WorkerSettings, console: Console) -> None:
+def _engine(settings: WorkerSettings) -> tuple[EngineSettings, StageCard | None]:
+    """Return the settings of the engine, and the stage that it is.
+
+    Raises:
+        InvalidRequestError: of a graph, its deployment or the stage.
+    """
+    given = settings.engine
+    if is_graph(given.model):
+        found = stage_engine(given, settings.deploy, settings.stage)
+        return found.engine, found.stage
+    if settings.stage is not None or settings.deploy is not None:
+        flag = "--deploy" if settings.stage is None else "--stage"
+        raise InvalidRequestError(f"{flag} is for a graph, GRAPH.yaml, not for a model")
+    return with_engine(given), None
+
+
+async def _host(settings: WorkerSettings, stage: StageCard | None, console: Console) -> None:
     check_adapters(settings.engine)
     check_model(settings.engine)
     own = None if settings.secret_file is None else Secret(read_key(settings.secret_file))
@@ -61,7 +82,7 @@ async def _host(settings: WorkerSettings, console: Console) -> None:
     together = RestartGroup() if tied(settings.engine) else None
     async with AsyncExitStack() as undo:
         places = [
-            await _place(settings, index, rank, own, together, console, undo)
+            await _place(settings, stage, index, rank, own, together, console, undo)
             for index, rank in enumerate(ranks)
         ]
         stop, at_once = asyncio.Event(), asyncio.Event()
@@ -96,6 +117,7 @@ class _Place(NamedTuple):
 
 async def _place(
     settings: WorkerSettings,
+    stage: StageCard | None,
     index: int,
     rank: Rank,
     own: Secret | None,
@@ -115,6 +137,7 @@ async def _place(
         settings.telemetry,
         prompt_embeds=settings.enable_prompt_embeds,
         listen=_listen(settings, index),
+        stage=stage,
     )
     supervisor = Supervisor(plane, start, tied=together)
     engine = EngineProxy(plane)
@@ -130,8 +153,8 @@ async def _place(
     undo.push_async_callback(worker.close)
     console.line(
         f"inlay {inlay.__version__}: {worker.id} in namespace {settings.fleet.namespace} at "
-        f"{settings.fleet.shown_urls}: loading {settings.engine.model} with the "
-        f"{settings.engine.engine} engine{_of(rank)}"
+        f"{settings.fleet.shown_urls}: {'' if stage is None else f'stage {stage.name}: '}"
+        f"loading {settings.engine.model} with the {settings.engine.engine} engine{_of(rank)}"
     )
     return _Place(worker, running)
 

@@ -12,7 +12,7 @@ import msgspec
 from inlay.card import Adapter, ModelCard
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
-from inlay.request import Request, Task
+from inlay.request import Diffusion, Request, Task
 from inlay.router.admission_queue import AdmissionQueue
 from inlay.router.catalog import Catalog, ServedModel
 from inlay.router.fleet import Fleet
@@ -358,7 +358,7 @@ class Router:
         it is full.
         """
         first = requests[0]
-        length = first.num_positions + len(first.prior_output)
+        length = _length(first)
         gone: set[str] = set()
         while True:
             chosen = pool.choose(
@@ -456,6 +456,13 @@ def _with_waited_deadline(request: Request, waited: float) -> Request:
             f"all workers were full for the {request.deadline:g} s that were left"
         )
     return msgspec.structs.replace(request, deadline=request.deadline - waited)
+
+
+def _length(request: Request) -> int:
+    """Return the positions of a request, or the steps of its images, as its part of a load."""
+    if isinstance(request.params, Diffusion):
+        return request.params.steps * request.params.count
+    return request.num_positions + len(request.prior_output)
 
 
 def _nothing() -> None:

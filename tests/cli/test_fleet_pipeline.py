@@ -1,0 +1,157 @@
+"""A pipeline in a fleet: stages are workers of their own, several of one, and one that is lost."""
+
+import base64
+import io
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+import yaml
+from PIL import Image
+
+from inlay.request import Diffusion
+from tests.cli.test_pipeline import FIELDS, GRAPH
+from tests.engine.test_diffusers import alone, model, near
+from tests.parts import Part, running
+from tests.serving import PYTHON, Served, free_port, serving
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+]
+TOGETHER = 6
+"""Requests at a time: more than one worker of a stage is to have some of them."""
+
+
+class Fleet(NamedTuple):
+    """Two frontends, and the workers by stage: two denoisers, one of each other."""
+
+    servers: list[Served]
+    workers: dict[str, list[Part]]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("pipeline")
+    (folder / "sd").symlink_to(model("sd"))
+    (folder / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
+    deploy = folder / "deploy.yaml"
+    settings = {stage: {"dtype": "float32"} for stage in GRAPH["stages"]}
+    deploy.write_text(yaml.safe_dump({"stages": settings}))
+    port = free_port()
+    url = f"nats://127.0.0.1:{port}"
+    with ExitStack() as undo:
+        undo.enter_context(
+            running("nats", "--port", port, "--store-dir", folder / "nats", until="NATS at nats://")
+        )
+        workers: dict[str, list[Part]] = {}
+        for stage in (*GRAPH["stages"], "denoiser"):
+            words = (folder / "graph.yaml", "--stage", stage, "--deploy", deploy, "--nats", url)
+            part = Part("worker", *words, until=" serves ")
+            undo.callback(part.end)
+            workers.setdefault(stage, []).append(part)
+        servers = [undo.enter_context(serving("--nats", url, command="frontend")) for _ in range(2)]
+        for part in (one for some in workers.values() for one in some):
+            part.wait_ready()
+        yield Fleet(servers, workers)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[np.ndarray]:
+    asked = Diffusion(width=32, height=32, steps=3, guidance=3.0, seed=7, negative="blurred")
+    return alone("sd", "a red fox", asked)
+
+
+def paint(server: Served) -> list[np.ndarray]:
+    # Stages that are not ready yet, or not again, are 503s.
+    with openai.OpenAI(base_url=server.v1, api_key="none", max_retries=60) as client:
+        found = client.images.generate(model="painter", prompt="a red fox", extra_body=FIELDS)
+    files = [base64.b64decode(one.b64_json or "") for one in found.data or []]
+    return [np.asarray(Image.open(io.BytesIO(file))) for file in files]
+
+
+def engine_of(part: Part) -> psutil.Process:
+    """The process that has the engine of a worker."""
+    (found,) = (
+        child
+        for child in psutil.Process(part.process.pid).children()
+        if "inlay.worker" in " ".join(child.cmdline())
+    )
+    return found
+
+
+def metric(server: Served, pattern: str) -> list[float]:
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    return [float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE)]
+
+
+def paint_together(server: Served, meanwhile: Callable[[], None]) -> list[list[np.ndarray]]:
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        painting = [pool.submit(paint, server) for _ in range(TOGETHER)]
+        meanwhile()
+        return [one.result() for one in painting]
+
+
+def test_any_frontend_learns_a_pipeline_from_its_workers(
+    fleet: Fleet, expected: list[np.ndarray]
+) -> None:
+    for server in fleet.servers:
+        assert near(paint(server), expected)
+        found = httpx.get(f"{server.v1}/models", timeout=60).json()["data"]
+        assert [one["id"] for one in found] == ["painter"]
+
+
+def test_an_image_goes_on_at_another_worker_when_its_own_is_frozen(
+    fleet: Fleet, expected: list[np.ndarray]
+) -> None:
+    server = fleet.servers[0]
+    frozen = engine_of(fleet.workers["denoiser"][0])
+    frozen.suspend()
+    try:
+        found = paint_together(server, lambda: None)
+    finally:
+        frozen.resume()
+    assert all(near(images, expected) for images in found)
+    assert metric(server, r'inlay:router_decisions_total\{attempt="further".*denoiser"\}') != [0.0]
+
+
+@pytest.mark.parametrize("stage", ["reader", "denoiser", "decoder"])
+def test_an_image_outlives_a_worker_of_each_stage(
+    fleet: Fleet, expected: list[np.ndarray], stage: str
+) -> None:
+    killed = engine_of(fleet.workers[stage][0])
+    found = paint_together(fleet.servers[1], lambda: killed.send_signal(signal.SIGKILL))
+    assert all(near(images, expected) for images in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["GRAPH"], "--stage must be one of reader, denoiser, decoder"),
+        (["GRAPH", "--stage", "singer"], "--stage is 'singer'; "),
+        (["MODEL", "--stage", "reader"], "--stage is for a graph, GRAPH.yaml, not for a model"),
+        (["MODEL", "--deploy", "x.yaml"], "--deploy is for a graph, GRAPH.yaml, not for a model"),
+    ],
+)
+def test_a_stage_that_is_not_there_is_refused_before_anything_starts(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(yaml.safe_dump(GRAPH, sort_keys=False))
+    given = [{"GRAPH": str(graph), "MODEL": str(tmp_path)}.get(word, word) for word in words]
+    ran = subprocess.run(
+        [PYTHON, "-m", "inlay.cli", "worker", *given], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode != 0
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
