@@ -18,7 +18,7 @@ from tests.deploy.tools import ROOT, run, tool
 BASE = "localhost/inlay-test-base:1"
 _DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 _PACKAGES = "python3,python3-venv,ca-certificates,tini"
-_LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
+LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
 """Not above the host's own, which a test may not raise."""
 CONFINED = ("--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 
@@ -31,7 +31,7 @@ def podman() -> tuple[str, ...]:
     _base(program)
     # crun refuses machines that have both versions of cgroups.
     command = (program,) if runc is None else (program, "--runtime", runc)
-    tried = (*command, "run", "--rm", *_LIMITS, "--network", "host", *CONFINED, BASE, "true")
+    tried = (*command, "run", "--rm", *LIMITS, "--network", "host", *CONFINED, BASE, "true")
     done = subprocess.run(tried, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode != 0:
         pytest.skip(f"containers cannot run here: {done.stderr.strip().splitlines()[-1:]}")
@@ -103,7 +103,7 @@ def _pip() -> tuple[str, ...]:
 def confined(name: str, *words: object, network: str = "host") -> str:
     """The output of a container as operators run it: no rights, nothing to write to but /tmp."""
     more = ("--tmpfs", "/tmp", "--env", "HOME=/tmp", "--network", network)
-    return run(*podman(), "run", "--rm", *_LIMITS, *CONFINED, *more, name, *words, within=300)
+    return run(*podman(), "run", "--rm", *LIMITS, *CONFINED, *more, name, *words, within=300)
 
 
 def environment() -> dict[str, str]:

@@ -1,0 +1,223 @@
+"""Pods of rendered objects, run as containers the way a kubelet runs them.
+
+Image, command, arguments, environment, user, group, rights, volumes with their owners and modes,
+probes, `preStop` and grace come from the YAML. The pods share a network that has nothing but
+itself: each has an address of the loopback, and each Service is a name for one. Limits of memory
+and processors are not set.
+"""
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.deploy.chart import Object, Pod, named, pods
+from tests.deploy.containers import BASE, LIMITS, podman
+from tests.deploy.tools import run
+
+_PAUSE = "inlay-pods"
+_WITHIN = 240.0
+
+
+class Kubelet:
+    """The containers of a release's pods; use `running`.
+
+    Args:
+        objects: of the release.
+        directory: for what is mounted.
+    """
+
+    def __init__(self, objects: tuple[Object, ...], directory: Path) -> None:
+        self._objects = objects
+        self._directory = directory
+        self.pods = {pod.owner: pod for pod in pods(objects)}
+        self._addresses = {owner: f"127.0.1.{n + 1}" for n, owner in enumerate(self.pods)}
+        directory.mkdir()
+        self._hosts = directory / "hosts"
+        lines = ["127.0.0.1 localhost"]
+        for name, service in named(objects, "Service").items():
+            wanted = service["spec"]["selector"].items()
+            (owner,) = [one for one, pod in self.pods.items() if wanted <= pod.labels.items()]
+            lines.append(f"{self._addresses[owner]} {name}")
+        self._hosts.write_text("\n".join(lines) + "\n")
+
+    def start(self, owner: str) -> None:
+        """Start the pod that this object makes, named as `Deployment inlay-frontend`."""
+        pod = self.pods[owner]
+        container, spec = pod.container, pod.spec
+        environment = self._environment(pod)
+        words = [*podman(), "run", "--detach", "--pull", "never", "--name", self.name(owner)]
+        words += ["--network", f"container:{_PAUSE}", *LIMITS, *_rights(spec, container)]
+        words += [f"--env={name}={value}" for name, value in environment.items()]
+        words += [f"--volume={mount}" for mount in self._mounts(pod)]
+        words += [f"--volume={self._hosts}:/etc/hosts:ro"]
+        if "command" in container:
+            command = [_expanded(word, environment) for word in container["command"]]
+            words += ["--entrypoint", json.dumps(command)]
+        arguments = [_expanded(word, environment) for word in container.get("args", [])]
+        run(*words, container["image"], *arguments)
+
+    @staticmethod
+    def name(owner: str) -> str:
+        """The container's name."""
+        return f"inlay-pod-{owner.split()[-1]}"
+
+    def wait(self, owner: str, probe: str) -> None:
+        """Return once the pod's probe of this kind is answered.
+
+        Raises:
+            AssertionError: the container ended, or it takes minutes.
+        """
+        found = self.pods[owner].container[probe]
+        ports = {
+            port["name"]: port["containerPort"] for port in self.pods[owner].container["ports"]
+        }
+        asked = found.get("httpGet") or found["tcpSocket"]
+        script = (
+            "import sys, socket, ssl, urllib.request as u\n"
+            "host, port, url = sys.argv[1:]\n"
+            "socket.create_connection((host, int(port)), 5).close()\n"
+            "url and u.urlopen(url, timeout=5, context=ssl._create_unverified_context())"
+        )
+        where = (self._addresses[owner], ports[asked["port"]])
+        scheme = asked.get("scheme", "HTTP").lower()
+        url = f"{scheme}://{where[0]}:{where[1]}{asked['path']}" if "path" in asked else ""
+        deadline = time.monotonic() + _WITHIN
+        while self.execute(owner, "python3", "-c", script, *where, url).returncode != 0:
+            assert self.state(owner)["Running"], self.log(owner)
+            assert time.monotonic() < deadline, self.log(owner)
+            time.sleep(0.5)
+
+    def execute(self, owner: str, *words: object) -> "subprocess.CompletedProcess[str]":
+        """A command in the container."""
+        command = [*podman(), "exec", self.name(owner), *(str(word) for word in words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+    def stop(self, owner: str) -> None:
+        """End the pod as its deletion does: `preStop`, SIGTERM, and SIGKILL after its grace."""
+        pod, began = self.pods[owner], time.monotonic()
+        before = pod.container.get("lifecycle", {}).get("preStop")
+        if before is not None:
+            done = self.execute(owner, *before["exec"]["command"])
+            assert done.returncode == 0, done.stderr
+        left = pod.spec["terminationGracePeriodSeconds"] - (time.monotonic() - began)
+        run(*podman(), "stop", "--time", max(1, int(left)), self.name(owner), within=600)
+
+    def state(self, owner: str) -> Object:
+        """The container's state, as podman tells it."""
+        (found,) = json.loads(run(*podman(), "container", "inspect", self.name(owner)))
+        return dict(found["State"])
+
+    def ended(self, owner: str) -> Object:
+        """Its state once it has ended by itself."""
+        run(*podman(), "wait", self.name(owner), within=_WITHIN)
+        return self.state(owner)
+
+    def log(self, owner: str) -> str:
+        """The end of what it wrote."""
+        words = [*podman(), "logs", "--tail", "40", self.name(owner)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    def _environment(self, pod: Pod) -> dict[str, str]:
+        fields = {
+            "status.podIP": self._addresses[pod.owner],
+            "metadata.name": f"{pod.owner.split()[-1]}-0",
+        }
+        found: dict[str, str] = {}
+        for given in pod.container.get("env", []):
+            if "value" in given:
+                found[given["name"]] = _expanded(given["value"], found)
+                continue
+            match given["valueFrom"]:
+                case {"fieldRef": {"fieldPath": path}}:
+                    found[given["name"]] = fields[path]
+                case {"secretKeyRef": {"name": name, "key": key}}:
+                    found[given["name"]] = self.secret(name)[key].decode()
+        return found
+
+    def secret(self, name: str) -> dict[str, bytes]:
+        """The data of a Secret of the release."""
+        data = named(self._objects, "Secret")[name]["data"]
+        return {key: base64.b64decode(value) for key, value in data.items()}
+
+    def _mounts(self, pod: Pod) -> Iterator[str]:
+        # Where a StatefulSet has claims, a volume of that name has no other source.
+        sources = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
+        for mount in pod.container.get("volumeMounts", []):
+            place = self._volume(pod, sources.get(mount["name"], {"name": mount["name"]}))
+            yield f"{place}:{mount['mountPath']}:{'ro' if mount.get('readOnly') else 'rw'}"
+
+    def _volume(self, pod: Pod, source: Object) -> Path:
+        group = pod.spec["securityContext"]["fsGroup"]
+        place = self._directory / self.name(pod.owner) / source["name"]
+        match source:
+            case {"hostPath": {"path": path}}:
+                return Path(path)
+            case {"configMap": {"name": name}}:
+                data = named(self._objects, "ConfigMap")[name]["data"]
+                _filled(place, {key: text.encode() for key, text in data.items()}, 0o644, group)
+            case {"secret": {"secretName": name, **more}}:
+                data = self.secret(name)
+                items = {item["path"]: data[item["key"]] for item in more.get("items", [])}
+                _filled(place, items or data, more["defaultMode"], group)
+            case _:
+                # An emptyDir or a claim: the group of the pod may write.
+                place.mkdir(parents=True, exist_ok=True)
+                os.chown(place, 0, group)
+                place.chmod(0o2775)
+        return place
+
+
+@contextmanager
+def running(objects: tuple[Object, ...], directory: Path) -> Iterator[Kubelet]:
+    """A kubelet for the block; what it started is removed afterwards."""
+    kubelet = Kubelet(objects, directory)
+    names = [Kubelet.name(owner) for owner in kubelet.pods]
+
+    def remove() -> None:
+        # Whose network others share goes last.
+        for group in (names, [_PAUSE]):
+            run(*podman(), "rm", "--force", "--ignore", "--time", "0", *group)
+
+    remove()
+    try:
+        words = (*podman(), "run", "--detach", "--name", _PAUSE, "--network", "none", *LIMITS)
+        run(*words, BASE, "sleep", "infinity")
+        yield kubelet
+    finally:
+        remove()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _rights(spec: Object, container: Object) -> list[str]:
+    outer, inner = spec["securityContext"], container["securityContext"]
+    words = [f"--user={outer['runAsUser']}:{outer['runAsGroup']}"]
+    words += [f"--group-add={outer['fsGroup']}"]
+    if inner["readOnlyRootFilesystem"]:
+        # Podman's own scratch space below /run and /tmp is not there on Kubernetes.
+        words += ["--read-only", "--read-only-tmpfs=false"]
+    if not inner["allowPrivilegeEscalation"]:
+        words += ["--security-opt=no-new-privileges"]
+    return words + [f"--cap-drop={name}" for name in inner["capabilities"]["drop"]]
+
+
+def _filled(place: Path, files: Mapping[str, bytes], mode: int, group: int) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o755)
+    for name, content in files.items():
+        file = place / name
+        file.write_bytes(content)
+        os.chown(file, 0, group)
+        file.chmod(mode)
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """`$(NAME)` as Kubernetes expands it: a name that is nowhere stays as it is."""
+    return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), text)

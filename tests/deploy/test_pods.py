@@ -1,0 +1,126 @@
+"""Every kind of pod that the chart makes, run as a container from the rendered YAML."""
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import inlay
+from inlay.client import PromptEmbedder
+from tests.certificates import certificate
+from tests.deploy.chart import Object, render
+from tests.deploy.containers import image
+from tests.deploy.kubelet import Kubelet, running
+from tests.deploy.tools import helms
+
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+MODEL = Path(inlay.__file__).parent / "demo" / "model"
+QUESTION = [{"role": "user", "content": "What tool does Gola use?"}]
+NATS = "StatefulSet inlay-nats"
+FRONTEND = "Deployment inlay-frontend"
+WORKERS = ("Deployment inlay-worker-one", "Deployment inlay-worker-two")
+TEST = "Pod inlay-test"
+
+
+@pytest.fixture(scope="module")
+def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
+    found = helms()
+    if not found:
+        pytest.skip("no Helm is there: make test-deploy fetches it")
+    if os.geteuid() != 0:
+        pytest.skip("volumes have owners that only root can give")
+    directory = tmp_path_factory.mktemp("pods")
+    (front, _, tag), (worker, _, _) = (image(t).rpartition(":") for t in ("frontend", "worker"))
+    volume = {"hostPath": {"path": str(MODEL.parent)}}
+    pool = {
+        "image": {"repository": worker, "tag": tag},
+        "model": {"path": "model", "gigabytes": 0.1, "volume": volume},
+        "config": {"enable-prompt-embeds": True, "served-model-name": ["demo"]},
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+    }
+    values = {
+        "image": {"repository": front, "tag": tag},
+        "frontend": {
+            "preStopSeconds": 1,
+            "tls": {"secretName": "pair"},
+            "promptStoreKey": {"existingSecret": "store"},
+        },
+        "monitoring": {"adminKey": {"existingSecret": "admin"}},
+        "workers": [{"name": "one", **pool}, {"name": "two", **pool}],
+    }
+    file = directory / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    pair = certificate(directory, "pair", hosts=["inlay-frontend"])
+    own = (
+        secret("pair", {"tls.crt": pair[0].read_bytes(), "tls.key": pair[1].read_bytes()}),
+        secret("store", {"prompt-store-key": os.urandom(32).hex().encode()}),
+    )
+    objects = render(next(iter(found.values())), file) + own
+    with running(objects, directory / "volumes") as kubelet:
+        # All at once, as a cluster would: members wait for NATS.
+        for owner in (FRONTEND, *WORKERS, NATS):
+            kubelet.start(owner)
+        for owner in (NATS, FRONTEND, *WORKERS):
+            kubelet.wait(owner, "startupProbe")
+        yield kubelet
+
+
+def secret(name: str, data: dict[str, bytes]) -> Object:
+    """A Secret that the values name."""
+    texts = {key: base64.b64encode(value).decode() for key, value in data.items()}
+    return {"kind": "Secret", "metadata": {"name": name}, "data": texts}
+
+
+def ask(kubelet: Kubelet, path: str, body: object) -> str:
+    """The text of an answer, asked for from within the frontend's pod by its Service's name."""
+    key = kubelet.secret("inlay-secrets")["client-key"].decode()
+    script = (
+        "import ssl, sys, urllib.request as u; url, key, body = sys.argv[1:]; "
+        "head = {'authorization': 'Bearer ' + key, 'content-type': 'application/json'}; "
+        "trust = ssl.create_default_context(cafile='/etc/inlay/tls/tls.crt'); "
+        "asked = u.Request(url, body.encode(), head); "
+        "print(u.urlopen(asked, timeout=240, context=trust).read().decode())"
+    )
+    url = f"https://inlay-frontend:8000{path}"
+    done = kubelet.execute(FRONTEND, "python3", "-c", script, url, key, json.dumps(body))
+    assert done.returncode == 0, done.stderr + kubelet.log(FRONTEND)
+    (choice,) = json.loads(done.stdout)["choices"]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def test_all_pods_are_made_by_these_values(kubelet: Kubelet) -> None:
+    assert set(kubelet.pods) == {NATS, FRONTEND, *WORKERS, TEST}
+
+
+@pytest.mark.parametrize("owner", [NATS, FRONTEND, *WORKERS])
+def test_a_pod_is_ready_by_its_own_probes(kubelet: Kubelet, owner: str) -> None:
+    for probe in ("readinessProbe", "livenessProbe"):
+        if probe in kubelet.pods[owner].container:
+            kubelet.wait(owner, probe)
+
+
+def test_text_and_embeddings_get_the_same_answer(kubelet: Kubelet) -> None:
+    base = {"model": "demo", "temperature": 0, "max_tokens": 32}
+    text = ask(kubelet, "/v1/chat/completions", {**base, "messages": QUESTION})
+    rows = PromptEmbedder.from_pretrained(str(MODEL)).embed_messages(QUESTION)
+    given = {**rows.completion_args()}
+    more = given.pop("extra_body")
+    assert ask(kubelet, "/v1/completions", {**base, **given, **more}) == text != ""
+
+
+def test_the_pod_of_helm_test_succeeds(kubelet: Kubelet) -> None:
+    kubelet.start(TEST)
+    state = kubelet.ended(TEST)
+    assert state["ExitCode"] == 0, kubelet.log(TEST)
+
+
+@pytest.mark.parametrize("owner", [*WORKERS, FRONTEND, NATS])
+def test_a_pod_ends_by_itself_within_its_grace(kubelet: Kubelet, owner: str) -> None:
+    kubelet.stop(owner)
+    # 137 is what had to be killed.
+    assert kubelet.state(owner)["ExitCode"] == 0, kubelet.log(owner)
