@@ -70,8 +70,10 @@ def image(target: str) -> str:
     try:
         run(
             *(tool("buildah"), "bud", "--quiet", "--isolation", "chroot", "--target", target),
-            *("--file", _DOCKERFILE, "--build-arg", f"BASE={BASE}"),
-            *("--build-arg", "KERNELS=native", *_pip(), "--tag", name, ROOT),
+            # Layers stay for the stages that others begin with.
+            *("--layers", "--file", _DOCKERFILE, "--build-arg", f"BASE={BASE}"),
+            *("--build-arg", f"VLLM_BASE={BASE}", "--build-arg", "KERNELS=native"),
+            *(*_pip(), "--tag", name, ROOT),
             within=900,
         )
     except AssertionError as error:
@@ -104,6 +106,13 @@ def confined(name: str, *words: object, network: str = "host") -> str:
     """The output of a container as operators run it: no rights, nothing to write to but /tmp."""
     more = ("--tmpfs", "/tmp", "--env", "HOME=/tmp", "--network", network)
     return run(*podman(), "run", "--rm", *LIMITS, *CONFINED, *more, name, *words, within=300)
+
+
+def logs(name: str) -> str:
+    """The end of what a container wrote."""
+    words = (*podman(), "logs", "--tail", "40", name)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
 
 
 def environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.deploy.chart import Object, Pod, named, pods
-from tests.deploy.containers import BASE, LIMITS, podman
+from tests.deploy.containers import BASE, LIMITS, logs, podman
 from tests.deploy.tools import run
 
 _PAUSE = "inlay-pods"
@@ -121,9 +121,7 @@ class Kubelet:
 
     def log(self, owner: str) -> str:
         """The end of what it wrote."""
-        words = [*podman(), "logs", "--tail", "40", self.name(owner)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
+        return logs(self.name(owner))
 
     def _environment(self, pod: Pod) -> dict[str, str]:
         fields = {
@@ -157,21 +155,21 @@ class Kubelet:
     def _volume(self, pod: Pod, source: Object) -> Path:
         group = pod.spec["securityContext"]["fsGroup"]
         place = self._directory / self.name(pod.owner) / source["name"]
-        match source:
-            case {"hostPath": {"path": path}}:
-                return Path(path)
-            case {"configMap": {"name": name}}:
-                data = named(self._objects, "ConfigMap")[name]["data"]
-                _filled(place, {key: text.encode() for key, text in data.items()}, 0o644, group)
-            case {"secret": {"secretName": name, **more}}:
-                data = self.secret(name)
-                items = {item["path"]: data[item["key"]] for item in more.get("items", [])}
-                _filled(place, items or data, more["defaultMode"], group)
-            case _:
-                # An emptyDir or a claim: the group of the pod may write.
-                place.mkdir(parents=True, exist_ok=True)
-                os.chown(place, 0, group)
-                place.chmod(0o2775)
+        if "hostPath" in source:
+            return Path(source["hostPath"]["path"])
+        if "configMap" in source:
+            found = named(self._objects, "ConfigMap")[source["configMap"]["name"]]
+            files = {key: text.encode() for key, text in found["data"].items()}
+            _filled(place, files, 0o644, group)
+        elif "secret" in source:
+            data, secret = self.secret(source["secret"]["secretName"]), source["secret"]
+            items = {item["path"]: data[item["key"]] for item in secret.get("items", [])}
+            _filled(place, items or data, secret["defaultMode"], group)
+        else:
+            # An emptyDir or a claim: the group of the pod may write.
+            place.mkdir(parents=True, exist_ok=True)
+            os.chown(place, 0, group)
+            place.chmod(0o2775)
         return place
 
 

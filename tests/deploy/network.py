@@ -18,6 +18,16 @@ def passes(policies: list[Object], source: Pod, target: Pod, port: int) -> bool:
     )
 
 
+def leaves(policies: list[Object], source: Pod, port: int) -> bool:
+    """Return True if the policies let `source` connect to that TCP port of any machine."""
+    return any(
+        "to" not in rule and any(_on(found, port, source) for found in rule.get("ports", []))
+        for policy in policies
+        if _chosen(policy["spec"]["podSelector"], source)
+        for rule in policy["spec"]["egress"]
+    )
+
+
 def _allowed(
     policies: list[Object], subject: Pod, other: Pod, target: Pod, port: int, way: Way
 ) -> bool:

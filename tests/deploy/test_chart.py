@@ -18,7 +18,7 @@ from inlay.cli.reading import parse, read
 from inlay.cli.settings import FleetFrontendSettings, WorkerSettings
 from inlay.http.callers.keys_file import read_keys
 from tests.deploy.chart import CHART, VALUES, Object, Pod, named, pods, render, without_made_secrets
-from tests.deploy.network import passes
+from tests.deploy.network import leaves, passes
 from tests.deploy.tools import ROOT, TOOLS, helms, run
 
 pytestmark = pytest.mark.deploy
@@ -191,6 +191,16 @@ def test_the_network_lets_through_what_members_need_and_no_more(
             assert not passes(policies, frontend, worker, settings.transport_port - 1)
         for port in (8000, 22):
             assert not any(passes(policies, nats, worker, port) for nats in own)
+
+
+def test_traces_reach_their_collector_and_nothing_else_is_open(any_helm: str) -> None:
+    objects = render(any_helm, ROOT / "tests" / "deploy" / "values" / "everything.yaml")
+    policies = list(named(objects, "NetworkPolicy").values())
+    members = [pod for pod in pods(objects) if pod.config is not None]
+    for pod in members:
+        assert "otlp-traces-endpoint: http://collector:4318/" in (pod.config or "")
+        assert leaves(policies, pod, 4318)
+        assert not leaves(policies, pod, 4317)
 
 
 @pytest.mark.parametrize(

@@ -83,3 +83,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     {{- end }}
 {{- end -}}
 {{- end -}}
+
+{{/* The way of members to the collector of traces, as an egress rule; nothing without one. */}}
+{{- define "inlay.egressToCollector" -}}
+{{- with .Values.fleet.otlpTracesEndpoint }}
+{{- $host := (urlParse .).host -}}
+- ports: [{port: {{ default (ternary "443" "80" (hasPrefix "https:" .)) (trimPrefix ":" (regexFind ":[0-9]+$" $host)) }}}]
+{{- end }}
+{{- end -}}

@@ -12,6 +12,9 @@
 {{- $pool := .pool -}}
 {{- $several := gt (int $pool.nodes) 1 -}}
 {{- $image := merge dict $pool.image -}}
+{{- /* vLLM and SGLang start processes that share memory; a runtime gives 64 MiB. */ -}}
+{{- $others := has (get $pool.config "engine") (list "vllm" "sglang") -}}
+{{- $shared := default (ternary "1Gi" "" $others) $pool.sharedMemory -}}
 metadata:
   labels:
     {{- include "inlay.podLabels" (dict "root" $root "component" "worker") | nindent 4 }}
@@ -98,7 +101,7 @@ spec:
         {{- if $pool.model.volume }}
         - {name: model, mountPath: /models/{{ $pool.name }}, readOnly: true}
         {{- end }}
-        {{- if $pool.sharedMemory }}
+        {{- if $shared }}
         - {name: shared-memory, mountPath: /dev/shm}
         {{- end }}
         {{- with $pool.extraVolumeMounts }}
@@ -118,7 +121,7 @@ spec:
     - name: model
       {{- toYaml . | nindent 6 }}
     {{- end }}
-    {{- with $pool.sharedMemory }}
+    {{- with $shared }}
     - name: shared-memory
       emptyDir: {medium: Memory, sizeLimit: {{ . }}}
     {{- end }}
