@@ -154,7 +154,7 @@ class Kubelet:
 
     def _volume(self, pod: Pod, source: Object) -> Path:
         group = pod.spec["securityContext"]["fsGroup"]
-        place = self._directory / self.name(pod.owner) / source["name"]
+        place: Path = self._directory / self.name(pod.owner) / source["name"]
         if "hostPath" in source:
             return Path(source["hostPath"]["path"])
         if "configMap" in source:
