@@ -17,6 +17,10 @@ BOUND = 120.0
 """Seconds after which a test gives up; nothing is asserted about time."""
 
 
+LONGEST = 4096
+"""Characters that a pattern may cover."""
+
+
 class Terminal:
     """The master's end of a pseudo-terminal."""
 
@@ -31,12 +35,7 @@ class Terminal:
 
     def until(self, pattern: str) -> str:
         """All that was shown up to and with `pattern`, which is then forgotten."""
-        deadline = time.monotonic() + BOUND
-        while (found := re.search(pattern, self.seen)) is None:
-            assert time.monotonic() < deadline, self.seen[-2000:]
-            assert self.read(), f"ended without {pattern!r}: {self.seen[-2000:]!r}"
-        shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
-        return shown
+        return self._until(pattern, None)
 
     def press_until(self, key: str, pattern: str) -> str:
         """As `until`, pressing a key again every two seconds.
@@ -44,17 +43,21 @@ class Terminal:
         A terminal's Ctrl-C is lost where it comes just as a prompt begins to wait, or just as what
         it would have stopped has ended.
         """
-        deadline = time.monotonic() + BOUND
-        while True:
-            self.type(key)
-            again = time.monotonic() + 2
-            while time.monotonic() < again:
-                found = re.search(pattern, self.seen)
-                if found is not None:
-                    shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
-                    return shown
-                assert time.monotonic() < deadline, self.seen[-2000:]
-                assert self.read(), f"ended without {pattern!r}: {self.seen[-2000:]!r}"
+        return self._until(pattern, key)
+
+    def _until(self, pattern: str, key: str | None) -> str:
+        compiled = re.compile(pattern)
+        deadline, again, searched = time.monotonic() + BOUND, time.monotonic(), 0
+        # What has been searched is not searched again: an answer may be long.
+        while (found := compiled.search(self.seen, max(0, searched - LONGEST))) is None:
+            searched = len(self.seen)
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            if key is not None and time.monotonic() >= again:
+                self.type(key)
+                again = time.monotonic() + 2
+            assert self.read(), f"ended without {pattern!r}: {self.seen[-2000:]!r}"
+        shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return shown
 
     def read(self) -> bool:
         """Take in what is shown; False at the end."""

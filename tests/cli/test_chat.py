@@ -1,5 +1,6 @@
 """`inlay chat`: one question, and a chat in a terminal."""
 
+import asyncio
 import io
 import json
 import stat
@@ -12,9 +13,14 @@ import numpy as np
 import pytest
 
 from inlay.cli import main
+from inlay.cli.chat.answer import Answer
+from inlay.cli.chat.conversation import Conversation
 from inlay.cli.chat.screen import Screen
+from inlay.cli.chat.session import Session
+from inlay.cli.client_settings import ChatSettings
+from inlay.cli.http_client import HttpClient, Server
 from inlay.cli.process import Console
-from inlay.client import EmbeddedPrompt, PromptEmbedder
+from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
 from tests.cli.terminals import terminal
 from tests.live import Fleet
 from tests.models import tiny
@@ -289,3 +295,36 @@ def test_rows_that_the_server_forgot_are_uploaded_again(
     assert main(words, {}) == 0
     assert len(refs) == 2
     assert capsys.readouterr().out.strip()
+
+
+def test_ctrl_c_takes_effect_within_what_has_come_at_once() -> None:
+    event = b'data: {"choices": [{"index": 0, "delta": {"content": "word "}}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+    async def served(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head + 500 * event)
+        await writer.drain()
+
+    class Impatient(Screen):
+        def text(self, text: str) -> None:
+            super().text(text)
+            asking.cancel()
+
+    async def ask() -> None:
+        nonlocal asking
+        server = await asyncio.start_server(served, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        client = HttpClient(Server(url))
+        conversation = Conversation(ChatSettings(), "tiny")
+        session = Session(conversation, client, Uploader(url), screen)
+        asking = asyncio.create_task(session.answer("hello", Answer()))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await client.close()
+        server.close()
+
+    asking: asyncio.Task[None]
+    out = io.StringIO()
+    screen = Impatient(Console(out, io.StringIO()), terminal=False)
+    asyncio.run(ask())
+    assert 1 <= out.getvalue().count("word") <= 2

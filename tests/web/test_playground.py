@@ -36,6 +36,11 @@ def clear(opened: Tab) -> None:
     opened.page.wait_for_selector(".turn", state="detached")
 
 
+def holds(opened: Tab, text: str) -> None:
+    """Wait until the field for the next message holds `text`."""
+    opened.page.wait_for_function("it => document.querySelector('#draft').value === it", arg=text)
+
+
 def loaded(opened: Tab) -> None:
     opened.page.wait_for_selector("select option:text('tiny')", state="attached")
 
@@ -201,7 +206,7 @@ def test_a_key_is_asked_for_and_a_rate_is_explained(browser: Any, demo: Fleet) -
         opened.sees("Too many requests from you.")
         assert "asks for" in opened.text(".problem")
         # The prompt is kept, and the key is nowhere but in the field.
-        assert opened.page.input_value("#draft") == QUESTION
+        holds(opened, QUESTION)
         opened.page.click(".snippets button:text('curl')")
         assert "$INLAY_KEY" in opened.text("pre")
         kept = opened.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
@@ -231,7 +236,7 @@ def test_a_lost_server_and_a_vanished_model_keep_the_prompt(browser: Any, demo: 
         opened.page.keyboard.press("Enter")
         opened.sees("It is not there any more.")
         assert "does not exist" in opened.text(".said")
-        assert opened.page.input_value("#draft") == QUESTION
+        holds(opened, QUESTION)
         opened.said.clear()
 
 

@@ -144,6 +144,8 @@ class Session:
                     self.screen.end()
                 last = kind
                 self._show(kind, text)
+                # Much may have come at once, and Ctrl-C takes effect where the task waits.
+                await asyncio.sleep(0)
 
     def _show(self, kind: str, text: str) -> None:
         (self.screen.text if kind == "text" else self.screen.aside)(text)
