@@ -301,14 +301,21 @@ def test_ctrl_c_takes_effect_within_what_has_come_at_once() -> None:
     event = b'data: {"choices": [{"index": 0, "delta": {"content": "word "}}]}\n\n'
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
-    async def served(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head + 500 * event)
-        await writer.drain()
+        # Until the client hangs up.
+        await reader.read()
+        writer.close()
+        hung_up.set()
+
+    asking: asyncio.Task[None] | None = None
+    hung_up = asyncio.Event()
 
     class Impatient(Screen):
         def text(self, text: str) -> None:
             super().text(text)
-            asking.cancel()
+            if asking is not None:
+                asking.cancel()
 
     async def ask() -> None:
         nonlocal asking
@@ -321,9 +328,9 @@ def test_ctrl_c_takes_effect_within_what_has_come_at_once() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         await client.close()
+        await hung_up.wait()
         server.close()
 
-    asking: asyncio.Task[None]
     out = io.StringIO()
     screen = Impatient(Console(out, io.StringIO()), terminal=False)
     asyncio.run(ask())
