@@ -15,7 +15,7 @@ from tests.certificates import certificate
 from tests.deploy.chart import Object, render
 from tests.deploy.containers import image
 from tests.deploy.kubelet import Kubelet, running
-from tests.deploy.tools import helms
+from tests.deploy.tools import ROOT, helms
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -117,6 +117,13 @@ def test_the_pod_of_helm_test_succeeds(kubelet: Kubelet) -> None:
     kubelet.start(TEST)
     state = kubelet.ended(TEST)
     assert state["ExitCode"] == 0, kubelet.log(TEST)
+
+
+def test_stored_prompts_are_backed_up_from_within_a_frontend(kubelet: Kubelet) -> None:
+    text = (ROOT / "deploy" / "stored_prompts.py").read_text()
+    counted = kubelet.execute(FRONTEND, "sh", "-c", 'python3 -c "$0" backup | wc --bytes', text)
+    assert "OBJ_inlay_default_prompts: 0 messages" in counted.stderr
+    assert int(counted.stdout) > 1000
 
 
 @pytest.mark.parametrize("owner", [*WORKERS, FRONTEND, NATS])
