@@ -195,6 +195,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Uses of images that were encoded already; then those encoded, and what went to make room."""
     image_cache_misses: int = 0
     image_cache_evictions: int = 0
+    held_payloads: int = 0
+    """Payloads that are kept for other workers now, and their bytes; they change both ways."""
+    held_bytes: int = 0
+    fetched_payloads: int = 0
+    """Payloads that came from other workers for requests here."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

@@ -150,6 +150,13 @@ class NotFoundError(InlayError):
     default_code = "not_found"
 
 
+LEASE_LOST = "lease_lost"
+"""Code of the `NotFoundError` of a payload that its worker does not keep, or that is not reached.
+
+Only between workers and routers: no client sees it.
+"""
+
+
 class BodyTooLargeError(InlayError):
     """The request body is over the body limit."""
 

@@ -23,6 +23,7 @@ class Task(StrEnum):
     SCORE = "score"
     ENCODE = "encode"
     STAGE = "stage"
+    FETCH = "fetch"
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
@@ -182,6 +183,18 @@ class Diffusion(msgspec.Struct, frozen=True, kw_only=True, tag="diffusion", omit
     image_format: ImageFormat = "png"
 
 
+class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
+    """Parameters of a request for payloads that the worker keeps.
+
+    Attributes:
+        key: of the request that made them.
+        indexes: of the payloads among those of that request, in the order they are wanted.
+    """
+
+    key: bytes
+    indexes: tuple[int, ...]
+
+
 class Source(msgspec.Struct, frozen=True, array_like=True):
     """Workers that have, or make, what goes by a name.
 
@@ -194,6 +207,20 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
     peers: tuple[Address, ...]
 
 
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """The place of a payload that its worker keeps until the request that made it is cancelled.
+
+    Attributes:
+        address: of the worker.
+        key: of the request there, random: who knows it may have its payloads.
+        index: of the payload among those of the request.
+    """
+
+    address: Address
+    key: bytes
+    index: int
+
+
 class Payload(msgspec.Struct, frozen=True, array_like=True):
     """A tensor that a request gives, or a part of one.
 
@@ -201,8 +228,9 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
         port: name of this result among those of the task, as in `PORTS`.
         dtype: of `data`, one of `inlay.prompt.DTYPE_SIZES`.
         shape: of `data`.
-        data: the elements, C order, little endian.
+        data: the elements, C order, little endian; none where they are leased.
         last: nothing more follows on this port.
+        lease: where the elements are, or None.
     """
 
     port: str
@@ -210,6 +238,7 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     data: Buffer
     last: bool = True
+    lease: Lease | None = None
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
@@ -241,12 +270,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         client: whose it is, as its frontend tells clients apart: who makes an engine wait takes
             turns with the others. None where unknown.
         sources: where the worker may ask for rows of the prompt's media; it may also make them.
-        inputs: of a stage, by port.
+        inputs: of a stage, by port; what is leased is fetched by the worker.
+        hold: the worker keeps the payloads and gives leases, if others can reach it; then an output
+            that is `held` stands in place of the last, until the request is cancelled.
     """
 
     id: str
     prompts: tuple[Prompt, ...]
-    params: Sampling | Pooling | Diffusion
+    params: Sampling | Pooling | Diffusion | Fetch
     task: Task = Task.GENERATE
     attempt: int = 0
     prior_output: tuple[int, ...] = ()
@@ -258,6 +289,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     client: str | None = None
     sources: tuple[Source, ...] = ()
     inputs: tuple[Input, ...] = ()
+    hold: bool = False
 
     def __post_init__(self) -> None:
         prompts = len(self.prompts)
@@ -265,14 +297,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             fits = prompts == 1 and isinstance(self.params, Sampling)
         elif self.task is Task.STAGE:
             fits = not prompts and isinstance(self.params, Diffusion)
+        elif self.task is Task.FETCH:
+            fits = not prompts and isinstance(self.params, Fetch)
         else:
             fits = prompts > 0 and isinstance(self.params, Pooling)
         if not fits or (self.inputs and self.task is not Task.STAGE):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
                 f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
-                "inputs and Diffusion for a stage, at least one prompt and Pooling for all other "
-                "tasks"
+                "inputs and Diffusion for a stage, Fetch to fetch, at least one prompt and Pooling "
+                "for all other tasks"
             )
 
     @property
@@ -403,6 +437,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or
             before the first id.
         payloads: results that are no tokens.
+        held: all payloads are made, and kept until the request is cancelled (`Request.hold`).
     """
 
     request_id: str
@@ -416,6 +451,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     error: ErrorFrame | None = None
     prompt_logprobs: PromptLogprobs | None = None
     payloads: tuple[Payload, ...] = ()
+    held: bool = False
 
 
 Emit: TypeAlias = Callable[[Output], None]

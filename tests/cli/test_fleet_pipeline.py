@@ -5,10 +5,12 @@ import io
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import httpx
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
 ]
+END_SECONDS = 120.0
 TOGETHER = 6
 """Requests at a time: more than one worker of a stage is to have some of them."""
 
@@ -132,6 +135,29 @@ def test_an_image_outlives_a_worker_of_each_stage(
     killed = engine_of(fleet.workers[stage][0])
     found = paint_together(fleet.servers[1], lambda: killed.send_signal(signal.SIGKILL))
     assert all(near(images, expected) for images in found)
+
+
+def test_clients_that_leave_at_any_time_leave_nothing_behind(
+    fleet: Fleet, expected: list[np.ndarray]
+) -> None:
+    body = {"model": "painter", "prompt": "a red fox", "n": 2, **FIELDS}
+
+    def leave(server: Served, after: float) -> None:
+        with suppress(httpx.ReadTimeout):
+            httpx.post(f"{server.v1}/images/generations", json=body, timeout=after)
+
+    random = Random(1)
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        for number in range(48):
+            pool.submit(leave, fleet.servers[number % 2], random.uniform(0.01, 0.3))
+    server = fleet.servers[0]
+    assert near(paint(server), expected)
+    # Payloads went from worker to worker, and none is kept.
+    assert sum(metric(server, r"inlay:fetched_payloads_total\{.*\}")) > 0
+    until = time.monotonic() + END_SECONDS
+    while sum(metric(server, r"inlay:held_payload(?:s|_bytes)\{.*\}")):
+        assert time.monotonic() < until
+    assert len(metric(server, r"inlay:held_payloads\{.*\}")) == 4
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ exactly, or but for rounding. Before anything has been shown, a request may star
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -22,7 +21,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.outputs import coalesce, drop_known, trim_to_offset
-from inlay.request import Output, Payload, PromptLogprobs, Request, Usage
+from inlay.request import Output, PromptLogprobs, Request, Usage
 from inlay.resuming import inexact
 from inlay.router.load_reservation import LoadReservation
 from inlay.transport.api import Stream, Worker
@@ -87,8 +86,7 @@ class ResumingStream:
         self._failed_on: set[str] = set()
         self._empty_attempts = 0
         self._shown = list(request.prior_output)
-        self._given: Counter[str] = Counter()
-        self._repeated: Counter[str] = Counter()
+        self._gave_payload = False
         self._told = 1
         self._cached: int | None = None
 
@@ -102,7 +100,7 @@ class ResumingStream:
         self._cancelled = True
         self._sent.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
+    async def __aiter__(self) -> AsyncGenerator[Sequence[Output], None]:
         ended = False
         while not ended:
             sent = self._sent
@@ -161,20 +159,10 @@ class ResumingStream:
         usage = self._as_first(output.usage)
         if scores is not output.prompt_logprobs or usage is not output.usage:
             output = msgspec.structs.replace(output, prompt_logprobs=scores, usage=usage)
-        if self._repeated:
-            payloads = tuple(filter(self._is_new, output.payloads))
-            output = msgspec.structs.replace(output, payloads=payloads)
         if output.token_ids or output.payloads or scores is not None:
             self._empty_attempts = 0
-            self._given.update(payload.port for payload in output.payloads)
+            self._gave_payload = self._gave_payload or bool(output.payloads)
         return output
-
-    def _is_new(self, payload: Payload) -> bool:
-        """False for a payload that an earlier attempt has shown: stages make them all again."""
-        if not self._repeated[payload.port]:
-            return True
-        self._repeated[payload.port] -= 1
-        return False
 
     def _unseen_prompt_logprobs(self, scores: PromptLogprobs | None) -> PromptLogprobs | None:
         if scores is None:
@@ -215,7 +203,6 @@ class ResumingStream:
                 f"continue {', '.join(lacking)} exactly",
                 retry_after=error.retry_after,
             ) from error
-        self._repeated = self._given.copy()
         self._failed_on.add(self._sent.worker.id)
         workers = await self._wait_for_workers(error)
         self._request = msgspec.structs.replace(
@@ -243,7 +230,7 @@ class ResumingStream:
 
     @property
     def _has_shown(self) -> bool:
-        return bool(self._shown) or bool(self._given)
+        return bool(self._shown) or self._gave_payload
 
     def _remaining(self) -> float | None:
         """Seconds the request may still take.

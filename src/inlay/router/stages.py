@@ -1,15 +1,25 @@
 """The walk through a pipeline's stages: each stage's request, in the order of its plan."""
 
+import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from inlay.card import ModelCard
-from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
+from inlay.errors import LEASE_LOST, InvalidRequestError, NotFoundError, OverloadedError
 from inlay.request import Input, Output, Payload, Request
+from inlay.router.resume import ResumingStream
 from inlay.router.router import Router
 from inlay.stages.graph import Graph
+
+log = logging.getLogger(__name__)
+
+MAX_LOST = 3
+"""Times in a walk that inputs of a step are made again."""
 
 
 class Step(NamedTuple):
@@ -98,9 +108,12 @@ async def walk(
     given: Mapping[str | None, list[Payload]],
     make: Callable[[str, tuple[Input, ...]], Request],
 ) -> AsyncGenerator[StageOutput, None]:
-    """Send the request of each step once the step before has ended.
+    """Send the request of each step once the step before has made its payloads.
 
-    What is under way is cancelled where the iterator is closed.
+    Payloads stay with the worker that made them, which the next asks for them, until the next step
+    has ended. A step whose worker is lost is sent again, by `Router`; one whose inputs are lost,
+    after those were made again. What is under way is cancelled, and what is kept is freed, where
+    the iterator is closed.
 
     Args:
         router: sends them.
@@ -109,41 +122,185 @@ async def walk(
         make: returns the request of a model from its inputs.
 
     Yields:
-        Outputs of the last step, errors included, in their order.
+        Outputs of the last step in their order, each payload once.
 
     Raises:
         InlayError: no worker of a stage has room, or one failed.
     """
-    made = dict(given)
-    for step in steps:
-        inputs = tuple(
-            Input(name, payload)
-            for port, stage, other in step.feeds
-            for payload in made[stage]
-            if (name := _renamed(payload.port, other, port)) is not None
-        )
-        found: list[Payload] = []
-        async with aclosing(_run(router, step.model, make(step.model, inputs))) as outputs:
-            async for output in outputs:
-                if step.last:
-                    yield StageOutput(step.model, output, output.payloads)
-                else:
-                    found += output.payloads
-        made[step.model] = found
-
-
-async def _run(router: Router, model: str, request: Request) -> AsyncGenerator[Output, None]:
-    (stream,) = await router.send(model, [request])
+    walking = _Walk(router, steps, given, make)
     try:
-        async for outputs in stream:
-            for output in outputs:
-                if output.error is not None:
-                    raise output.error.to_error()
-                if output.finish_reason == "abort":
-                    raise OverloadedError("the worker aborted the request", retry_after=1)
-                yield output
+        async with aclosing(walking.outputs(steps[-1])) as outputs:
+            async for output in outputs:
+                yield StageOutput(steps[-1].model, output, output.payloads)
     finally:
-        stream.cancel()
+        await walking.release()
+
+
+class _Made:
+    """The payloads of a step, and its stream while the worker keeps them.
+
+    Attributes:
+        payloads: leased where there is a stream.
+        stream: ends the leases where it is cancelled.
+        outputs: of the stream: while this is there, so is the load that the request adds.
+    """
+
+    __slots__ = ("outputs", "payloads", "stream")
+
+    def __init__(
+        self,
+        payloads: Sequence[Payload],
+        stream: ResumingStream | None = None,
+        outputs: AsyncGenerator[Sequence[Output], None] | None = None,
+    ) -> None:
+        self.payloads = payloads
+        self.stream = stream
+        self.outputs = outputs
+
+    async def release(self) -> None:
+        if self.stream is not None:
+            self.stream.cancel()
+        if self.outputs is not None:
+            await self.outputs.aclose()
+
+
+class _Walk:
+    """One walk: what its steps have made so far. Arguments as of `walk`."""
+
+    def __init__(
+        self,
+        router: Router,
+        steps: Sequence[Step],
+        given: Mapping[str | None, list[Payload]],
+        make: Callable[[str, tuple[Input, ...]], Request],
+    ) -> None:
+        self._router = router
+        self._steps = {step.model: step for step in steps}
+        self._made = {model: _Made(payloads) for model, payloads in given.items()}
+        self._given = frozenset(given)
+        self._make = make
+        self._sent = 0
+        self._lost = 0
+
+    async def outputs(self, step: Step) -> AsyncGenerator[Output, None]:
+        """Outputs of a step that keeps nothing; steps before are made first. Raises as `walk`."""
+        shown: Counter[str] = Counter()
+        while True:
+            inputs = await self._inputs(step)
+            attempt, passed = 0, shown.copy()
+            try:
+                async with aclosing(self._send(step, inputs)) as outputs:
+                    async for output in outputs:
+                        if output.attempt != attempt:
+                            attempt, passed = output.attempt, shown.copy()
+                        new = []
+                        for payload in output.payloads:
+                            if passed[payload.port]:
+                                passed[payload.port] -= 1
+                            else:
+                                shown[payload.port] += 1
+                                new.append(payload)
+                        yield msgspec.structs.replace(output, payloads=tuple(new))
+                return
+            except NotFoundError as error:
+                await self._drop_lost(step, error)
+
+    async def release(self) -> None:
+        """Free all that is kept."""
+        while self._made:
+            await self._made.popitem()[1].release()
+
+    async def _inputs(self, step: Step) -> tuple[Input, ...]:
+        found = []
+        for port, stage, other in step.feeds:
+            for payload in await self._payloads(stage):
+                name = _renamed(payload.port, other, port)
+                if name is not None:
+                    found.append(Input(name, payload))
+        return tuple(found)
+
+    async def _payloads(self, model: str | None) -> Sequence[Payload]:
+        """Return what a step has made, or makes now."""
+        while model is not None and model not in self._made:
+            step = self._steps[model]
+            inputs = await self._inputs(step)
+            try:
+                self._made[model] = await self._keep(step, inputs)
+            except NotFoundError as error:
+                await self._drop_lost(step, error)
+            else:
+                await self._drop_inputs(step)
+        return self._made[model].payloads
+
+    async def _keep(self, step: Step, inputs: tuple[Input, ...]) -> _Made:
+        """Return what a step makes, which stays with its worker if others can reach that."""
+        found: list[Payload] = []
+        attempt = 0
+        stream = await self._stream(step, inputs, hold=True)
+        outputs = aiter(stream)
+        made: _Made | None = None
+        try:
+            async for batch in outputs:
+                for output in batch:
+                    _check(output)
+                    if output.attempt != attempt:
+                        attempt, found = output.attempt, []
+                    found += output.payloads
+                    if output.held:
+                        made = _Made(found, stream, outputs)
+                        return made
+            return _Made(found)
+        finally:
+            if made is None:
+                stream.cancel()
+                await outputs.aclose()
+
+    async def _send(self, step: Step, inputs: tuple[Input, ...]) -> AsyncGenerator[Output, None]:
+        stream = await self._stream(step, inputs, hold=False)
+        try:
+            async for outputs in stream:
+                for output in outputs:
+                    _check(output)
+                    yield output
+        finally:
+            stream.cancel()
+
+    async def _stream(self, step: Step, inputs: tuple[Input, ...], *, hold: bool) -> ResumingStream:
+        request = self._make(step.model, inputs)
+        # One that is made again must not be taken for the first, which may be ending still.
+        id_ = f"{request.id}.{self._sent}"
+        self._sent += 1
+        request = msgspec.structs.replace(request, id=id_, hold=hold)
+        (stream,) = await self._router.send(step.model, [request])
+        return stream
+
+    async def _drop_inputs(self, step: Step) -> None:
+        """Free the inputs of a step that has ended; a stage feeds one other in a plan."""
+        for _, stage, _ in step.feeds:
+            if stage not in self._given and (made := self._made.pop(stage, None)) is not None:
+                await made.release()
+
+    async def _drop_lost(self, step: Step, error: NotFoundError) -> None:
+        """Have the inputs of a step made again. Raises where that is no help, or not any more."""
+        if error.code != LEASE_LOST:
+            raise error
+        self._lost += 1
+        if self._lost > MAX_LOST:
+            raise OverloadedError(
+                f"the inputs of the stage `{step.model}` were lost {self._lost} times: "
+                f"{error.message}",
+                retry_after=1,
+            ) from error
+        log.warning("the inputs of `%s` are made again: %s", step.model, error.message)
+        await self._drop_inputs(step)
+
+
+def _check(output: Output) -> None:
+    """Raise the error that an output carries."""
+    if output.error is not None:
+        raise output.error.to_error()
+    if output.finish_reason == "abort":
+        raise OverloadedError("the worker aborted the request", retry_after=1)
 
 
 def _renamed(port: str, other: str, own: str) -> str | None:

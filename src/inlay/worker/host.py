@@ -33,7 +33,7 @@ from inlay.commands import (
     name_of,
 )
 from inlay.digest import Secret
-from inlay.engine.api import Engine, GenerateEngine
+from inlay.engine.api import Engine, GenerateEngine, Peers
 from inlay.engine.kv_events import BlockEventSource
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
@@ -49,7 +49,9 @@ from inlay.stages.graph import StageCard
 from inlay.telemetry import Tracing
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry
+from inlay.worker.held import HeldPayloads
 from inlay.worker.kv_feed import KvFeed
+from inlay.worker.leased import LeasedInputs
 from inlay.worker.lora_modules import parse_modules
 from inlay.worker.probing import EngineProber
 from inlay.worker.sleeping import RunningRequests, SleepControl
@@ -83,6 +85,7 @@ class EngineHost:
         embeds_cache: of stored prompts that came over direct connections.
         prompt_embeds: whether requests may have rows; those of adapters do in any case.
         stage: of a pipeline that the worker is, for its card.
+        peers: asks other workers for inputs that they keep; without them such requests are refused.
     """
 
     def __init__(
@@ -97,9 +100,12 @@ class EngineHost:
         prompt_embeds: bool = True,
         embeds_cache: EmbedsCache | None = None,
         stage: StageCard | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._stage = stage
         self._engine = engine
+        self._held = HeldPayloads(engine.abort)
+        self._leased = None if peers is None else LeasedInputs(peers, self._admit)
         self._embeds_cache = embeds_cache or EmbedsCache(0)
         self._prompt_embeds = prompt_embeds
         self._adapters = adapters
@@ -168,6 +174,19 @@ class EngineHost:
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`, or emit the one output that says why not."""
+        if request.task is Task.FETCH:
+            self._held.answer(request, emit)
+            return
+        if request.hold and self._address is not None:
+            emit = self._held.keep(request, emit, self._address)
+        if all(given.value.lease is None for given in request.inputs):
+            self._admit(request, emit)
+        elif self._leased is not None:
+            self._leased.fetch(request, emit)
+        else:
+            emit(request.end("error", EngineError("this worker asks no others for inputs")))
+
+    def _admit(self, request: Request, emit: Emit) -> None:
         emit = self._requests.track_outputs(request.id, emit)
         if self._tracing is not None and request.trace is not None:
             emit = traced(self._tracing, request, emit, self._engine.card.engine)
@@ -217,8 +236,11 @@ class EngineHost:
             )
 
     def abort(self, request_id: str) -> None:
-        """Stop a request."""
+        """Stop a request; what it has made is freed."""
+        if self._leased is not None:
+            self._leased.abort(request_id)
         self._engine.abort(request_id)
+        self._held.release(request_id)
 
     async def call(self, command: Command[R]) -> R:
         """Run a command. Raises `InlayError` if it fails."""
@@ -279,7 +301,13 @@ class EngineHost:
                 return Probed(await self._engine.probe())
             case ReadStats():
                 kept = msgspec.structs.asdict(self._embeds_cache.stats)
-                return replace(self._engine.stats(), **kept)
+                return replace(
+                    self._engine.stats(),
+                    **kept,
+                    held_payloads=len(self._held),
+                    held_bytes=self._held.num_bytes,
+                    fetched_payloads=0 if self._leased is None else self._leased.fetched,
+                )
             case LoadAdapter():
                 self._sleeping.check_awake()
                 return AdapterLoaded((await self._lending().load(command)).content_id)
@@ -295,7 +323,7 @@ class EngineHost:
                 return Woken(await self._sleeping.wake_up(tags))
             case Drain():
                 self._draining = True
-                return Draining(len(self._requests.ids))
+                return Draining(len(self._requests.ids) + self._held.num_made)
         raise InvalidRequestError(f"a worker knows no command {name_of(command)!r}")
 
 
@@ -308,6 +336,7 @@ async def host_of(
     prompt_embeds: bool = True,
     embeds_cache: EmbedsCache | None = None,
     stage: StageCard | None = None,
+    peers: Peers | None = None,
 ) -> EngineHost:
     """A host for a started engine, with the adapters that its settings name.
 
@@ -319,6 +348,7 @@ async def host_of(
         prompt_embeds: as of `EngineHost`.
         embeds_cache: as of `EngineHost`.
         stage: as of `EngineHost`.
+        peers: as of `EngineHost`.
 
     Raises:
         InlayError: one of them cannot be loaded.
@@ -344,4 +374,5 @@ async def host_of(
         prompt_embeds=prompt_embeds,
         embeds_cache=embeds_cache,
         stage=stage,
+        peers=peers,
     )

@@ -235,6 +235,7 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
             prompt_embeds=boot.prompt_embeds,
             embeds_cache=cache,
             stage=boot.stage,
+            peers=peers,
         )
     except InlayError as error:
         return await _fail(channel, error)

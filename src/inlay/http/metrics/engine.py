@@ -40,6 +40,16 @@ _GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "Bytes of the rows of encoded images held by the engine.",
         lambda stats: stats.image_cache_bytes,
     ),
+    (
+        "inlay:held_payloads",
+        "Payloads held for the next stage of a pipeline.",
+        lambda stats: stats.held_payloads,
+    ),
+    (
+        "inlay:held_payload_bytes",
+        "Bytes of the payloads held for the next stage of a pipeline.",
+        lambda stats: stats.held_bytes,
+    ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     (
@@ -98,6 +108,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "inlay:image_cache_evictions",
         "Encoded images evicted from the engine's memory.",
         lambda stats: stats.image_cache_evictions,
+    ),
+    (
+        "inlay:fetched_payloads",
+        "Payloads fetched from the workers of earlier stages of a pipeline.",
+        lambda stats: stats.fetched_payloads,
     ),
     (
         "inlay:engine_busy_seconds",

@@ -1,0 +1,246 @@
+"""Workers of a pipeline that follow a script, behind real hosts; for tests of the walk."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from inlay.address import Address
+from inlay.card import ModelCard, Stats
+from inlay.engine.api import Engine
+from inlay.errors import EngineError, OverloadedError
+from inlay.outputs import payloads_of
+from inlay.prompt import Buffer
+from inlay.request import Diffusion, Emit, Input, Output, Payload, Request, Task
+from inlay.router import Router
+from inlay.stages.graph import Graph, Stage, StageCard
+from inlay.transport.output_queue import OutputQueue
+from inlay.worker.host import EngineHost
+from tests.router.standing import CARD
+from tests.transport.direct import DirectPlane
+
+GRAPH = Graph(
+    name="painter",
+    stages={
+        name: Stage(kind=kind, model="m")
+        for name, kind in (("reader", "encode"), ("denoiser", "denoise"), ("decoder", "decode"))
+    },
+    edges=["reader.embeds -> denoiser.embeds", "denoiser.latents -> decoder.latents"],
+    inputs={"prompt": "reader.prompt"},
+    outputs={"image": "decoder.image"},
+)
+PORTS = {
+    "reader": ("embeds.a", "embeds.b"),
+    "denoiser": ("latents",),
+    "decoder": ("preview", "preview", "image"),
+}
+"""Ports of the payloads of each stage, in the order they are made."""
+SEQS = 2
+
+
+def made(stage: str, inputs: dict[str, bytes], index: int) -> bytes:
+    """The payload of that index: a digest of all that it is made of."""
+    digest = blake2b(f"{stage}/{index}".encode())
+    for port in sorted(inputs):
+        digest.update(port.encode() + b"\0" + inputs[port])
+    return digest.digest()
+
+
+def expected(prompt: bytes) -> list[tuple[str, bytes]]:
+    """Ports and payloads of the answer to a prompt."""
+    inputs = {"prompt": prompt}
+    for stage, into in (("reader", "embeds"), ("denoiser", "latents")):
+        inputs = {port: made(stage, inputs, at) for at, port in enumerate(PORTS[stage])}
+        assert all(port.startswith(into) for port in inputs)
+    return [(port, made("decoder", inputs, at)) for at, port in enumerate(PORTS["decoder"])]
+
+
+class ScriptedStage:
+    """`inlay.engine.api.Engine` of a stage, one payload of each request after some turns.
+
+    Args:
+        stage: name of it.
+        script: turns of the event loop before each payload, over and over; -1 fails the request.
+
+    Attributes:
+        running: by id, what ends them.
+        most: that ran at a time.
+    """
+
+    def __init__(self, stage: str, script: Sequence[int] = (1,)) -> None:
+        self.stage = stage
+        self._script = list(script) or [1]
+        self._at = 0
+        self.running: dict[str, Callable[[], None]] = {}
+        self.most = 0
+        self.held = asyncio.Event()
+        self.held.set()
+
+    @property
+    def card(self) -> ModelCard:
+        return card_of(GRAPH.served_name(self.stage))
+
+    async def start(self) -> None:
+        """Nothing is loaded."""
+
+    async def close(self) -> None:
+        for request_id in tuple(self.running):
+            self.abort(request_id)
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        assert request.id not in self.running
+        inputs = {given.port: bytes(given.value.data.view) for given in request.inputs}
+        assert all(given.value.lease is None for given in request.inputs)
+        task = asyncio.create_task(self._run(request, inputs, emit))
+
+        def abort() -> None:
+            task.cancel()
+            emit(request.end("abort"))
+
+        self.running[request.id] = abort
+        self.most = max(self.most, len(self.running))
+
+    async def _run(self, request: Request, inputs: dict[str, bytes], emit: Emit) -> None:
+        ports = PORTS[self.stage]
+        try:
+            for at, port in enumerate(ports):
+                turns = self._script[self._at % len(self._script)]
+                self._at += 1
+                await self.held.wait()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                if turns < 0:
+                    raise EngineError("as the script says")
+                data = made(self.stage, inputs, at)
+                last = at == len(ports) - 1
+                payload = Payload(port, "uint8", (len(data),), Buffer(data), last)
+                if last:
+                    del self.running[request.id]
+                emit(
+                    Output(
+                        request.id,
+                        request.attempt,
+                        0,
+                        finish_reason="stop" if last else None,
+                        payloads=(payload,),
+                    )
+                )
+        except EngineError as error:
+            del self.running[request.id]
+            emit(request.end("error", error))
+
+    def abort(self, request_id: str) -> None:
+        abort = self.running.pop(request_id, None)
+        if abort is not None:
+            abort()
+
+    async def probe(self) -> float:
+        return 0.0
+
+    def stats(self) -> Stats:
+        return Stats(running=len(self.running))
+
+
+def card_of(name: str) -> ModelCard:
+    """The card of a stage's worker."""
+    limits = replace(CARD.limits, max_num_seqs=SEQS)
+    return replace(CARD, name=name, tasks=(Task.STAGE,), limits=limits)
+
+
+class World:
+    """Workers of every stage, a router to them, and the ways between them.
+
+    Attributes:
+        engines: of the workers, by number.
+        hosts: of these.
+        dead: numbers of workers that are gone.
+        fetched: payloads that went from worker to worker.
+    """
+
+    def __init__(self) -> None:
+        self.engines: list[ScriptedStage] = []
+        self.dead: set[int] = set()
+        self.fetched = 0
+        self._asking: dict[int, set[OutputQueue]] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def around(cls, *engines: ScriptedStage) -> AsyncIterator["World"]:
+        world = cls()
+        world.engines = list(engines)
+
+        def host(engine: Engine) -> EngineHost:
+            assert isinstance(engine, ScriptedStage)
+            return EngineHost(engine, stage=StageCard(GRAPH, engine.stage), peers=world)
+
+        world.plane = await DirectPlane.around(*engines, host=host)
+        world.hosts = world.plane.hosts
+        for number, one in enumerate(world.hosts):
+            one.connects(Address("sim", number, b""))
+        world.router = Router(world.plane)
+        await world.router.start()
+        try:
+            yield world
+        finally:
+            await world.router.close()
+            await world.plane.close()
+
+    plane: DirectPlane
+    hosts: list[EngineHost]
+    router: Router
+
+    async def payloads(
+        self, address: Address, request: Request, within: float | None = None
+    ) -> Sequence[Payload]:
+        """As `inlay.engine.api.Peers`: from host to host."""
+        number = address.port
+        await asyncio.sleep(0)
+        if number in self.dead:
+            raise OverloadedError("not reached", retry_after=1)
+        queue = OutputQueue()
+
+        def emit(output: Output) -> None:
+            queue.put(output)
+
+        self._asking.setdefault(number, set()).add(queue)
+        try:
+            self.hosts[number].submit(request, emit)
+            found = await payloads_of(queue)
+        finally:
+            self._asking[number].discard(queue)
+        self.fetched += len(found)
+        return found
+
+    def kill(self, number: int) -> None:
+        """End a worker; what it was asked ends with it."""
+        if number not in self.dead:
+            self.dead.add(number)
+            self.plane.worker_ends[number].close()
+            for queue in self._asking.get(number, set()):
+                queue.fail(OverloadedError("gone", retry_after=1))
+
+    def alive(self) -> list[EngineHost]:
+        return [host for number, host in enumerate(self.hosts) if number not in self.dead]
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Numbers of what must be zero once no request is under way."""
+        loads = self.router.loads().values()
+        return {
+            "payloads": sum(len(host._held) for host in self.hosts),
+            "bytes": sum(host._held.num_bytes for host in self.hosts),
+            "running": sum(len(engine.running) for engine in self.engines),
+            "fetching": sum(host._leased.num_requests for host in self.hosts if host._leased),
+            "tracked": sum(len(host._requests.ids) for host in self.hosts),
+            "loads": sum(load.requests + load.prefill for load in loads),
+            "streams": sum(len(link._streams) for link in self.plane._links),
+            "waiting": self.router.num_waiting,
+        }
+
+
+def stage_request(name: str, inputs: tuple[Input, ...]) -> Request:
+    """A request of a stage."""
+    params = Diffusion(width=8, height=8, steps=2)
+    return Request(id="r", task=Task.STAGE, prompts=(), params=params, inputs=inputs)

@@ -1,0 +1,198 @@
+"""The walk through a pipeline, with scripted stages: nothing is left, lost, doubled or unbounded."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from inlay.address import Address
+from inlay.commands import Drain, ReadStats
+from inlay.errors import EngineError, OverloadedError
+from inlay.prompt import Buffer
+from inlay.request import Input, Output, Payload, Request
+from inlay.router import resume
+from inlay.router.stages import plan, walk
+from inlay.worker.held import HeldPayloads
+from tests.router.scripted_stages import (
+    SEQS,
+    ScriptedStage,
+    World,
+    expected,
+    stage_request,
+)
+
+BOUND = 120
+"""Seconds within which everything must have come to an end: nothing hangs."""
+STAGES = ("reader", "denoiser", "decoder")
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(resume, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(resume, "WAIT_SECONDS", 0.02)
+
+
+async def ask(world: World, prompt: bytes, **more: object) -> list[tuple[str, bytes]]:
+    """Ports and payloads of an answer; checks that it ends once."""
+    number = iter(range(1 << 20))
+
+    def make(name: str, inputs: tuple[Input, ...]) -> Request:
+        request = stage_request(name, inputs)
+        return replace(request, id=f"{prompt.decode()}-{name}-{next(number)}", **more)
+
+    card = world.router.card("painter")
+    steps = plan(world.router, card, "image")
+    given_: dict[str | None, list[Payload]] = {
+        None: [Payload("prompt", "uint8", (len(prompt),), Buffer(prompt))]
+    }
+    found: list[tuple[str, bytes]] = []
+    ends = 0
+    async with aclosing(walk(world.router, steps, given_, make)) as outputs:
+        async for output in outputs:
+            assert not ends
+            ends += output.output.finish_reason is not None
+            found += [(one.port, bytes(one.data.view)) for one in output.payloads]
+    assert ends == 1
+    return found
+
+
+async def until(done: Callable[[], Any]) -> None:
+    async with asyncio.timeout(BOUND):
+        while not done():  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+
+
+async def settled(world: World) -> None:
+    await until(lambda: not any(world.left.values()))
+
+
+async def test_payloads_go_from_worker_to_worker_and_are_freed_when_used() -> None:
+    async with World.around(*map(ScriptedStage, STAGES)) as world:
+        decoder = world.engines[2]
+        decoder.held.clear()
+        asking = asyncio.create_task(ask(world, b"fox"))
+        await until(lambda: decoder.running)
+        reader, denoiser, _ = world.hosts
+        # Those of the denoiser alone are kept: the decoder's worker may be lost yet.
+        assert (await reader.call(ReadStats())).held_payloads == 0
+        stats = await denoiser.call(ReadStats())
+        assert (stats.held_payloads, stats.held_bytes) == (1, 64)
+        assert (await denoiser.call(Drain())).requests == 1
+        decoder.held.set()
+        assert await asking == expected(b"fox")
+        assert world.fetched == 3
+        await settled(world)
+
+
+async def test_inputs_that_are_lost_are_made_again_before_the_stage_goes_on() -> None:
+    engines = [ScriptedStage(stage) for stage in (*STAGES, "denoiser", "decoder")]
+    async with asyncio.timeout(BOUND), World.around(*engines) as world:
+        decoders = [world.engines[2], world.engines[4]]
+        for decoder in decoders:
+            decoder.held.clear()
+        asking = asyncio.create_task(ask(world, b"fox"))
+        await until(lambda: any(decoder.running for decoder in decoders))
+        (owner,) = [number for number in (1, 3) if len(world.hosts[number]._held)]
+        world.kill(owner)
+        (begun,) = [decoder for decoder in decoders if decoder.running]
+        # It goes on at the other, which finds no inputs any more.
+        begun.abort(next(iter(begun.running)))
+        for decoder in decoders:
+            decoder.held.set()
+        assert await asking == expected(b"fox")
+        assert world.fetched == 6
+        await settled(world)
+
+
+async def test_a_deadline_frees_what_is_kept() -> None:
+    said: list[Output] = []
+    aborted: list[str] = []
+    held = HeldPayloads(aborted.append)
+    request = replace(stage_request("m", ()), hold=True, deadline=0.01)
+    emit = held.keep(request, said.append, Address("sim", 0, b""))
+    payload = Payload("latents", "uint8", (3,), Buffer(b"abc"))
+    emit(Output(request.id, 0, 0, finish_reason="stop", payloads=(payload,)))
+    late = held.keep(replace(request, id="late"), said.append, Address("sim", 0, b""))
+    await until(lambda: len(said) == 3)
+    late(Output("late", 0, 0, finish_reason="stop", payloads=(payload,)))
+    assert (len(held), held.num_bytes, aborted) == (0, 0, ["late"])
+    assert [one.held for one in said] == [True, False, False]
+    assert all(one.error and one.error.kind == "DeadlineExceededError" for one in said[1:])
+
+
+async def test_more_than_may_be_kept_is_an_error_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with World.around(*map(ScriptedStage, STAGES)) as world:
+        monkeypatch.setattr(world.hosts[0]._held, "_max_bytes", 100)
+        with pytest.raises(OverloadedError, match="kept for other stages"):
+            await ask(world, b"fox")
+        await settled(world)
+
+
+async def test_a_worker_takes_no_more_than_it_may_keep_until_the_next_stage_has_room() -> None:
+    async with World.around(*map(ScriptedStage, STAGES)) as world:
+        decoder = world.engines[2]
+        decoder.held.clear()
+        asking = [asyncio.create_task(ask(world, b"%d" % number)) for number in range(24)]
+        most = 2 * SEQS
+        kept = world.hosts[1]._held
+        await until(lambda: len(decoder.running) == most and kept.num_made == most)
+        for _ in range(200):
+            await asyncio.sleep(0)
+            assert all(host._held.num_made <= most for host in world.hosts)
+            assert all(engine.most <= most for engine in world.engines)
+        decoder.held.set()
+        for number, one in enumerate(asking):
+            assert await one == expected(b"%d" % number)
+        await settled(world)
+
+
+scripts = st.lists(st.sampled_from([0, 1, 2, 5, 9]), min_size=1, max_size=5)
+broken = st.lists(st.sampled_from([0, 1, 3, 9, 9, 9, -1]), min_size=1, max_size=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scripts=st.lists(st.one_of(scripts, scripts, broken), min_size=6, max_size=6),
+    aborts=st.lists(st.one_of(st.none(), st.integers(0, 60)), min_size=1, max_size=10),
+    deaths=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=3),
+)
+def test_nothing_is_left_lost_or_doubled_under_aborts_and_deaths(
+    scripts: list[list[int]],
+    aborts: list[int | None],
+    deaths: list[tuple[int, int]],
+) -> None:
+    async def run() -> None:
+        engines = [ScriptedStage(STAGES[at % 3], script) for at, script in enumerate(scripts)]
+        async with asyncio.timeout(BOUND), World.around(*engines) as world:
+            asking = [
+                asyncio.create_task(ask(world, b"%d" % number)) for number in range(len(aborts))
+            ]
+            for turn in range(61):
+                for one, at in zip(asking, aborts, strict=True):
+                    if at == turn:
+                        one.cancel()
+                for number, at in deaths:
+                    if at == turn:
+                        world.kill(number)
+                await asyncio.sleep(0)
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            for number, (answer, at) in enumerate(zip(answers, aborts, strict=True)):
+                if isinstance(answer, asyncio.CancelledError):
+                    assert at is not None
+                elif isinstance(answer, BaseException):
+                    assert isinstance(answer, (OverloadedError, EngineError)), answer
+                    assert isinstance(answer, OverloadedError) <= bool(deaths)
+                    assert deaths or any(-1 in script for script in scripts)
+                else:
+                    assert answer == expected(b"%d" % number)
+            await settled(world)
+
+    asyncio.run(run())
