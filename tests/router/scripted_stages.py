@@ -15,6 +15,7 @@ from inlay.outputs import payloads_of
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
+from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.output_queue import OutputQueue
 from inlay.worker.host import EngineHost
@@ -38,6 +39,7 @@ PORTS = {
 }
 """Ports of the payloads of each stage, in the order they are made."""
 SEQS = 2
+_SETTINGS = RouterSettings()
 
 
 def made(stage: str, inputs: dict[str, bytes], index: int) -> bytes:
@@ -167,7 +169,9 @@ class World:
 
     @classmethod
     @asynccontextmanager
-    async def around(cls, *engines: ScriptedStage) -> AsyncIterator["World"]:
+    async def around(
+        cls, *engines: ScriptedStage, settings: RouterSettings = _SETTINGS
+    ) -> AsyncIterator["World"]:
         world = cls()
         world.engines = list(engines)
 
@@ -179,7 +183,7 @@ class World:
         world.hosts = world.plane.hosts
         for number, one in enumerate(world.hosts):
             one.connects(Address("sim", number, b""))
-        world.router = Router(world.plane)
+        world.router = Router(world.plane, settings)
         await world.router.start()
         try:
             yield world

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from inlay.address import Address
 from inlay.commands import Drain, ReadStats
-from inlay.errors import EngineError, OverloadedError
+from inlay.errors import EngineError, OverloadedError, RateLimitedError
 from inlay.prompt import Buffer
 from inlay.request import Input, Output, Payload, Request
 from inlay.router import resume
-from inlay.router.stages import plan, walk
+from inlay.router.settings import RouterSettings
+from inlay.router.stages import admitted, plan, walk
 from inlay.worker.held import HeldPayloads
 from tests.router.scripted_stages import (
     SEQS,
@@ -38,13 +39,13 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "WAIT_SECONDS", 0.02)
 
 
-async def ask(world: World, prompt: bytes, **more: object) -> list[tuple[str, bytes]]:
+async def ask(world: World, prompt: bytes, client: str | None = None) -> list[tuple[str, bytes]]:
     """Ports and payloads of an answer; checks that it ends once."""
     number = iter(range(1 << 20))
 
     def make(name: str, inputs: tuple[Input, ...]) -> Request:
         request = stage_request(name, inputs)
-        return replace(request, id=f"{prompt.decode()}-{name}-{next(number)}", **more)
+        return replace(request, id=f"{prompt.decode()}-{name}-{next(number)}", client=client)
 
     card = world.router.card("painter")
     steps = plan(world.router, card, "image")
@@ -53,11 +54,12 @@ async def ask(world: World, prompt: bytes, **more: object) -> list[tuple[str, by
     }
     found: list[tuple[str, bytes]] = []
     ends = 0
-    async with aclosing(walk(world.router, steps, given_, make)) as outputs:
-        async for output in outputs:
-            assert not ends
-            ends += output.output.finish_reason is not None
-            found += [(one.port, bytes(one.data.view)) for one in output.payloads]
+    with admitted(world.router, steps, client):
+        async with aclosing(walk(world.router, steps, given_, make)) as outputs:
+            async for output in outputs:
+                assert not ends
+                ends += output.output.finish_reason is not None
+                found += [(one.port, bytes(one.data.view)) for one in output.payloads]
     assert ends == 1
     return found
 
@@ -151,6 +153,28 @@ async def test_a_worker_takes_no_more_than_it_may_keep_until_the_next_stage_has_
         decoder.held.set()
         for number, one in enumerate(asking):
             assert await one == expected(b"%d" % number)
+        await settled(world)
+
+
+async def test_a_request_that_a_later_stage_has_no_room_for_is_refused_before_the_first() -> None:
+    settings = RouterSettings(router_queue_size=2)
+    async with World.around(*map(ScriptedStage, STAGES), settings=settings) as world:
+        for engine in world.engines:
+            engine.held.clear()
+        room = 2 * SEQS + 2
+        asking = [asyncio.create_task(ask(world, b"%d" % n, "a")) for n in range(room - 1)]
+        await until(lambda: world.engines[0].running)
+        with pytest.raises(RateLimitedError, match="yours; allowed: 6, and 5 of one") as refused:
+            await ask(world, b"more", "a")
+        assert refused.value.retry_after is not None
+        asking.append(asyncio.create_task(ask(world, b"%d" % (room - 1), "b")))
+        await asyncio.sleep(0)
+        with pytest.raises(RateLimitedError, match="the stage `painter/reader` has 6 requests"):
+            await ask(world, b"more", "c")
+        for engine in world.engines:
+            engine.held.set()
+        assert [await one for one in asking] == [expected(b"%d" % n) for n in range(room)]
+        assert await ask(world, b"later", "c") == expected(b"later")
         await settled(world)
 
 

@@ -81,7 +81,7 @@ class _Endpoint:
         call.timeout = timeout_of(scope["headers"], server.settings)
         peer = scope.get("client")
         client = call.reservation.client = server.clients.of(call.caller, peer[0] if peer else "")
-        with client, server.inflight, call.reservation:
+        with client, server.inflight, call.reservation, call.ending:
             await _in_time(call, handler)
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qs
@@ -234,6 +235,7 @@ class Call:
         span: span of the request, if spans are made.
         failed: error that ended its stream after the answer had begun.
         errors: form of its errors, once its route is known.
+        ending: is closed when the call ends.
     """
 
     server: Server
@@ -254,6 +256,7 @@ class Call:
     span: Span | None = None
     failed: BaseException | None = None
     errors: ErrorForm = OPENAI
+    ending: ExitStack = field(default_factory=ExitStack)
     _intake: RequestMemory | None = None
 
     def header(self, name: bytes) -> bytes | None:

@@ -119,6 +119,7 @@ class AdmissionQueue(Generic[L, P]):
         num_requests: int,
         client: Hashable,
         priority: int,
+        admitted: bool = False,
     ) -> P:
         """Wait for a place.
 
@@ -128,13 +129,15 @@ class AdmissionQueue(Generic[L, P]):
             num_requests: that want it.
             client: clients take turns.
             priority: lower is sooner.
+            admitted: they may wait however many do.
 
         Raises:
             RateLimitedError: so much of the client's waits that it has to wait with its asking.
             OverloadedError: too much waits, or it has waited too long.
             InlayError: of `place`.
         """
-        self._check(num_requests, client)
+        if not admitted:
+            self._check(num_requests, client)
         ticket = _Ticket(
             line,
             next(self._numbers),

@@ -173,6 +173,12 @@ class Pool:
         """True if it has workers, and all of them are asleep."""
         return bool(self._seated) and all(member.card.asleep for member in self._seated)
 
+    @property
+    def num_places(self) -> int:
+        """Requests that its workers may have of this frontend at a time."""
+        others = [member.others.requests for member in self._seated]
+        return int(np.maximum(self._capacity - others, 0).sum()) if others else 0
+
     def can_serve(self, adapter: str | None, *, rows: bool = False) -> bool:
         """True if any of its workers could be sent a request now, had it room."""
         return len(self._seats_able(adapter, rows)) > 0

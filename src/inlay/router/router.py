@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -20,6 +21,7 @@ from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.load_reservation import LoadReservation
 from inlay.router.member import PoolMember
+from inlay.router.places import Places
 from inlay.router.pool import Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
@@ -101,6 +103,7 @@ class Router:
             settings, _cancel, clock
         )
         self._watching: asyncio.Task[None] | None = None
+        self._places = Places(settings.router_queue_size)
         self.stats = RouterStats()
 
     async def start(self) -> None:
@@ -207,12 +210,22 @@ class Router:
 
     # Requests.
 
+    def admit(self, names: Iterable[str], client: str | None) -> AbstractContextManager[None]:
+        """Take a place for a request at each of some stages until the block ends.
+
+        It may then be sent to any of them as `admitted`. Raises as `Places.take` and `card`.
+        """
+        bases = [self._catalog.base(name, Task.STAGE) for name in names]
+        room = {base.name: self._fleet.pool(base).num_places for base in bases}
+        return self._places.take(room, client, self._waiting.retry_after)
+
     async def send(
         self,
         name: str,
         requests: Sequence[Request],
         *,
         session: str | None = None,
+        admitted: bool = False,
     ) -> list[ResumingStream]:
         """Send requests to one worker of the model `name`, once there is room at one.
 
@@ -228,6 +241,7 @@ class Router:
                 generating it is one.
             session: that they belong to: those of one session go to one worker, if it has not much
                 more to do than others.
+            admitted: by `admit`: it may wait however many do.
 
         Returns:
             Their streams, each of which must be iterated to its end or cancelled.
@@ -253,7 +267,7 @@ class Router:
         line = (base.name, PoolKey.of(base), first.adapter, rows)
         placed = None if self._waiting.waits(line, first.client) else place()
         if placed is None:
-            placed = await self._wait(line, place, requests)
+            placed = await self._wait(line, place, requests, admitted=admitted)
         return [
             ResumingStream(
                 request,
@@ -269,6 +283,8 @@ class Router:
         line: _Line,
         place: Callable[[], list[_Placed] | None],
         requests: Sequence[Request],
+        *,
+        admitted: bool,
     ) -> list[_Placed]:
         if self._watching is None and not self._fleet.watching:
             self._watching = asyncio.create_task(self._watch())
@@ -279,6 +295,7 @@ class Router:
                 num_requests=len(requests),
                 client=requests[0].client,
                 priority=requests[0].priority,
+                admitted=admitted,
             )
         finally:
             self._stop_watching()

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,6 +88,17 @@ def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) ->
     return [_step(graph, name, last=name == names[-1]) for name in names]
 
 
+def admitted(
+    router: Router, steps: Sequence[Step], client: str | None
+) -> AbstractContextManager[None]:
+    """Take a place at every stage of a plan until the block ends, before any has worked.
+
+    Raises:
+        RateLimitedError: one of them is full.
+    """
+    return router.admit([step.model for step in steps], client)
+
+
 def _step(graph: Graph, name: str, *, last: bool) -> Step:
     feeds: list[tuple[str, str | None, str]] = [
         (port, start.stage, start.name) for start, port in graph.sources(name)
@@ -109,6 +120,8 @@ async def walk(
     make: Callable[[str, tuple[Input, ...]], Request],
 ) -> AsyncGenerator[StageOutput, None]:
     """Send the request of each step once the step before has made its payloads.
+
+    Within a block of `admitted`.
 
     Payloads stay with the worker that made them, which the next asks for them, until the next step
     has ended. A step whose worker is lost is sent again, by `Router`; one whose inputs are lost,
@@ -271,7 +284,7 @@ class _Walk:
         id_ = f"{request.id}.{self._sent}"
         self._sent += 1
         request = msgspec.structs.replace(request, id=id_, hold=hold)
-        (stream,) = await self._router.send(step.model, [request])
+        (stream,) = await self._router.send(step.model, [request], admitted=True)
         return stream
 
     async def _drop_inputs(self, step: Step) -> None:
@@ -310,4 +323,4 @@ def _renamed(port: str, other: str, own: str) -> str | None:
     return own + port[len(other) :] if port.startswith(f"{other}.") else None
 
 
-__all__ = ["StageOutput", "Step", "plan", "walk"]
+__all__ = ["StageOutput", "Step", "admitted", "plan", "walk"]

@@ -31,7 +31,7 @@ from inlay.http.server import Call
 from inlay.http.sse import NAMED, EventStream
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, Input, Payload, Request, Task, Usage
-from inlay.router.stages import StageOutput, plan, walk
+from inlay.router.stages import StageOutput, admitted, plan, walk
 
 _decoder = msgspec.json.Decoder(ImagesRequest)
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
@@ -56,6 +56,7 @@ async def images(call: Call) -> None:
     )
     id_ = answer_id("img-", request.request_id)
     call.reservation.grow(params.count * params.width * params.height * FILE_BYTES_PER_PIXEL)
+    call.ending.enter_context(admitted(server.router, steps, call.client))
     given: dict[str | None, list[Payload]] = {None: [text_payload("prompt", request.prompt)]}
     make = stage_requests(call, id_, params, request.priority or 0)
     stream = EventStream(call.send, NAMED)

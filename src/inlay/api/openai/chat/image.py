@@ -17,7 +17,7 @@ from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.request import Payload, Task
-from inlay.router.stages import plan, walk
+from inlay.router.stages import admitted, plan, walk
 
 _ONLY_WITH_IMAGES = (
     "size", "num_inference_steps", "guidance_scale", "negative_prompt", "output_format"
@@ -37,6 +37,7 @@ class ChatImage:
         Raises:
             InvalidRequestError: the model draws nothing, or not so.
             OverloadedError: a stage has no worker that is ready.
+            RateLimitedError: a stage is full.
         """
         if model.stage is None or "image" not in model.stage.graph.outputs:
             raise InvalidRequestError(
@@ -55,6 +56,7 @@ class ChatImage:
             raise EngineError(f"the worker of the stage {self.stage} does not describe its images")
         self._params = image_params(request, card)
         call.reservation.grow(self._params.width * self._params.height * FILE_BYTES_PER_PIXEL)
+        call.ending.enter_context(admitted(router, self._steps, call.client))
         self._make = stage_requests(call, id_, self._params, request.priority or 0)
         self._call = call
         self._writer = model.name
