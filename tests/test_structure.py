@@ -10,13 +10,14 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"address"}
+BASE |= {"address", "hidden_states"}
 MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
     "errors": set[str](),
     "pace": set[str](),
+    "hidden_states": set[str](),
     "address": set[str](),
     "liveness": set[str](),
     "lazy": set[str](),

@@ -240,7 +240,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
             accepted.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` the model's generation config sets.
-        resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar".
+        resuming: exactness by feature: "greedy", "sampling", "penalties", "logprobs", "grammar",
+            "hidden_states".
         grammars: the kinds of grammar the engine can hold an output to; none when it cannot.
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
         seeds: whether the seed of a request decides what is drawn.
@@ -257,6 +258,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         media: of a model that takes images, audio or video.
         stage: of a worker that is a stage of a pipeline.
         image: of a model that makes images.
+        hidden_layers: the last layer whose hidden states it gives, as `HiddenStates` numbers them;
+            None if it gives none.
     """
 
     name: str
@@ -293,6 +296,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     media: MediaSpec | None = None
     stage: StageCard | None = None
     image: ImageCard | None = None
+    hidden_layers: int | None = None
     protocol: int = PROTOCOL
 
     @property

@@ -12,6 +12,7 @@ import msgspec
 
 from inlay.address import Address
 from inlay.errors import ErrorFrame, InlayError
+from inlay.hidden_states import HiddenStates
 from inlay.prompt import Buffer, Prompt, Tokens
 
 
@@ -118,6 +119,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", omit_d
         logprob_token_ids: ids whose logprobs stand, in this order, in the place of the most likely
             ones'.
         thinking: when the model's reasoning is ended for it, or None.
+        hidden_states: those that come with the output, or None.
     """
 
     max_tokens: int
@@ -141,6 +143,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, tag="sampling", omit_d
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     thinking: ThinkingBudget | None = None
+    hidden_states: HiddenStates | None = None
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True, tag="pooling", omit_defaults=True):

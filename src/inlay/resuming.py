@@ -1,7 +1,12 @@
 """Requests that an engine may continue from a `prior_output`, by its card."""
 
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
 from inlay.card import Exactness, ModelCard
-from inlay.request import Request, Task
+from inlay.hidden_states import hidden_port
+from inlay.request import Request, Sampling, Task
 
 
 def features(request: Request) -> list[str]:
@@ -19,6 +24,8 @@ def features(request: Request) -> list[str]:
         used.append("logprobs")
     if sampling.grammar is not None:
         used.append("grammar")
+    if sampling.hidden_states is not None:
+        used.append("hidden_states")
     return used
 
 
@@ -28,6 +35,21 @@ def inexact(request: Request, card: ModelCard) -> list[str]:
     Another draw from the same distribution is as good where the client gave no seed.
     """
     return [name for name in features(request) if not _continues(name, request, card)]
+
+
+def behind(request: Request, given: Mapping[str, int]) -> Request:
+    """Return a request that asks for no hidden states that were given.
+
+    Args:
+        request: the first attempt.
+        given: rows of the payloads that were shown, by port.
+    """
+    params = request.params
+    if not isinstance(params, Sampling) or params.hidden_states is None:
+        return request
+    asked = params.hidden_states
+    rows = asked.given + given.get(hidden_port(asked.layers[0]), 0)
+    return replace(request, params=replace(params, hidden_states=replace(asked, given=rows)))
 
 
 def _continues(feature: str, request: Request, card: ModelCard) -> bool:
@@ -40,4 +62,4 @@ def _continues(feature: str, request: Request, card: ModelCard) -> bool:
             return False
 
 
-__all__ = ["features", "inexact"]
+__all__ = ["behind", "features", "inexact"]

@@ -18,6 +18,7 @@ from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError, OverloadedError
+from inlay.hidden_states import HiddenStates
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import (
     Emit,
@@ -49,6 +50,7 @@ class Answer:
     usage: Usage | None
     prompt_logprobs: list[PromptLogprobs]
     attempts: set[int]
+    states: list[np.ndarray]
 
     @property
     def visible(self) -> tuple[Any, ...]:
@@ -60,7 +62,7 @@ class Answer:
 
 async def read(stream: Stream, each: Callable[[int], None] = lambda seen: None) -> Answer:
     """Read to the end; `each` is called with the number of ids so far whenever some came."""
-    answer = Answer([], [], None, None, None, [], set())
+    answer = Answer([], [], None, None, None, [], set(), [])
     async for outputs in stream:
         for output in outputs:
             assert output.offset == len(answer.ids) or not output.token_ids
@@ -70,6 +72,9 @@ async def read(stream: Stream, each: Callable[[int], None] = lambda seen: None) 
             answer.stop = output.stop_token_id if output.finish_reason else None
             answer.usage = output.usage or answer.usage
             answer.attempts.add(output.attempt)
+            for payload in output.payloads:
+                rows = np.frombuffer(payload.data.view, np.float32).reshape(payload.shape)
+                answer.states += list(rows)
             if output.prompt_logprobs is not None:
                 answer.prompt_logprobs.append(output.prompt_logprobs)
         each(len(answer.ids))
@@ -95,6 +100,12 @@ class Killer:
 GRAMMAR = Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 4}}, "required": ["a"], "additionalProperties": False}))  # fmt: skip
 
 SAMPLINGS = {
+    "hidden_states": Sampling(
+        max_tokens=24,
+        temperature=0.0,
+        ignore_eos=True,
+        hidden_states=HiddenStates(layers=(1,), prompt=4, output=True),
+    ),
     "greedy": Sampling(max_tokens=24, temperature=0.0, ignore_eos=True),
     "seeded": Sampling(
         max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=11, ignore_eos=True
@@ -153,6 +164,8 @@ async def test_an_answer_whose_workers_die_is_the_answer_of_an_undisturbed_one(
     assert killer.killed == 2
     assert disturbed.attempts == {0, 1, 2}
     assert disturbed.visible == whole.visible
+    assert bool(whole.states) == (sampling.hidden_states is not None)
+    np.testing.assert_allclose(whole.states, disturbed.states, atol=1e-4)
     if sampling.logprobs is not None:
         # A prompt computed at once and one computed by and by differ in the last bits.
         one, other = ([one.logprob for one in answer.logprobs] for answer in (whole, disturbed))

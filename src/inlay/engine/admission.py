@@ -6,10 +6,14 @@ from typing import Protocol
 
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay.hidden_states import HiddenStates
 from inlay.media.positions import GRID_FIELD
 from inlay.media.spec import NAMED, MediaSpec
-from inlay.prompt import Media, Prompt, Rows, Tokens
+from inlay.prompt import DTYPE_SIZES, Media, Prompt, Rows, Tokens
 from inlay.request import GrammarKind, Request, Sampling
+
+MAX_HIDDEN_STATES = 2**28
+"""Bytes of the hidden states that one request may ask for: they pass its consumer's memory."""
 
 
 class LengthLimits(Protocol):
@@ -141,12 +145,14 @@ class Admission(PromptAdmission):
         max_logprobs: maximum number of alternatives per token.
         grammars: supported kinds of grammars.
         adapters: names of the loaded adapters.
+        hidden_layers: the last of the layers whose hidden states it gives; None if it gives none.
     """
 
     bounds: LengthLimits
     max_logprobs: int
     grammars: tuple[GrammarKind, ...]
     adapters: Container[str] = ()
+    hidden_layers: int | None = None
 
     @classmethod
     def of(
@@ -205,6 +211,37 @@ class Admission(PromptAdmission):
                 "prompt_logprobs are not possible with prompt_embeds or media: rows have no token "
                 "ids",
                 param="prompt_logprobs",
+            )
+
+        if sampling.hidden_states is not None:
+            self._check_hidden_states(sampling.hidden_states, len(request.prompt), sampling)
+
+    def _check_hidden_states(self, asked: HiddenStates, prompt: int, sampling: Sampling) -> None:
+        def refused(why: str) -> InvalidRequestError:
+            return InvalidRequestError(f"hidden_states: {why}", param="hidden_states")
+
+        if self.hidden_layers is None:
+            raise refused("this engine gives none; the torch engine does")
+        wrong = [layer for layer in asked.layers if not 0 <= layer <= self.hidden_layers]
+        if wrong or not asked.layers or len(set(asked.layers)) < len(asked.layers):
+            raise refused(
+                f"layers are {list(asked.layers)}; allowed: at least one of 0 to "
+                f"{self.hidden_layers}, each once"
+            )
+        if asked.prompt < -1 or asked.given < 0 or not (asked.prompt or asked.output):
+            raise refused(
+                f"prompt is {asked.prompt} without output; allowed: -1 for all of the prompt, a "
+                "number of its last positions, or 0 with output"
+                if not asked.output
+                else f"prompt is {asked.prompt} and given {asked.given}; allowed: -1 and more, 0 "
+                "and more"
+            )
+        positions = len(asked.positions(prompt, sampling.max_tokens))
+        size = positions * len(asked.layers) * self.hidden_size * DTYPE_SIZES[self.dtype]
+        if size > MAX_HIDDEN_STATES:
+            raise refused(
+                f"{positions} positions of {len(asked.layers)} layers may take {size} bytes; "
+                f"allowed: {MAX_HIDDEN_STATES}"
             )
 
     def _check_sampling(self, sampling: Sampling) -> None:

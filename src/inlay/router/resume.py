@@ -7,6 +7,7 @@ exactly, or but for rounding. Before anything has been shown, a request may star
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
@@ -22,7 +23,7 @@ from inlay.errors import (
 )
 from inlay.outputs import coalesce, drop_known, trim_to_offset
 from inlay.request import Output, PromptLogprobs, Request, Usage
-from inlay.resuming import inexact
+from inlay.resuming import behind, inexact
 from inlay.router.load_reservation import LoadReservation
 from inlay.transport.api import Stream, Worker
 
@@ -86,7 +87,7 @@ class ResumingStream:
         self._failed_on: set[str] = set()
         self._empty_attempts = 0
         self._shown = list(request.prior_output)
-        self._gave_payload = False
+        self._given: Counter[str] = Counter()
         self._told = 1
         self._cached: int | None = None
 
@@ -161,7 +162,8 @@ class ResumingStream:
             output = msgspec.structs.replace(output, prompt_logprobs=scores, usage=usage)
         if output.token_ids or output.payloads or scores is not None:
             self._empty_attempts = 0
-            self._gave_payload = self._gave_payload or bool(output.payloads)
+            for payload in output.payloads:
+                self._given[payload.port] += payload.shape[0]
         return output
 
     def _unseen_prompt_logprobs(self, scores: PromptLogprobs | None) -> PromptLogprobs | None:
@@ -206,7 +208,7 @@ class ResumingStream:
         self._failed_on.add(self._sent.worker.id)
         workers = await self._wait_for_workers(error)
         self._request = msgspec.structs.replace(
-            self._first,
+            behind(self._first, self._given),
             attempt=attempt,
             prior_output=tuple(self._shown),
             deadline=self._remaining(),
@@ -230,7 +232,7 @@ class ResumingStream:
 
     @property
     def _has_shown(self) -> bool:
-        return bool(self._shown) or self._gave_payload
+        return bool(self._shown) or bool(self._given)
 
     def _remaining(self) -> float | None:
         """Seconds the request may still take.

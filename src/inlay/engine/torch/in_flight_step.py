@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inlay.engine.torch.hidden_states import Recorder, SpanStates
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.prompt_logprobs import Scored
@@ -25,11 +26,13 @@ class SpanResult(NamedTuple):
         good: True if all computed values are finite.
         scores: logprobs of its prompt, if requested.
         choice: the next token, or the reason why there is none; None if nothing was sampled.
+        states: hidden states, if requested.
     """
 
     good: bool
     scores: PromptLogprobs | None
     choice: SampledToken | InlayError | None
+    states: SpanStates | None
 
 
 class InFlightStep:
@@ -49,6 +52,7 @@ class InFlightStep:
         "_drawn",
         "_finite",
         "_scores",
+        "_states",
         "chunks",
         "failures",
         "logits",
@@ -62,6 +66,7 @@ class InFlightStep:
         hidden: Tensor,
         logits: Tensor,
         scores: dict[ScheduledChunk, Scored],
+        states: Recorder | None = None,
     ) -> None:
         """Start with a step whose model is launched.
 
@@ -70,6 +75,7 @@ class InFlightStep:
             hidden: [T, C], the states of all their positions in order.
             logits: [spans that sample, vocab_size].
             scores: logprobs of prompts.
+            states: hidden states that were recorded, if any.
         """
         self.chunks = spans
         self.sampling = [span for span in spans if span.samples]
@@ -78,6 +84,7 @@ class InFlightStep:
         self.failures: dict[ScheduledChunk, InlayError] = {}
         self._finite = Download(finite(hidden), finite(logits))
         self._scores = scores
+        self._states = states
         self._drawn: list[tuple[Run[ScheduledChunk], SampledTokens]] = []
 
     def choose(self, spans: Run[ScheduledChunk], drawn: SampledTokens) -> None:
@@ -100,6 +107,7 @@ class InFlightStep:
         choices: dict[ScheduledChunk, SampledToken | InlayError] = dict(self.failures)
         for spans, drawn in self._drawn:
             choices.update(zip(spans, drawn.read(), strict=True))
+        recorded = {} if self._states is None else self._states.read()
         found: dict[ScheduledChunk, SpanResult] = {}
         for span in self.chunks:
             # One non-finite value invalidates the whole span, earlier tokens included (zero times
@@ -109,7 +117,7 @@ class InFlightStep:
             if span in self._scores:
                 scores = self._scores[span].read()
                 good.append(scores is not None)
-            found[span] = SpanResult(all(good), scores, choices.get(span))
+            found[span] = SpanResult(all(good), scores, choices.get(span), recorded.get(span))
         return found
 
 

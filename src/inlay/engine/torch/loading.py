@@ -114,6 +114,7 @@ def admission_of(
         refuses_rows=model.refuses_rows,
         grammars=KINDS,
         adapters=core.adapters,
+        hidden_layers=len(model.decoder_layers) or None,
         media=None if encoder is None else encoder.spec,
     )
 
@@ -125,7 +126,7 @@ def card_of(
     model, bounds = core.model, core.bounds
     names = settings.names
     max_abs = settings.max_prompt_embeds_abs
-    features = ("greedy", "sampling", "penalties", "logprobs", "grammar")
+    features = ("greedy", "sampling", "penalties", "logprobs", "grammar", "hidden_states")
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
@@ -157,6 +158,7 @@ def card_of(
         resuming=dict.fromkeys(features, Exactness.of_dtype(core.dtype)),
         grammars=KINDS,
         shares_text_prefix=True,
+        hidden_layers=len(model.decoder_layers) or None,
         secret_fingerprint=secret.fingerprint,
         media=None if encoder is None else encoder.spec,
     )

@@ -71,6 +71,7 @@ class CausalModel:
             other workers encode them.
         rope_axes: as in `Family`.
         bidirectional: as in `Family`.
+        decoder_layers: in their order; none where the body has them otherwise.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class CausalModel:
         self.layers: tuple[LayerShape, ...] = observe(model.base_model)
         check_windows(config, self.layers)
         self.page_groups = _page_groups(self.layers, max_model_len)
+        self.decoder_layers: tuple[nn.Module, ...] = tuple(getattr(model.base_model, "layers", ()))
         self.windows = tuple(group.window for group in self.page_groups)
         native = kernels() if model.device.type == "cpu" else None
         if native is not None and native.serve(model.dtype):

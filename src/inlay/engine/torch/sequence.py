@@ -19,6 +19,7 @@ from inlay.prompt import Media, Prompt, Segment, Tokens
 from inlay.request import (
     FinishReason,
     Output,
+    Payload,
     PromptLogprobs,
     Request,
     Sampling,
@@ -48,6 +49,8 @@ class Sequence:
         scored: prompt positions whose logprobs were emitted, or are not wanted.
         starved_steps: consecutive steps in which it could not be scheduled for lack of room.
         waited: such steps since its last token.
+        wanted_states: positions whose hidden states are to be emitted; from the first of them on
+            nothing comes from the cache.
         turn_ends: output length at which its turn ends, as in `inlay.engine.torch.fairness`.
         preemptions: number of preemptions.
         order: (priority, arrival), the scheduling order; unique.
@@ -87,6 +90,7 @@ class Sequence:
         "starved_steps",
         "turn_ends",
         "waited",
+        "wanted_states",
     )
 
     def __init__(
@@ -139,6 +143,12 @@ class Sequence:
         self._prompt_length = len(self.prompt)
         asks = request.sampling.prompt_logprobs is not None and not request.prior_output
         self.scored = 1 if asks else self._prompt_length
+        states = request.sampling.hidden_states
+        self.wanted_states = (
+            range(0)
+            if states is None
+            else states.positions(self._prompt_length, request.sampling.max_tokens)
+        )
         self._chain = chain
         self._announced = False
         if chain is not None:
@@ -180,7 +190,8 @@ class Sequence:
 
         Their logits are not needed.
         """
-        return (self.length if self.scored >= self._prompt_length else self.scored) - 1
+        most = (self.length if self.scored >= self._prompt_length else self.scored) - 1
+        return min(most, self.wanted_states.start) if self.wanted_states else most
 
     def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
         """Yield (first position, part) of each segment between positions `start` and `stop`.
@@ -242,8 +253,10 @@ class Sequence:
                 not sampling.ignore_eos and last in eos_token_ids
             ):
                 return "stop"
-        over = len(self.output) >= sampling.max_tokens and self.scored >= self._prompt_length
-        return "length" if over else None
+        told = self.scored >= self._prompt_length and not (
+            self.wanted_states and self.wanted_states.start < self._prompt_length
+        )
+        return "length" if len(self.output) >= sampling.max_tokens and told else None
 
     def make_output(
         self,
@@ -253,6 +266,7 @@ class Sequence:
         finish_reason: FinishReason | None = None,
         error: InlayError | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
+        payloads: tuple[Payload, ...] = (),
     ) -> Output:
         """Return the output with the last `new` tokens, and perhaps the end.
 
@@ -262,6 +276,7 @@ class Sequence:
             finish_reason: set on the last output.
             error: why it failed; then the finish reason is "error".
             prompt_logprobs: logprobs of prompt positions that were not emitted yet.
+            payloads: hidden states that were not emitted yet.
         """
         offset = len(self.output) - new
         reason: FinishReason | None = "error" if error is not None else finish_reason
@@ -280,6 +295,7 @@ class Sequence:
             usage=usage,
             error=None if error is None else ErrorFrame.of(error),
             prompt_logprobs=prompt_logprobs,
+            payloads=payloads,
         )
 
 

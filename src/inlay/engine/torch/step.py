@@ -9,6 +9,7 @@ from collections.abc import Sequence as Run
 from dataclasses import replace
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from inlay.card import Stats
@@ -21,6 +22,7 @@ from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
 from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.grammar.state import GrammarState
+from inlay.engine.torch.hidden_states import Recorder
 from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk
@@ -31,7 +33,7 @@ from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Media, Rows
-from inlay.request import FinishReason, Output, PromptLogprobs, Request
+from inlay.request import FinishReason, Output, Payload, PromptLogprobs, Request
 
 log = logging.getLogger(__name__)
 
@@ -309,24 +311,35 @@ class Core:
         self._masks.prepare(
             span.sequence for span in spans if span.samples and not span.sequence.has_pending_token
         )
-        hidden, logits = self._forward(spans, before)
+        recorder = Recorder.of(spans)
+        hidden, logits = self._forward(spans, before, recorder)
         self._steps += 1
         self._progress += sum(span.count for span in spans)
-        return InFlightStep(spans, hidden, logits, prompt_logprobs.score(self.model, hidden, spans))
+        scores = prompt_logprobs.score(self.model, hidden, spans)
+        return InFlightStep(spans, hidden, logits, scores, recorder)
 
     def _forward(
-        self, spans: Run[ScheduledChunk], before: InFlightStep | None
+        self,
+        spans: Run[ScheduledChunk],
+        before: InFlightStep | None,
+        recorder: Recorder | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states of all positions, and the logits of the sampled ones."""
         batch = Batch.of(spans, self.bounds.page_size, bidirectional=self.model.bidirectional)
         pending = [span.sequence for span in spans if span.sequence.has_pending_token]
         chosen = None if before is None or not pending else before.chosen(pending)
-        if self.graphs is not None and self.graphs.fits(batch):
+        if recorder is None and self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch, chosen)
         batch = batch.to(self.model.device)
         if chosen is not None:
             batch.token_ids.index_copy_(0, batch.pending, chosen)
-        hidden = self.model.hidden(batch, self.pages)
+        if recorder is None:
+            hidden = self.model.hidden(batch, self.pages)
+        else:
+            layers = self.model.decoder_layers
+            with recorder.watching(layers, self.model.device):
+                hidden = self.model.hidden(batch, self.pages)
+            recorder.end(hidden, len(layers))
         return hidden, self.model.logits(hidden[batch.sampled])
 
     def _choose(self, flight: InFlightStep) -> None:
@@ -390,14 +403,16 @@ class Core:
                 self.scheduler.commit(span, retracted=span in flight.retracted)
                 self.scheduler.mark_verified(span)
         outputs: list[Output] = []
-        for span, (good, scores, choice) in outcomes:
+        for span, (good, scores, choice, states) in outcomes:
             if not good:
                 outputs.append(self._invalidate(span))
                 continue
-            if scores:
-                outputs.append(self._emit_output(span.sequence, scores))
+            payloads = () if states is None else states.take(span.sequence)
+            if scores or (payloads and choice is None):
+                outputs.append(self._emit_output(span.sequence, scores, payloads))
+                payloads = ()
             if choice is not None:
-                outputs.append(self._take(span.sequence, choice))
+                outputs.append(self._take(span.sequence, choice, payloads))
         return outputs
 
     def _is_live(self, sequence: Sequence) -> bool:
@@ -406,14 +421,16 @@ class Core:
     def _goes_on(self, sequence: Sequence) -> bool:
         return self._is_live(sequence) and len(sequence.output) < sequence.sampling.max_tokens
 
-    def _emit_output(self, sequence: Sequence, told: PromptLogprobs) -> Output:
-        """Emit logprobs of a prompt; the end, if nothing else was requested."""
-        sequence.scored += len(told)
+    def _emit_output(
+        self, sequence: Sequence, told: PromptLogprobs | None, payloads: tuple[Payload, ...]
+    ) -> Output:
+        """Emit logprobs and hidden states of a prompt; the end, if nothing else was requested."""
+        sequence.scored += 0 if told is None else len(told)
         reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
             self._count_prompt(sequence)
             self._drop(sequence)
-        return sequence.make_output(prompt_logprobs=told, finish_reason=reason)
+        return sequence.make_output(prompt_logprobs=told, payloads=payloads, finish_reason=reason)
 
     def _invalidate(self, span: ScheduledChunk) -> Output:
         self.scheduler.invalidate(span)
@@ -422,7 +439,12 @@ class Core:
             error = EmbeddingsError("the model's output for these embeddings is not finite")
         return self._end(span.sequence, error=error)
 
-    def _take(self, sequence: Sequence, choice: SampledToken | InlayError) -> Output:
+    def _take(
+        self,
+        sequence: Sequence,
+        choice: SampledToken | InlayError,
+        payloads: tuple[Payload, ...],
+    ) -> Output:
         """Take the result of a step for one request: its next token, or its failure.
 
         Returns its output, which may be the last.
@@ -437,7 +459,10 @@ class Core:
         reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
             self._drop(sequence)
-        return sequence.make_output(new=1, logprobs=logprobs, finish_reason=reason)
+            payloads = tuple(structs.replace(payload, last=True) for payload in payloads)
+        return sequence.make_output(
+            new=1, logprobs=logprobs, finish_reason=reason, payloads=payloads
+        )
 
     def _count_prompt(self, sequence: Sequence) -> None:
         self._prompt_tokens += len(sequence.prompt)

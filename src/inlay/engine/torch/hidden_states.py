@@ -1,0 +1,148 @@
+"""Hidden states of chosen layers and positions, recorded while a step runs.
+
+Layers are numbered as by transformers' `output_hidden_states`: 0 is what the first layer reads, i
+the output of the i-th, and the last is behind the model's last norm. Shapes: T positions in the
+step, N of them recorded, C hidden size.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Run
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.engine.torch.plan import ScheduledChunk
+from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.transfers import Download, upload
+from inlay.hidden_states import hidden_port
+from inlay.prompt import Buffer
+from inlay.request import Payload
+
+
+class SpanStates:
+    """States of consecutive positions of one sequence, on the host.
+
+    Attributes:
+        first: the first position.
+        stop: past the last position.
+    """
+
+    __slots__ = ("_states", "first", "stop")
+
+    def __init__(self, first: int, stop: int, states: dict[int, Tensor]) -> None:
+        """Take [positions, C] by layer."""
+        self.first = first
+        self.stop = stop
+        self._states = states
+
+    def take(self, sequence: Sequence) -> tuple[Payload, ...]:
+        """Return those that `sequence` has not emitted, a payload for each layer it asks for."""
+        wanted = sequence.sampling.hidden_states
+        start = max(self.first, sequence.wanted_states.start)
+        if wanted is None or start >= self.stop:
+            return ()
+        sequence.wanted_states = range(self.stop, sequence.wanted_states.stop)
+        last = not sequence.wanted_states
+        return tuple(
+            _payload(hidden_port(layer), self._states[layer][start - self.first :], last)
+            for layer in wanted.layers
+        )
+
+
+class Recorder:
+    """Hidden states of one step that requests want."""
+
+    def __init__(self, layers: Run[int], parts: Run[tuple[ScheduledChunk, int, int, int]]) -> None:
+        """Use `of`.
+
+        Args:
+            layers: numbers of the layers to record.
+            parts: of each span that wants some: (it, first position, number of positions, index of
+                the first in the step).
+        """
+        self._layers = layers
+        self._parts = parts
+        self._index = torch.cat([torch.arange(at, at + count) for _, _, count, at in parts])
+        self._found: dict[int, Tensor] = {}
+        self._told: Download | None = None
+
+    @classmethod
+    def of(cls, spans: Run[ScheduledChunk]) -> "Recorder | None":
+        """Return the recorder of a step; None if no span of it wants any."""
+        offsets = accumulate((span.count for span in spans), initial=0)
+        layers: set[int] = set()
+        parts: list[tuple[ScheduledChunk, int, int, int]] = []
+        for span, offset in zip(spans, offsets, strict=False):
+            wanted = span.sequence.wanted_states
+            first = max(span.start, wanted.start)
+            count = min(span.start + span.count, wanted.stop) - first
+            if count > 0 and span.sequence.sampling.hidden_states is not None:
+                parts.append((span, first, count, offset + first - span.start))
+                layers.update(span.sequence.sampling.hidden_states.layers)
+        return cls(sorted(layers), parts) if parts else None
+
+    @contextmanager
+    def watching(self, layers: Run[nn.Module], device: torch.device) -> Iterator[None]:
+        """Record what passes between the decoder layers of a model within this context."""
+        self._index = upload(self._index, device)
+        hooks = []
+        for layer in self._layers:
+            if layer == 0:
+                hooks.append(
+                    layers[0].register_forward_pre_hook(self._take_input, with_kwargs=True)
+                )
+            elif layer < len(layers):
+                hooks.append(layers[layer - 1].register_forward_hook(self._taker(layer)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def end(self, hidden: Tensor, num_layers: int) -> None:
+        """Start the copies to the host, with the last states [T, C] of the step."""
+        if num_layers in self._layers:
+            self._found[num_layers] = hidden.index_select(0, self._index)
+        self._told = Download(*(self._found[layer] for layer in self._layers))
+
+    def read(self) -> dict[ScheduledChunk, SpanStates]:
+        """Return the states of each span that wants some. Waits for the device."""
+        if self._told is None:
+            return {}
+        tensors = self._told.wait()
+        found: dict[ScheduledChunk, SpanStates] = {}
+        row = 0
+        for span, first, count, _ in self._parts:
+            states = {
+                layer: tensor[row : row + count]
+                for layer, tensor in zip(self._layers, tensors, strict=True)
+            }
+            found[span] = SpanStates(first, first + count, states)
+            row += count
+        return found
+
+    def _take_input(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._put(0, args[0] if args else kwargs["hidden_states"])
+
+    def _taker(self, layer: int) -> Any:
+        def take(_: nn.Module, __: Any, output: Any) -> None:
+            self._put(layer, output[0] if isinstance(output, tuple) else output)
+
+        return take
+
+    def _put(self, layer: int, states: Tensor) -> None:
+        # A copy: later layers may add to the same memory.
+        self._found[layer] = states[0].index_select(0, self._index)
+
+
+def _payload(port: str, rows: Tensor, last: bool) -> Payload:
+    data = rows.contiguous().view(torch.uint8).numpy().tobytes()
+    return Payload(
+        port, str(rows.dtype).removeprefix("torch."), tuple(rows.shape), Buffer(data), last
+    )
+
+
+__all__ = ["Recorder", "SpanStates"]
