@@ -1,9 +1,8 @@
 """Pods of rendered objects, run as containers the way a kubelet runs them.
 
 Image, command, arguments, environment, user, group, rights, volumes with their owners and modes,
-probes, `preStop` and grace come from the YAML. The pods share a network that has nothing but
-itself: each has an address of the loopback, and each Service is a name for one. Limits of memory
-and processors are not set.
+limits of memory, probes, `preStop` and grace come from the YAML. The pods share a network that has
+nothing but itself: each has an address of the loopback, and each Service is a name for one.
 """
 
 import base64
@@ -203,6 +202,9 @@ def _rights(spec: Object, container: Object) -> list[str]:
         words += ["--read-only", "--read-only-tmpfs=false"]
     if not inner["allowPrivilegeEscalation"]:
         words += ["--security-opt=no-new-privileges"]
+    limit = container.get("resources", {}).get("limits", {}).get("memory")
+    if limit is not None:
+        words += [f"--memory={limit.removesuffix('i').lower()}"]
     return words + [f"--cap-drop={name}" for name in inner["capabilities"]["drop"]]
 
 

@@ -217,6 +217,19 @@ def test_traces_reach_their_collector_and_nothing_else_is_open(any_helm: str) ->
         ({"workers": [{"name": "a", "model": {}}]}, "model.path is needed"),
         ({"workers": [{"name": "a", "autoscaling": {"minReplicas": 0}}]}, "minReplicas"),
         ({"workers": [{"name": "a", "env": [{"name": "INLAY_PORT", "value": "1"}]}]}, "env"),
+        (
+            {
+                "workers": [
+                    {
+                        "name": "a",
+                        "model": {"path": "m/graph.yaml"},
+                        "config": {"stage": "s"},
+                        "autoscaling": {"enabled": True, "prometheus": "http://p"},
+                    }
+                ]
+            },
+            "modelName is needed",
+        ),
         ({"nats": {"replicas": 2}}, "replicas"),
         ({"nats": {"external": {"urls": ["nats://user:word@host"]}}}, "urls"),
         ({"netwrkPolicy": {}}, "netwrkPolicy"),

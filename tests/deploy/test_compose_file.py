@@ -22,6 +22,7 @@ PROFILES = {
     "gpu": {"worker-gpu"},
     "vllm": {"worker-vllm"},
     "encode": {"worker-encode"},
+    "draw": {"worker-writer", "worker-painter"},
 }
 ALWAYS = {"access", "nats", "frontend", "worker-a", "worker-b"}
 

@@ -4,12 +4,13 @@ import base64
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-import inlay
+from inlay import demo
+from inlay.cli.demo_draw import fields
 from inlay.client import PromptEmbedder
 from tests.certificates import certificate
 from tests.deploy.chart import Object, render
@@ -19,11 +20,11 @@ from tests.deploy.tools import ROOT, helms
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-MODEL = Path(inlay.__file__).parent / "demo" / "model"
+MODEL = demo.pipeline_dir().parent / "model"
 QUESTION = [{"role": "user", "content": "What tool does Gola use?"}]
 NATS = "StatefulSet inlay-nats"
 FRONTEND = "Deployment inlay-frontend"
-WORKERS = ("Deployment inlay-worker-one", "Deployment inlay-worker-two")
+WORKERS = tuple(f"Deployment inlay-worker-{name}" for name in ("one", "two", "writer", "painter"))
 TEST = "Pod inlay-test"
 
 
@@ -37,12 +38,17 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
     directory = tmp_path_factory.mktemp("pods")
     (front, _, tag), (worker, _, _) = (image(t).rpartition(":") for t in ("frontend", "worker"))
     volume = {"hostPath": {"path": str(MODEL.parent)}}
-    pool = {
-        "image": {"repository": worker, "tag": tag},
-        "model": {"path": "model", "gigabytes": 0.1, "volume": volume},
-        "config": {"enable-prompt-embeds": True, "served-model-name": ["demo"]},
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-    }
+
+    def pool(name: str, path: str, **config: object) -> dict[str, Any]:
+        return {
+            "name": name,
+            "image": {"repository": worker, "tag": tag},
+            "model": {"path": path, "gigabytes": 0.1, "volume": volume},
+            "config": config,
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        }
+
+    model = {"enable-prompt-embeds": True, "served-model-name": ["demo"]}
     values = {
         "image": {"repository": front, "tag": tag},
         "frontend": {
@@ -51,7 +57,12 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
             "promptStoreKey": {"existingSecret": "store"},
         },
         "monitoring": {"adminKey": {"existingSecret": "admin"}},
-        "workers": [{"name": "one", **pool}, {"name": "two", **pool}],
+        "workers": [
+            pool("one", "model", **model),
+            pool("two", "model", **model),
+            pool("writer", "pipeline/graph.yaml", stage="writer"),
+            pool("painter", "pipeline/graph.yaml", stage="painter"),
+        ],
     }
     file = directory / "values.yaml"
     file.write_text(yaml.safe_dump(values))
@@ -76,8 +87,8 @@ def secret(name: str, data: dict[str, bytes]) -> Object:
     return {"kind": "Secret", "metadata": {"name": name}, "data": texts}
 
 
-def ask(kubelet: Kubelet, path: str, body: object) -> str:
-    """The text of an answer, asked for from within the frontend's pod by its Service's name."""
+def ask(kubelet: Kubelet, path: str, body: object) -> Any:
+    """What a request is answered with, asked for from within the frontend's pod by its Service's name."""
     key = kubelet.secret("inlay-secrets")["client-key"].decode()
     script = (
         "import ssl, sys, urllib.request as u; url, key, body = sys.argv[1:]; "
@@ -90,7 +101,7 @@ def ask(kubelet: Kubelet, path: str, body: object) -> str:
     done = kubelet.execute(FRONTEND, "python3", "-c", script, url, key, json.dumps(body))
     assert done.returncode == 0, done.stderr + kubelet.log(FRONTEND)
     (choice,) = json.loads(done.stdout)["choices"]
-    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+    return choice["message"]["content"] if "message" in choice else choice["text"]
 
 
 def test_all_pods_are_made_by_these_values(kubelet: Kubelet) -> None:
@@ -111,6 +122,15 @@ def test_text_and_embeddings_get_the_same_answer(kubelet: Kubelet) -> None:
     given = {**rows.completion_args()}
     more = given.pop("extra_body")
     assert ask(kubelet, "/v1/completions", {**base, **given, **more}) == text != ""
+
+
+def test_the_stages_of_a_pipeline_answer_together(kubelet: Kubelet) -> None:
+    example = demo.drawn_examples().examples[0]
+    messages = [{"role": "user", "content": example.question}]
+    body = {"model": "inlay-demo", "temperature": 0, "messages": messages, **fields()}
+    text, image = ask(kubelet, "/v1/chat/completions", body)
+    assert text["text"] == example.answer
+    assert image["image_url"]["url"].startswith("data:image/png;base64,")
 
 
 def test_the_pod_of_helm_test_succeeds(kubelet: Kubelet) -> None:
