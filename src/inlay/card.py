@@ -246,6 +246,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         shares_text_prefix: whether text-only and mixed prompts share cached prefixes.
         seeds: whether the seed of a request decides what is drawn.
         refusals: what it cannot do safely, or at all.
+        kv_layout: form of the pages of keys and values that it gives to workers of the same, and
+            takes from them; empty if it gives none.
         kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
         address: where frontends of other machines connect to it.
@@ -285,6 +287,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     shares_text_prefix: bool = True
     seeds: bool = True
     kv_events: bool = False
+    kv_layout: str = ""
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0

@@ -50,9 +50,10 @@ class Secret:
         store: key of stored prompts' ids.
         events: key of digests that leave in KV events.
         transport: key of the proofs at the beginning of a connection.
+        pages: key of the checksums of pages of keys and values.
     """
 
-    __slots__ = ("blocks", "events", "media", "root", "rows", "store", "transport")
+    __slots__ = ("blocks", "events", "media", "pages", "root", "rows", "store", "transport")
 
     def __init__(self, root: bytes) -> None:
         if len(root) != 32:
@@ -64,6 +65,7 @@ class Secret:
         self.store = self._derive("store")
         self.events = self._derive("events")
         self.transport = self._derive("transport")
+        self.pages = self._derive("pages")
 
     @classmethod
     def random(cls) -> "Secret":

@@ -25,6 +25,7 @@ class Task(StrEnum):
     ENCODE = "encode"
     STAGE = "stage"
     FETCH = "fetch"
+    PAGES = "pages"
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
@@ -198,11 +199,29 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     indexes: tuple[int, ...]
 
 
+class PageQuery(msgspec.Struct, frozen=True, tag="pages"):
+    """Parameters of a worker's request for pages of keys and values that another has cached.
+
+    Attributes:
+        layout: `ModelCard.kv_layout` of the worker that asks.
+        group: number of the page group.
+        digests: 16 bytes for each page, in order; what is given ends before one that is not cached.
+    """
+
+    layout: str
+    group: int
+    digests: bytes
+
+
+PAGES = b"pages"
+"""Name of the `Source` of workers that have pages of the prompt cached."""
+
+
 class Source(msgspec.Struct, frozen=True, array_like=True):
     """Workers that have, or make, what goes by a name.
 
     Attributes:
-        name: digest of an item of media, for its rows.
+        name: digest of an item of media, for its rows; or `PAGES`.
         peers: addresses of workers, the first to ask first.
     """
 
@@ -272,7 +291,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         trace: W3C `traceparent` of the span it belongs to, where that is recorded.
         client: whose it is, as its frontend tells clients apart: who makes an engine wait takes
             turns with the others. None where unknown.
-        sources: where the worker may ask for rows of the prompt's media; it may also make them.
+        sources: where the worker may ask for rows of media and pages; it may also make them.
         inputs: of a stage, by port; what is leased is fetched by the worker.
         hold: the worker keeps the payloads and gives leases, if others can reach it; then an output
             that is `held` stands in place of the last, until the request is cancelled.
@@ -280,7 +299,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     prompts: tuple[Prompt, ...]
-    params: Sampling | Pooling | Diffusion | Fetch
+    params: Sampling | Pooling | Diffusion | Fetch | PageQuery
     task: Task = Task.GENERATE
     attempt: int = 0
     prior_output: tuple[int, ...] = ()
@@ -302,14 +321,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             fits = not prompts and isinstance(self.params, Diffusion)
         elif self.task is Task.FETCH:
             fits = not prompts and isinstance(self.params, Fetch)
+        elif self.task is Task.PAGES:
+            fits = not prompts and isinstance(self.params, PageQuery)
         else:
             fits = prompts > 0 and isinstance(self.params, Pooling)
         if not fits or (self.inputs and self.task is not Task.STAGE):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
                 f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
-                "inputs and Diffusion for a stage, Fetch to fetch, at least one prompt and Pooling "
-                "for all other tasks"
+                "inputs and Diffusion for a stage, Fetch to fetch, PageQuery for pages, at least "
+                "one prompt and Pooling for all other tasks"
             )
 
     @property
@@ -412,13 +433,15 @@ PORTS: Mapping[Task, str] = {
     Task.EMBED: "embeddings",
     Task.SCORE: "logits",
     Task.ENCODE: "embeddings",
+    Task.PAGES: "pages",
 }
 """Port of the payload of each task.
 
 "embeddings" are float32 [prompts, size], "logits" float32 [prompts, labels]. To encode, there is a
 payload for each prompt, in their order: the rows of its image [rows, hidden size] in the model's
 dtype. Further ports bring, in the same order, the fields of the rows' bundle: "grid", int32 [rows,
-3], and "deepstack.0" and so on, of the shape and dtype of the rows.
+3], and "deepstack.0" and so on, of the shape and dtype of the rows. "pages" are uint8 [pages, bytes
+of a record].
 """
 
 

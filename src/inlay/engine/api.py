@@ -96,6 +96,20 @@ class PeerUser(Protocol):
 
 
 @runtime_checkable
+class PageEngine(Protocol):
+    """An engine that gives pages of its prefix cache to other workers; see its card's layout."""
+
+    def give_pages(self, request: Request, emit: Emit) -> None:
+        """Answer a request of `Task.PAGES` with the records of pages, also while draining.
+
+        Raises:
+            InvalidRequestError: it gives none, or none of this layout.
+            OverloadedError: too many ask.
+        """
+        ...
+
+
+@runtime_checkable
 class FailingEngine(Protocol):
     """An engine that can fail permanently.
 

@@ -139,6 +139,11 @@ class EngineSettings(BaseModel):
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the keys and values of equal prefixes."
     )
+    enable_kv_fetch: bool = Field(
+        default=False,
+        description="Give cached keys and values to the fleet's other workers of the model, and "
+        "fetch theirs where that takes less time than computing them (engine torch).",
+    )
     enforce_eager: bool = Field(
         default=False, description="Do not capture decoding as CUDA graphs (GPU only)."
     )

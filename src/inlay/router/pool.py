@@ -4,12 +4,12 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 import numpy as np
 
-from inlay.card import ModelCard
+from inlay.card import Address, ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.request import Request, Task
 from inlay.router.key_table import Keys
@@ -19,6 +19,9 @@ from inlay.router.policies import Hashes, Policy, Positions, View, rendezvous_ha
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
+
+MAX_HOLDERS = 2
+"""Workers that are named for the pages of one prompt."""
 
 
 class PoolKey(NamedTuple):
@@ -45,10 +48,17 @@ def content_of(card: ModelCard, adapter: str) -> str | None:
 
 
 class Chosen(NamedTuple):
-    """The worker for a prompt, and the positions of it that it has cached as far as is known."""
+    """The worker for a prompt.
+
+    Attributes:
+        member: the worker.
+        cached: positions of the prompt that it has cached, as far as is known.
+        holders: workers that it may fetch more from, the one with the most first.
+    """
 
     member: PoolMember
     cached: int
+    holders: tuple[Address, ...] = ()
 
 
 class Pool:
@@ -229,7 +239,8 @@ class Pool:
             seats = seats[~np.isin(seats, self._seats_of(avoid))]
         if not len(seats):
             return None
-        cached = None if keys is None else self._cached(keys)[seats]
+        everywhere = None if keys is None else self._cached(keys)
+        cached = None if everywhere is None else everywhere[seats]
         if len(seats) == 1:
             chosen = 0
         elif session is not None:
@@ -239,9 +250,25 @@ class Pool:
             chosen = self._policy.choose(
                 View(seats, self._prefill[seats], self._decode[seats], cached, length)
             )
-        return Chosen(
-            self._seated[int(seats[chosen])], 0 if cached is None else int(cached[chosen])
+        member = self._seated[int(seats[chosen])]
+        if everywhere is None or cached is None:
+            return Chosen(member, 0)
+        here = int(cached[chosen])
+        return Chosen(member, here, self._holders_of(everywhere, member.card, here))
+
+    def _holders_of(self, cached: Positions, card: ModelCard, here: int) -> tuple[Address, ...]:
+        """Workers with a page more than the `here` positions that the one of `card` has."""
+        if not card.kv_layout:
+            return ()
+        seats = np.flatnonzero(cached >= here + card.block_size)
+        seats = seats[np.argsort(-cached[seats], kind="stable")]
+        cards = (self._seated[seat].card for seat in seats.tolist())
+        holders = (
+            one.address
+            for one in cards
+            if one.address is not None and one.kv_layout == card.kv_layout and not one.asleep
         )
+        return tuple(islice(holders, MAX_HOLDERS))
 
     def _with_room_for(self, length: int, seats: Positions) -> Positions:
         """Seats that may queue `length` more positions; any number where nothing is computed."""

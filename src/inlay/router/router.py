@@ -13,16 +13,15 @@ import msgspec
 from inlay.card import Adapter, ModelCard
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.errors import DeadlineExceededError, OverloadedError
-from inlay.request import Diffusion, Request, Task
+from inlay.request import PAGES, Diffusion, Request, Source, Task
 from inlay.router.admission_queue import AdmissionQueue
 from inlay.router.catalog import Catalog, ServedModel
 from inlay.router.fleet import Fleet
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.load_reservation import LoadReservation
-from inlay.router.member import PoolMember
 from inlay.router.places import Places
-from inlay.router.pool import Pool, PoolKey
+from inlay.router.pool import Chosen, Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad, routing_chain
@@ -393,9 +392,7 @@ class Router:
                 return None
             member = chosen.member
             try:
-                placed = self._send_to(
-                    pool, member, requests, length, length - chosen.cached, waited
-                )
+                placed = self._send_to(pool, chosen, requests, length, waited)
             except OverloadedError:
                 gone.add(member.id)
                 continue
@@ -409,10 +406,9 @@ class Router:
     def _send_to(
         self,
         pool: Pool,
-        member: PoolMember,
+        chosen: Chosen,
         requests: Sequence[Request],
         length: int,
-        prefill: int,
         waited: float,
     ) -> list[_Placed]:
         """Send the requests to a worker.
@@ -420,10 +416,15 @@ class Router:
         Raises `OverloadedError` when it is gone; it has none of them then.
         """
         placed: list[_Placed] = []
+        member, prefill = chosen.member, length - chosen.cached
+        pages = (Source(PAGES, chosen.holders),) if chosen.holders else ()
         try:
             for request in requests:
                 request = _with_waited_deadline(request, waited)
                 request, encoding = self._fleet.encoders.assign(request, member.card)
+                if pages:
+                    sources = (*request.sources, *pages)
+                    request = msgspec.structs.replace(request, sources=sources)
                 stream = member.worker.send(request)
                 # The prompt is computed once for all of them.
                 charge = LoadReservation(

@@ -33,7 +33,7 @@ from inlay.commands import (
     name_of,
 )
 from inlay.digest import Secret
-from inlay.engine.api import Engine, GenerateEngine, Peers
+from inlay.engine.api import Engine, GenerateEngine, PageEngine, Peers
 from inlay.engine.kv_events import BlockEventSource
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
@@ -174,6 +174,9 @@ class EngineHost:
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`, or emit the one output that says why not."""
+        if request.task is Task.PAGES:
+            self._give_pages(request, emit)
+            return
         if request.task is Task.FETCH:
             self._held.answer(request, emit)
             return
@@ -208,6 +211,14 @@ class EngineHost:
             # the trace.
             log.exception("request %s was not admitted", request.id)
             emit(request.end("error", EngineError("the engine failed to admit the request")))
+
+    def _give_pages(self, request: Request, emit: Emit) -> None:
+        try:
+            if not isinstance(self._engine, PageEngine):
+                raise InvalidRequestError("this worker's engine gives no pages")
+            self._engine.give_pages(request, emit)
+        except InlayError as error:
+            emit(request.end("error", error))
 
     def _submit_adapted(self, adapters: AdapterRegistry, request: Request, emit: Emit) -> None:
         admitted = adapters.enter(request, emit)

@@ -3,11 +3,18 @@
 What each slot holds is checked against what the sequence says it must hold.
 """
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.pages.cached import CachedPages
+from inlay.engine.torch.pages.copying import RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
@@ -43,6 +50,18 @@ def bounds(**changes: Any) -> EngineLimits:
 
 def pages_of(sequence: Sequence) -> list[int]:
     return [page for run in sequence.pages for page in run.pages]
+
+
+class SlotCopier:
+    """`PageCopier` of simulated pages."""
+
+    def __init__(self, slots: list[list[object]], limits: EngineLimits) -> None:
+        self.shape = RecordShape("simulated", torch.float32, (1,) * len(limits.windows))
+        self._slots = slots
+
+    def write(self, group: int, page_ids: Iterable[int], data: "npt.NDArray[np.object_]") -> None:
+        for page, content in zip(page_ids, data[:, 0], strict=True):
+            self._slots[page] = list(content)
 
 
 class Simulation:
@@ -115,14 +134,49 @@ class Simulation:
             client=client,
         )
         self.bounds.check(request)
-        root = root_digest(SECRET, weights_id="w", dtype="float32", salt=salt, adapter=adapter)
-        chain = Chain(root, SECRET)
-        groups = len(self.bounds.windows)
-        sequence = Sequence(request, arrival=self.arrivals, chain=chain, page_groups=groups)
+        sequence = self.sequence_of(request)
         self.arrivals += 1
         self.scheduler.admit(sequence)
         self.live.append(sequence)
         return sequence
+
+    def sequence_of(self, request: Request) -> Sequence:
+        root = root_digest(
+            SECRET,
+            weights_id="w",
+            dtype="float32",
+            salt=request.salt,
+            adapter=request.adapter,
+        )
+        chain = Chain(root, SECRET)
+        groups = len(self.bounds.windows)
+        return Sequence(request, arrival=self.arrivals, chain=chain, page_groups=groups)
+
+    def fetch(self, *segments: Segment, salt: str | None = None, pages: int) -> None:
+        """Take the first pages of a prompt from elsewhere, cut off after some, as `Fetch` does."""
+        before = self.scheduler.spare
+        prompt = Prompt.of(*segments)
+        request = Request(id="x", prompts=(prompt,), params=Sampling(max_tokens=1), salt=salt)
+        sequence = self.sequence_of(request)
+        cached = CachedPages(self.scheduler, SlotCopier(self.slots, self.bounds))  # type: ignore[arg-type]
+        lack = cached.lack(sequence)
+        assert lack.cached <= lack.stop <= sequence.max_cacheable // self.bounds.page_size
+        items, reached = self.items(sequence), lack.stop
+        for pieces in (lack.full(), None):
+            for piece in lack.windows(reached) if pieces is None else pieces:
+                count = min(pages, len(piece.digests))
+                pages -= count
+                content = np.empty((count, 1), object)
+                for place in range(count):
+                    start = (piece.first + place) * self.bounds.page_size
+                    content[place, 0] = [
+                        (piece.group, salt, None, tuple(items[: position + 1]))
+                        for position in range(start, start + self.bounds.page_size)
+                    ]
+                assert cached.fill(lack, piece, content)  # type: ignore[arg-type]
+                if count < len(piece.digests):
+                    reached = min(reached, piece.first + count)
+        assert self.scheduler.spare == before
 
     def abort(self, sequence: Sequence) -> None:
         held = pages_of(sequence)
@@ -229,9 +283,9 @@ class Simulation:
                 continue
             retracted = span in self.retracted
             self.retracted.discard(span)
-            self.scheduler.commit(span, retracted=retracted)
             if span.samples:
                 self.scheduler.mark_verified(span)
+            self.scheduler.commit(span, retracted=retracted)
             if span.samples and not retracted:
                 sequence.append(self.chosen.pop(sequence))
                 if sequence.finish_reason((END,)) is not None:

@@ -197,6 +197,20 @@ class LateMachine(SchedulerMachine):
     lateness = True
 
 
+class FetchingMachine(MixedMachine):
+    """Pages come from elsewhere, cut off anywhere."""
+
+    overlap = True
+
+    @rule(
+        parts=st.lists(part.filter(lambda one: one[0] != "poison"), min_size=1, max_size=4),
+        salt=st.sampled_from([None, None, "other"]),
+        pages=st.integers(0, 20),
+    )
+    def fetch(self, parts: list[tuple[str, int, int]], salt: str | None, pages: int) -> None:
+        self.simulation.fetch(*build(parts), salt=salt, pages=pages)
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=80, stateful_step_count=25)
 TestUncached = UncachedMachine.TestCase
@@ -227,3 +241,5 @@ TestNarrowOverlap = NarrowOverlapMachine.TestCase
 TestNarrowOverlap.settings = settings(max_examples=30, stateful_step_count=25)
 TestLate = LateMachine.TestCase
 TestLate.settings = settings(max_examples=20, stateful_step_count=25)
+TestFetching = FetchingMachine.TestCase
+TestFetching.settings = settings(max_examples=40, stateful_step_count=25)

@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-from msgspec.structs import replace
+from typing import Any, TypeVar
 
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
@@ -28,40 +26,20 @@ from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.requests import MediaRequests
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.pages.copying import Sealer
+from inlay.engine.torch.pages.exchange import PageExchange
+from inlay.engine.torch.receiver import Receiver, admit
 from inlay.engine.torch.replies import reject, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Media, Rows
-from inlay.request import Emit, FinishReason, Output, Request, Task, Usage
+from inlay.request import Emit, Output, Request, Task
 from inlay.routing import KvEvent
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-
-class _Receiver(NamedTuple):
-    """Receiver of a request's outputs, and its last output if the thread never saw it.
-
-    `expires` is the request's deadline on the clock of `Core.expire`.
-    """
-
-    request: Request
-    emit: Emit
-    expires: float | None
-
-    def lost(self, error: InlayError) -> Output:
-        """Return the last output, with `error`."""
-        return self._last("error", error)
-
-    def aborted(self) -> Output:
-        """Return the last output of an aborted request."""
-        return self._last("abort", None)
-
-    def _last(self, reason: FinishReason, error: InlayError | None) -> Output:
-        usage = Usage(len(self.request.prompt), len(self.request.prior_output))
-        return replace(self.request.end(reason, error), usage=usage)
 
 
 class TorchEngine:
@@ -84,11 +62,12 @@ class TorchEngine:
         self._failing = asyncio.Event()
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
-        self._receivers: dict[str, _Receiver] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._waits: GrammarWaits | None = None
         self._images: MediaRequests | None = None
         self._encodes: EncodeRequests | None = None
         self._peers: Peers | None = None
+        self._exchange: PageExchange | None = None
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
         self._sleep_state: SleepState | None = None
@@ -138,6 +117,9 @@ class TorchEngine:
     async def close(self) -> None:
         """End every request with "abort", stop the thread and release the model."""
         self._closing = True
+        if self._exchange is not None:
+            for request_id in self._exchange.stop_all():
+                self._deliver([self._receivers[request_id].aborted()])
         if self._waits is not None:
             for request_id in self._waits.stop_all():
                 self._deliver([self._receivers[request_id].aborted()])
@@ -232,18 +214,31 @@ class TorchEngine:
             return
         self._admission.check(request)
         expires = None if request.deadline is None else time.monotonic() + request.deadline
-        receiver = self._receivers[request.id] = _Receiver(request, emit, expires)
+        receiver = self._receivers[request.id] = Receiver(request, emit, expires)
+        proceed = partial(self._proceed, receiver)
+        if self._exchange is None or not self._exchange.start(request, self._peers, proceed):
+            proceed()
+
+    def _proceed(self, receiver: Receiver) -> None:
+        """Have the core admit a request, once its grammar is ready."""
+        request = receiver.request
         if request.sampling.grammar is None or self._waits is None:
-            self._send(partial(_admit, receiver, expires, None))
+            self._send(partial(admit, receiver, receiver.expires, None))
         else:
             self._waits.start(request, request.sampling.grammar)
+
+    def give_pages(self, request: Request, emit: Emit) -> None:
+        """As `inlay.engine.api.PageEngine`."""
+        if self._exchange is None:
+            raise InvalidRequestError("this worker gives no pages: see --enable-kv-fetch")
+        self._exchange.give(request, emit)
 
     def _grammar_ready(self, request_id: str, found: GrammarState | InlayError) -> None:
         receiver = self._receivers[request_id]
         if isinstance(found, InlayError):
             self._deliver([receiver.lost(found)])
         else:
-            self._send(partial(_admit, receiver, receiver.expires, found))
+            self._send(partial(admit, receiver, receiver.expires, found))
 
     def _encode(self, request_id: str, run: Media) -> None:
         """Encode an image that the core asked for."""
@@ -260,12 +255,16 @@ class TorchEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step."""
-        if self._waits is not None and self._waits.stop(request_id):
+        waits = [part for part in (self._exchange, self._waits) if part is not None]
+        if any(part.stop(request_id) for part in waits):
             self._deliver([self._receivers[request_id].aborted()])
         elif request_id in self._receivers:
             self._send(lambda core: core.abort(request_id))
-        elif self._encodes is not None:
-            self._encodes.abort(request_id)
+        else:
+            if self._exchange is not None:
+                self._exchange.stop_giving(request_id)
+            if self._encodes is not None:
+                self._encodes.abort(request_id)
 
     async def failed(self) -> EngineError:
         """Wait until a step fails as a whole; return the error."""
@@ -410,8 +409,12 @@ class TorchEngine:
         self._wake.clear()
         # Posted before the step: if the step fails, they must not be lost.
         self._post([*self._read(core), *core.expire(time.monotonic())])
+        began, before = time.monotonic(), self._stats.progress
         outputs = core.step()
         self._stats = core.stats()
+        if self._exchange is not None:
+            computed = self._stats.progress - before
+            self._exchange.price.computed(computed, time.monotonic() - began)
         self._post(outputs)
         self._events.flush()
         rest = core.rest(time.monotonic())
@@ -433,6 +436,8 @@ class TorchEngine:
         """On the event loop, after the last outputs: end requests the thread never saw."""
         self._failure = error
         self._failing.set()
+        if self._exchange is not None:
+            self._exchange.stop_all()
         if self._waits is not None:
             self._waits.stop_all()
         self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
@@ -474,23 +479,13 @@ class TorchEngine:
             grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
             self._waits = GrammarWaits(grammars, self._grammar_ready)
             self._card = card_of(settings, core, self._secret, encoder)
+        if settings.enable_kv_fetch and settings.enable_prefix_caching:
+            sealer = Sealer(core.cached.copier.shape, self._secret)
+            self._exchange = self._exchange or PageExchange(self._ask, sealer)
         self._admission = admission_of(settings, core, encoder)
         encodes = encoder is not None and encoder.is_here
         self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None
         return core
-
-
-def _admit(
-    receiver: _Receiver, expires: float | None, grammar: GrammarState | None, core: Core
-) -> Iterable[Output]:
-    """Admit one request; an error ends only this one."""
-    try:
-        return core.admit(receiver.request, expires, grammar)
-    except InlayError as error:
-        return [receiver.lost(error)]
-    except Exception as error:
-        log.exception("request %s was not admitted", receiver.request.id)
-        return [receiver.lost(EngineError(f"the request was not admitted: {type(error).__name__}"))]
 
 
 __all__ = ["TorchEngine"]

@@ -152,6 +152,11 @@ def card_of(
         embedding_abs_max=model.embedding_abs_max,
         prompt_embeds=model.refuses_rows,
         block_size=bounds.page_size,
+        kv_layout=(
+            core.cached.copier.shape.layout
+            if settings.enable_kv_fetch and settings.enable_prefix_caching
+            else ""
+        ),
         num_blocks=bounds.num_pages,
         eos_token_ids=model.eos_token_ids,
         default_sampling=model.default_sampling,

@@ -104,6 +104,16 @@ class Scheduler:
         self._clients[sequence.client] += 1
         insort(self.waiting, sequence, key=_by_order)
 
+    @property
+    def spare(self) -> int:
+        """Number of pages that can be taken beside those that running sequences still need."""
+        promised = sum(map(self._pages_outstanding, self.running))
+        return max(0, self.table.available - promised)
+
+    def hits(self, sequence: Sequence) -> Hits | None:
+        """Return the cached pages with which a sequence that has not started could begin."""
+        return self._lookup.hits(sequence)
+
     def schedule(self) -> SchedulerOutput:
         """Plan the next step.
 

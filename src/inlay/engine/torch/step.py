@@ -13,7 +13,7 @@ from msgspec import structs
 from torch import Tensor
 
 from inlay.card import Stats
-from inlay.digest import Chain, Secret, root_digest
+from inlay.digest import Secret
 from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
 from inlay.engine.torch.batch import Batch
@@ -25,11 +25,13 @@ from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.hidden_states import Recorder
 from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.pages.cached import CachedPages, Lack
+from inlay.engine.torch.pages.copying import PageCopier, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk
-from inlay.engine.torch.prompt_media import RopePositions
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.sequence_factory import SequenceFactory
 from inlay.engine.torch.transfers import upload
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Media, Rows
@@ -45,6 +47,7 @@ class Core:
         bounds: limits, with the windows of the model's page groups.
         dtype: dtype of the model, as digests and metadata name it.
         adapters: the loaded adapters.
+        cached: the pages of its prefix cache, for other workers.
         graphs: captured decode steps, or None.
         model: the model.
         pages: its keys and values.
@@ -95,16 +98,17 @@ class Core:
             events=events,
             max_loras=None if model.lora is None else model.lora.slots,
         )
+        shape = RecordShape.of(model.layers, model.page_groups, bounds.page_size, model.dtype)
+        copier = PageCopier(self.pages, model.page_groups, shape)
+        self.cached = CachedPages(self.scheduler, copier, events)
         self.adapters = LoraAdapters(model.lora, max_cpu_loras)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._masks = Masks()
         self._encode = encode
         self._overlap = overlap
         self._in_flight: InFlightStep | None = None
-        self._secret = secret
-        self._prefix_caching = prefix_caching
+        self._factory = SequenceFactory(model, self.adapters, secret, prefix_caching=prefix_caching)
         self._sequences: dict[str, Sequence] = {}
-        self._arrivals = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._rows_served = 0
@@ -136,33 +140,20 @@ class Core:
         Returns:
             The last output at once if the earlier output was already complete, else nothing.
         """
-        chain = None
-        adapter = self.adapters.content_id(request.adapter)
-        if self._prefix_caching:
-            root = root_digest(
-                self._secret,
-                weights_id=self.model.weights_id,
-                dtype=self.dtype,
-                adapter=adapter,
-                salt=request.salt,
-            )
-            chain = Chain(root, self._secret)
-        sequence = Sequence(
-            request,
-            arrival=self._arrivals,
-            chain=chain,
-            expires=expires,
-            page_groups=len(self.bounds.windows),
-            grammar=grammar,
-            rope=RopePositions(request.prompt) if self.model.rope_axes == 3 else None,
-        )
-        self._arrivals += 1
+        sequence = self._factory.make(request, expires, grammar)
         reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
             return [sequence.make_output(finish_reason=reason)]
         self._sequences[request.id] = sequence
         self.scheduler.admit(sequence)
         return []
+
+    def lack(self, request: Request) -> Lack:
+        """Return the pages that `request` would have to compute; it is not admitted.
+
+        Raises `NotFoundError` if its adapter was unloaded.
+        """
+        return self.cached.lack(self._factory.make(request))
 
     def abort(self, request_id: str) -> list[Output]:
         """End a request now; its pages are free before the next step.
@@ -400,8 +391,9 @@ class Core:
         ]
         for span, outcome in outcomes:
             if outcome.good:
-                self.scheduler.commit(span, retracted=span in flight.retracted)
+                # First, as committing frees the pages that a window has passed.
                 self.scheduler.mark_verified(span)
+                self.scheduler.commit(span, retracted=span in flight.retracted)
         outputs: list[Output] = []
         for span, (good, scores, choice, states) in outcomes:
             if not good:

@@ -62,6 +62,11 @@ class PrefixCache:
         """Mark a page as used."""
         self._idle.pop(page, None)
 
+    def touch(self, page: int) -> None:
+        """Make an idle page the most recently used one."""
+        if page in self._idle:
+            self._idle.move_to_end(page)
+
     def names(self) -> list[tuple[int, bytes]]:
         """Group and digest of every page with a digest."""
         return list(self._names.values())

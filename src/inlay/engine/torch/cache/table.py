@@ -86,6 +86,10 @@ class PageTable:
         """Return the reference count of `page`."""
         return self._references[page]
 
+    def is_verified(self, page: int) -> bool:
+        """Return True if `page` gave finite logits here."""
+        return bool(self._verified[page])
+
     def num_unreferenced(self, pages: Iterable[int]) -> int:
         """Return the number of `pages` without references."""
         return sum(self._references[page] == 0 for page in pages)

@@ -1,0 +1,178 @@
+"""Pages of the prefix cache that leave for other workers, and that come from them."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.cache.kv_layout import EngineLimits
+from inlay.engine.torch.cache.table import PageRun
+from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.pages.copying import PageCopier, RecordShape
+from inlay.engine.torch.scheduler import Scheduler
+from inlay.engine.torch.sequence import Sequence
+
+
+class Piece(NamedTuple):
+    """Consecutive pages of one group: those from page index `first` on, by their digests."""
+
+    group: int
+    first: int
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Pages that a sequence lacks, and that a peer may have.
+
+    Attributes:
+        sequence: never admitted; it knows the digests.
+        bounds: limits of the engine.
+        shape: of the records.
+        cached: page index up to which it finds pages here.
+        stop: page index up to which it can use pages.
+    """
+
+    sequence: Sequence
+    bounds: EngineLimits
+    shape: RecordShape
+    cached: int
+    stop: int
+
+    @property
+    def positions(self) -> int:
+        """Positions that need not be computed with these pages."""
+        return (self.stop - self.cached) * self.bounds.page_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all their records."""
+        return sum(
+            len(piece.digests) * self.shape.record_bytes(piece.group)
+            for pieces in (self.full(), self.windows(self.stop))
+            for piece in pieces
+        )
+
+    @property
+    def name(self) -> bytes:
+        """Digest of the prefix with these pages."""
+        return self.sequence.page_digest(self.stop - 1, self.bounds.page_size) or b""
+
+    def full(self) -> Iterator[Piece]:
+        """Pieces of the groups that keep all positions, so that any first ones are of use."""
+        groups = [group for group, window in enumerate(self.bounds.windows) if window is None]
+        count = min(map(self.shape.piece, groups), default=1)
+        for start in range(self.cached, self.stop, count):
+            for group in groups:
+                yield self._piece(group, start, min(start + count, self.stop))
+
+    def windows(self, stop: int) -> Iterator[Piece]:
+        """Pieces of the groups with windows, to go on from page index `stop`."""
+        size = self.bounds.page_size
+        for group, window in enumerate(self.bounds.windows):
+            if window is not None:
+                first = max(self.cached, self.bounds.first_page(group, stop * size))
+                count = self.shape.piece(group)
+                for start in range(first, stop, count):
+                    yield self._piece(group, start, min(start + count, stop))
+
+    def _piece(self, group: int, start: int, stop: int) -> Piece:
+        digests = (
+            self.sequence.page_digest(index, self.bounds.page_size) for index in range(start, stop)
+        )
+        return Piece(group, start, tuple(digest or b"" for digest in digests))
+
+
+class CachedPages:
+    """Reads and fills the pages of a prefix cache. In the engine's thread, between two steps.
+
+    No call holds a page: what is read is copied at once, and what is filled is idle in the cache
+    at once, to be evicted like any.
+
+    Args:
+        scheduler: whose cache it is.
+        copier: of its pages.
+        events: records of pages that the cache gains.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, copier: PageCopier, events: CacheEvents | None = None
+    ) -> None:
+        self.copier = copier
+        self._scheduler = scheduler
+        self._events = events
+
+    def lack(self, sequence: Sequence) -> Lack:
+        """Return the pages that `sequence`, which never runs, would have to compute.
+
+        No more than there is room for beside what running sequences need.
+        """
+        bounds = self._scheduler.bounds
+        hits = self._scheduler.hits(sequence)
+        cached, pages = (0, []) if hits is None else (hits.stop, list(chain(*hits.pages)))
+        for page in reversed(pages):
+            self._scheduler.cache.touch(page)
+        room = self._scheduler.spare - self._scheduler.table.num_unreferenced(pages)
+        stop = sequence.max_cacheable // bounds.page_size
+        stop = min(stop, cached + room // len(bounds.windows))
+        return Lack(sequence, bounds, self.copier.shape, cached, max(cached, stop))
+
+    @torch.inference_mode()
+    def read(self, group: int, digests: Run[bytes]) -> Tensor:
+        """Return records (without headers) of the longest run of `digests` that are cached.
+
+        Of pages that gave finite logits alone: uint8 [n, record_bytes].
+        """
+        cache, table = self._scheduler.cache, self._scheduler.table
+        found: list[int] = []
+        for digest in digests:
+            page = cache.find(digest, group)
+            if page is None or not table.is_verified(page):
+                break
+            found.append(page)
+        for page in reversed(found):
+            cache.touch(page)
+        return self.copier.read(group, found)
+
+    @torch.inference_mode()
+    def fill(self, lack: Lack, piece: Piece, data: Tensor) -> bool:
+        """Put pages into the cache.
+
+        Args:
+            lack: what the piece belongs to.
+            piece: pages.
+            data: [n, elements]: keys and values of its first n pages, checked.
+
+        Returns:
+            False, with nothing changed, if running sequences need the room.
+        """
+        cache, table = self._scheduler.cache, self._scheduler.table
+        new = [
+            place
+            for place, digest in enumerate(piece.digests[: len(data)])
+            if cache.find(digest, piece.group) is None
+        ]
+        run = PageRun()
+        if len(new) > self._scheduler.spare or not table.grow([run], len(new)):
+            return False
+        if new:
+            self.copier.write(piece.group, run.pages, data[new])
+        for place, page in zip(new, run.pages, strict=True):
+            cache.insert(piece.digests[place], page, piece.group)
+            if self._events is not None:
+                self._events.stored(lack.sequence, piece.first + place, piece.group)
+        table.release([run])
+        # A page is of no use without those before it: they must be evicted later.
+        for index in range(piece.first + len(data) - 1, -1, -1):
+            digest = lack.sequence.page_digest(index, lack.bounds.page_size)
+            known = None if digest is None else cache.find(digest, piece.group)
+            if known is not None:
+                cache.touch(known)
+        return True
+
+
+__all__ = ["CachedPages", "Lack", "Piece"]

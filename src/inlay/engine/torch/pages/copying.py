@@ -1,0 +1,178 @@
+"""Pages as records: bytes that depend on no device, with name and checksum.
+
+A record is the digest of a page, a checksum, and its layers in order, for each the keys [H, P, D]
+and then the values [H, P, E] in C order, little endian. The checksum is a keyed BLAKE3 over the
+layout, the group, the digest and the data: a record of another name, group, layout or secret, or
+with a changed bit, is none.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from inlay.digest import BLOCK_DIGEST_SIZE, Secret
+from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.cache.kv_layout import PageGroup
+from inlay.engine.torch.transfers import Download, upload
+
+PIECE_BYTES = 4 << 20
+"""Bytes of records that are copied between two steps; a larger page is copied alone."""
+
+VERSION = 1
+"""Version of the form of records, a part of the layout."""
+
+CHECKSUM_SIZE = 16
+HEADER_SIZE = BLOCK_DIGEST_SIZE + CHECKSUM_SIZE
+"""Bytes of a record before its data."""
+
+
+class RecordShape(NamedTuple):
+    """Sizes and names that the records of one model have.
+
+    Attributes:
+        layout: hex digits, equal where the data of a page means the same: page size, dtype, and
+            the layers of each group.
+        dtype: of keys and values.
+        sizes: bytes of the data of a page, by group.
+    """
+
+    layout: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[LayerShape],
+        groups: Sequence[PageGroup],
+        page_size: int,
+        dtype: torch.dtype,
+    ) -> "RecordShape":
+        """Of a model with these `layers` in these page `groups`."""
+        members = [
+            (group.window, [layers[layer][1:] for layer in group.layers]) for group in groups
+        ]
+        # One shard of one: pages of a model that is divided among devices mean something else.
+        named = repr((VERSION, page_size, str(dtype), (0, 1), members))
+        sizes = [
+            sum(layers[layer].elements for layer in group.layers) * page_size * dtype.itemsize
+            for group in groups
+        ]
+        return cls(blake3(named.encode()).hexdigest()[:32], dtype, tuple(sizes))
+
+    def record_bytes(self, group: int) -> int:
+        """Return the bytes of a record of `group`."""
+        return HEADER_SIZE + self.sizes[group]
+
+    def piece(self, group: int) -> int:
+        """Return the number of pages of `group` that are copied at a time."""
+        return max(1, PIECE_BYTES // self.record_bytes(group))
+
+    def data(self, records: Tensor) -> Tensor:
+        """Return the keys and values of `records` (uint8 [n, record_bytes]): [n, elements]."""
+        return records[:, HEADER_SIZE:].view(self.dtype)
+
+
+class Sealer:
+    """Writes and checks the names and checksums of records. Safe in any thread.
+
+    Args:
+        shape: of the records.
+        secret: of the namespace.
+
+    Attributes:
+        shape: as above.
+    """
+
+    def __init__(self, shape: RecordShape, secret: Secret) -> None:
+        self.shape = shape
+        self._key = secret.pages
+
+    def seal(self, group: int, digests: Sequence[bytes], records: Tensor) -> None:
+        """Write names and checksums into `records`, uint8 [len(digests), record_bytes]."""
+        flat, width = _flat(records), records.shape[1]
+        for index, digest in enumerate(digests):
+            row = flat[index * width : (index + 1) * width]
+            row[:BLOCK_DIGEST_SIZE] = digest
+            row[BLOCK_DIGEST_SIZE:HEADER_SIZE] = self._checksum(group, digest, row[HEADER_SIZE:])
+
+    def good(self, group: int, digests: Sequence[bytes], records: Tensor) -> int:
+        """Return how many leading `records` are those of `digests`, unchanged and finite."""
+        flat, width = _flat(records), records.shape[1]
+        finite = torch.isfinite(self.shape.data(records)).all(dim=1).tolist()
+        for index, (digest, is_finite) in enumerate(zip(digests, finite, strict=False)):
+            row = flat[index * width : (index + 1) * width]
+            checksum = self._checksum(group, digest, row[HEADER_SIZE:])
+            if not is_finite or row[:HEADER_SIZE] != digest + checksum:
+                return index
+        return len(records)
+
+    def _checksum(self, group: int, digest: bytes, data: memoryview) -> bytes:
+        hasher = blake3(f"{self.shape.layout}/{group}/".encode() + digest, key=self._key)
+        return hasher.update(data).digest(CHECKSUM_SIZE)
+
+
+class PageCopier:
+    """Copies between pages and the data of records. For the thread that runs the model.
+
+    On a CUDA device through pinned memory, in the order of the model's own work there: a page may
+    be given to another sequence as soon as a call returns.
+
+    Args:
+        pages: keys and values.
+        groups: page groups of the model.
+        shape: of its records.
+    """
+
+    def __init__(self, pages: Pages, groups: Sequence[PageGroup], shape: RecordShape) -> None:
+        self.shape = shape
+        self._tensors = [
+            [
+                tensor
+                for layer in group.layers
+                for tensor in (pages.keys[layer], pages.values[layer])
+            ]
+            for group in groups
+        ]
+
+    def read(self, group: int, page_ids: Sequence[int]) -> Tensor:
+        """Return records of pages, uint8 [n, record_bytes] on the host, without their headers."""
+        records = torch.zeros(len(page_ids), self.shape.record_bytes(group), dtype=torch.uint8)
+        data = self.shape.data(records)
+        device = self._tensors[group][0].device
+        staged = data if device.type == "cpu" else torch.empty_like(data, device=device)
+        index = upload(torch.tensor(page_ids, dtype=torch.int64), device)
+        for tensor, part in self._parts(group, staged):
+            part.copy_(tensor.index_select(1, index).transpose(0, 1))
+        if staged is not data:
+            data.copy_(Download(staged).wait()[0])
+        return records
+
+    def write(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
+        """Overwrite pages with the data of records, [n, elements] on the host."""
+        device = self._tensors[group][0].device
+        index = upload(torch.tensor(page_ids, dtype=torch.int64), device)
+        staged = data if device.type == "cpu" else upload(data.contiguous(), device)
+        for tensor, part in self._parts(group, staged):
+            tensor.index_copy_(1, index, part.transpose(0, 1))
+
+    def _parts(self, group: int, data: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each tensor [H, 1 + N, P, D] of a group with its part of `data` [n, H, P, D]."""
+        found, start = [], 0
+        for tensor in self._tensors[group]:
+            heads, _, positions, size = tensor.shape
+            stop = start + heads * positions * size
+            found.append((tensor, data[:, start:stop].view(len(data), heads, positions, size)))
+            start = stop
+        return found
+
+
+def _flat(records: Tensor) -> memoryview:
+    return records.view(-1).numpy().data
+
+
+__all__ = ["HEADER_SIZE", "PageCopier", "RecordShape", "Sealer"]

@@ -1,0 +1,204 @@
+"""`PageExchange`: pages asked of peers for requests, and given to peers."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from inlay import liveness
+from inlay.address import Address
+from inlay.digest import BLOCK_DIGEST_SIZE
+from inlay.engine.api import Peers
+from inlay.engine.torch.pages.cached import CachedPages, Lack
+from inlay.engine.torch.pages.copying import Sealer
+from inlay.engine.torch.pages.fetching import Fetch
+from inlay.engine.torch.pages.price import FetchPrice
+from inlay.engine.torch.step import Core
+from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.prompt import Buffer
+from inlay.request import PAGES, PORTS, Emit, Output, PageQuery, Payload, Request, Task
+from inlay.single_flight import SingleFlight
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_ASKED = 64
+"""Questions of peers at a time; each holds the memory of one piece once it is answered."""
+MAX_FETCHES = 4
+"""Fetches at a time; each holds the memory of a few pieces."""
+
+
+class AskCore(Protocol):
+    """Calls a function with the core between two steps."""
+
+    def __call__(self, question: Callable[[Core], T], /) -> Awaitable[T]:
+        """Return its result. Raises its error, or `EngineError` if the engine does not run."""
+        ...
+
+
+class PageExchange:
+    """Pages of one engine that come from and go to other workers. For one event loop.
+
+    At most one piece is copied between two steps, whoever asks, so that running sequences go on.
+
+    Args:
+        ask: reaches the core.
+        sealer: of the model's records.
+        price: decides whether to fetch.
+
+    Attributes:
+        price: as above.
+        num_fetched: pages that came from peers.
+    """
+
+    def __init__(self, ask: AskCore, sealer: Sealer, price: FetchPrice | None = None) -> None:
+        self.price = price or FetchPrice()
+        self.num_fetched = 0
+        self._core = ask
+        self._sealer = sealer
+        self._turn = asyncio.Lock()
+        self._places = asyncio.Semaphore(MAX_FETCHES)
+        self._flights: SingleFlight[bytes, None] = SingleFlight()
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
+
+    def start(self, request: Request, peers: Peers | None, done: Callable[[], object]) -> bool:
+        """Fetch what `request` lacks, then call `done`, whatever came; never after `stop`.
+
+        Returns False, with nothing begun, if the request names no peer that has pages.
+        """
+        addresses = request.peers_of(PAGES)
+        if peers is None or not addresses:
+            return False
+        task = asyncio.create_task(self._prepare(request, addresses, peers, done))
+        self._fetching[request.id] = task
+        return True
+
+    def stop(self, request_id: str) -> bool:
+        """Stop the fetch for a request; True if there was one."""
+        task = self._fetching.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+        return task is not None
+
+    def stop_all(self) -> list[str]:
+        """Stop everything; return the ids of the requests that waited for pages."""
+        for request_id in tuple(self._giving):
+            self.stop_giving(request_id)
+        return [request_id for request_id in tuple(self._fetching) if self.stop(request_id)]
+
+    async def _prepare(
+        self,
+        request: Request,
+        addresses: Sequence[Address],
+        peers: Peers,
+        done: Callable[[], object],
+    ) -> None:
+        try:
+            lack = await self._core(lambda core: core.lack(request))
+            if lack.positions:
+                async with liveness.timeout(self.price.patience(lack.positions, request.deadline)):
+                    # Requests with one prompt come together: one of them fetches for all.
+                    await self._flights.run(
+                        lack.name, lambda: self._fetch(request, lack, addresses, peers)
+                    )
+        except TimeoutError:
+            log.info("request %s computes the pages that did not come in time", request.id)
+        except InlayError as error:
+            log.info("request %s computes all pages: %s", request.id, error.message)
+        except Exception:
+            log.exception("fetching pages for request %s failed", request.id)
+        # Not in a `finally`: nobody waits for what was stopped.
+        del self._fetching[request.id]
+        done()
+
+    async def _fetch(
+        self, request: Request, lack: Lack, addresses: Sequence[Address], peers: Peers
+    ) -> None:
+        """Fill the cache from the first peer that is worth asking and gives anything."""
+        async with self._places:
+            for address in addresses:
+                if not self.price.is_worth(address, lack.positions, lack.num_bytes):
+                    continue
+                fetch = Fetch(request, lack, address, peers, self._between_steps, self._sealer)
+                began = liveness.now()
+                try:
+                    await fetch.run()
+                except asyncio.CancelledError:
+                    self.price.fetched(address, fetch.num_bytes, liveness.now() - began)
+                    raise
+                except InlayError as error:
+                    log.warning(
+                        "%s:%d gave %d pages: %s",
+                        address.host, address.port, fetch.num_pages, error.message,
+                    )  # fmt: skip
+                finally:
+                    self.num_fetched += fetch.num_pages
+                if fetch.num_pages:
+                    self.price.fetched(address, fetch.num_bytes, liveness.now() - began)
+                    return
+
+    def give(self, request: Request, emit: Emit) -> None:
+        """As `inlay.engine.api.PageEngine.give_pages`."""
+        query = request.params
+        if not isinstance(query, PageQuery):
+            raise InvalidRequestError(f"a request to {request.task} has no pages to ask for")
+        shape = self._sealer.shape
+        if query.layout != shape.layout:
+            raise InvalidRequestError("the pages here have another layout than those asked for")
+        if not 0 <= query.group < len(shape.sizes):
+            raise InvalidRequestError(
+                f"page group {query.group} is asked for, groups are 0 to {len(shape.sizes) - 1}"
+            )
+        count, rest = divmod(len(query.digests), BLOCK_DIGEST_SIZE)
+        most = shape.piece(query.group)
+        if rest or not 0 < count <= most:
+            raise InvalidRequestError(
+                f"digests of {len(query.digests)} bytes; allowed are 1 to {most} of "
+                f"{BLOCK_DIGEST_SIZE} bytes each"
+            )
+        if len(self._giving) >= MAX_ASKED or request.id in self._giving:
+            raise OverloadedError(f"{len(self._giving)} others ask for pages", retry_after=1)
+        task = asyncio.create_task(self._give(request, query, emit))
+        self._giving[request.id] = task, lambda: emit(request.end("abort"))
+
+    def stop_giving(self, request_id: str) -> None:
+        """End a peer's question; unknown ids are ignored."""
+        task, end = self._giving.pop(request_id, (None, None))
+        if task is not None and end is not None:
+            task.cancel()
+            end()
+
+    async def _give(self, request: Request, query: PageQuery, emit: Emit) -> None:
+        digests = [
+            query.digests[start : start + BLOCK_DIGEST_SIZE]
+            for start in range(0, len(query.digests), BLOCK_DIGEST_SIZE)
+        ]
+        try:
+            records = await self._between_steps(lambda pages: pages.read(query.group, digests))
+            await asyncio.to_thread(
+                self._sealer.seal, query.group, digests[: len(records)], records
+            )
+            data = Buffer(records.view(-1).numpy().data)
+            shape = len(records), records.shape[1]
+            payload = Payload(PORTS[Task.PAGES], "uint8", shape, data)
+            answer = Output(
+                request.id, request.attempt, 0, finish_reason="stop", payloads=(payload,)
+            )
+        except InlayError as error:
+            answer = request.end("error", error)
+        except Exception as error:
+            log.exception("pages for a peer were not read")
+            failed = EngineError(f"the pages were not read: {type(error).__name__}")
+            answer = request.end("error", failed)
+        del self._giving[request.id]
+        emit(answer)
+
+    async def _between_steps(self, question: Callable[[CachedPages], T]) -> T:
+        """Call `question` with the pages after others' questions, one between two steps."""
+        async with self._turn:
+            return await self._core(lambda core: question(core.cached))
+
+
+__all__ = ["MAX_ASKED", "MAX_FETCHES", "PageExchange"]

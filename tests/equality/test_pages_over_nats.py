@@ -1,0 +1,127 @@
+"""A worker that fetches a prompt's pages from another answers as the one that computed them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from inlay.engine.torch.engine import TorchEngine
+from inlay.prompt import Prompt, Tokens
+from inlay.router import Router
+from inlay.router.resume import ResumingStream
+from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.peers import PeerConnections
+from tests.engine import reference
+from tests.engine.conformance import SECRET, ids, make_request
+from tests.engine.torch.test_page_exchange import Always, settings
+from tests.models import tiny
+from tests.router.sending import IDLE
+from tests.transport.conftest import nats_server
+from tests.transport.fleet import Fleet, FleetWorker, found
+from tests.transport.nats_server import NatsServer
+
+__all__ = ["nats_server"]
+
+COUNT = 24
+
+
+class Pair:
+    """A frontend, and two workers of one model that may ask each other."""
+
+    def __init__(self, fleet: Fleet, plane: NatsPlane) -> None:
+        self.fleet = fleet
+        self.router = Router(plane, secret=SECRET)
+        self.engines: dict[str, TorchEngine] = {}
+        self.workers: dict[str, FleetWorker] = {}
+
+    async def stream(self, prompt: Prompt, session: str, salt: str | None = None) -> ResumingStream:
+        """A request of a session, which decides the worker."""
+        request = make_request("r", prompt, COUNT, salt=salt)
+        (stream,) = await self.router.send("m", [request], session=session)
+        return stream
+
+    async def answer(self, prompt: Prompt, session: str, salt: str | None = None) -> list[int]:
+        return await rest(await self.stream(prompt, session, salt))
+
+    async def sessions(self) -> list[str]:
+        """A session of each worker."""
+        found_: dict[str, str] = {}
+        number = 0
+        while len(found_) < len(self.engines):
+            stream = await self.stream(Prompt.of(Tokens(ids(number, 3))), str(number))
+            found_.setdefault(stream.worker.partition(".")[0], str(number))
+            await rest(stream)
+            number += 1
+        self.ids = list(found_)
+        return list(found_.values())
+
+    def fetched(self) -> list[int]:
+        """Pages that each worker, in the order of `sessions`, has fetched."""
+        exchanges = [self.engines[id_]._exchange for id_ in self.ids]
+        return [exchange.num_fetched for exchange in exchanges if exchange is not None]
+
+
+async def rest(stream: ResumingStream) -> list[int]:
+    return [id_ async for some in stream for output in some for id_ in output.token_ids]
+
+
+@asynccontextmanager
+async def pair(server: NatsServer, family: str = "llama") -> AsyncIterator[Pair]:
+    fleet = Fleet(server)
+    plane = await fleet.frontend(SECRET)
+    both = Pair(fleet, plane)
+    peers = []
+    try:
+        for _ in range(2):
+            config = settings(tiny(family), served_model_name=["m"])
+            engine, own = TorchEngine(config, SECRET), PeerConnections(SECRET)
+            peers.append(own)
+            engine.use_peers(own)
+            worker = await fleet.worker(engine, secret=SECRET)
+            assert engine._exchange is not None
+            engine._exchange.price = Always()
+            both.engines[worker.worker.id] = engine
+            both.workers[worker.worker.id] = worker
+        await found(plane, 2)
+        yield both
+    finally:
+        await both.router.close()
+        for own in peers:
+            await own.close()
+        await fleet.close()
+
+
+async def test_a_prompt_that_another_worker_has_is_fetched_and_answered_alike(
+    nats_server: NatsServer,
+) -> None:
+    directory, tokens = tiny("llama"), ids(1, 150)
+    rows = reference.rows_of(reference.look_up(directory, tokens[30:90]))
+    text = Prompt.of(Tokens(tokens))
+    mixed = Prompt.of(Tokens(tokens[:30]), rows, Tokens(tokens[90:]))
+    truth = reference.greedy(directory, text, COUNT)
+    async with pair(nats_server) as both:
+        first, second = await both.sessions()
+        assert await both.answer(text, first) == truth
+        assert both.fetched() == [0, 0]
+        assert await both.answer(text, second) == truth
+        assert both.fetched() == [0, 9]
+        # The other way, with rows, for a tenant.
+        assert await both.answer(mixed, second, "tenant") == truth
+        assert await both.answer(mixed, first, "tenant") == truth
+        assert both.fetched() == [9, 9]
+        # Another tenant's pages are not asked for.
+        assert await both.answer(mixed, first, "other") == truth
+        assert await both.answer(mixed, first) == truth
+        assert both.fetched() == [9, 9]
+        assert set(both.router.loads().values()) == {IDLE}
+        for engine in both.engines.values():
+            assert engine.stats().blocks_used == 0
+
+
+async def test_a_draining_worker_still_gives_its_pages(nats_server: NatsServer) -> None:
+    prompt = Prompt.of(Tokens(ids(3, 150)))
+    async with pair(nats_server) as both:
+        first, second = await both.sessions()
+        truth = await both.answer(prompt, first)
+        draining = both.workers[both.ids[0]].host
+        draining._draining = True
+        assert await both.answer(prompt, second) == truth
+        assert both.fetched() == [0, 9]
