@@ -98,6 +98,26 @@ def metric(server: Served, pattern: str) -> list[float]:
     return [float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE)]
 
 
+def leave(server: Served, after: float) -> None:
+    """Ask for two images, and leave after so many seconds."""
+    body = {"model": "painter", "prompt": "a red fox", "n": 2, **FIELDS}
+    with suppress(httpx.TimeoutException):
+        httpx.post(f"{server.v1}/images/generations", json=body, timeout=after)
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    until = time.monotonic() + END_SECONDS
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def wait_nothing_kept(server: Served) -> None:
+    """Return once all four workers say that they keep nothing."""
+    pattern = r"inlay:held_payload(?:s|_bytes)\{.*\}"
+    wait_for(lambda: metric(server, pattern) == [0.0] * 8)
+
+
 def paint_together(server: Served, meanwhile: Callable[[], None]) -> list[list[np.ndarray]]:
     with ThreadPoolExecutor(TOGETHER) as pool:
         painting = [pool.submit(paint, server) for _ in range(TOGETHER)]
@@ -140,12 +160,6 @@ def test_an_image_outlives_a_worker_of_each_stage(
 def test_clients_that_leave_at_any_time_leave_nothing_behind(
     fleet: Fleet, expected: list[np.ndarray]
 ) -> None:
-    body = {"model": "painter", "prompt": "a red fox", "n": 2, **FIELDS}
-
-    def leave(server: Served, after: float) -> None:
-        with suppress(httpx.ReadTimeout):
-            httpx.post(f"{server.v1}/images/generations", json=body, timeout=after)
-
     random = Random(1)
     with ThreadPoolExecutor(TOGETHER) as pool:
         for number in range(48):
@@ -153,11 +167,24 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind(
     server = fleet.servers[0]
     assert near(paint(server), expected)
     # Payloads went from worker to worker, and none is kept.
-    assert sum(metric(server, r"inlay:fetched_payloads_total\{.*\}")) > 0
-    until = time.monotonic() + END_SECONDS
-    while sum(metric(server, r"inlay:held_payload(?:s|_bytes)\{.*\}")):
-        assert time.monotonic() < until
-    assert len(metric(server, r"inlay:held_payloads\{.*\}")) == 4
+    wait_for(lambda: sum(metric(server, r"inlay:fetched_payloads_total\{.*\}")) > 0)
+    wait_nothing_kept(server)
+
+
+def test_a_frontend_that_is_frozen_leaves_nothing_behind(
+    fleet: Fleet, expected: list[np.ndarray]
+) -> None:
+    server, frozen = fleet.servers
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        for _ in range(TOGETHER):
+            pool.submit(leave, frozen, 2.0)
+        time.sleep(0.2)
+        frozen.process.send_signal(signal.SIGSTOP)
+    try:
+        assert near(paint(server), expected)
+        wait_nothing_kept(server)
+    finally:
+        frozen.process.kill()
 
 
 @pytest.mark.parametrize(
