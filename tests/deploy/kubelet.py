@@ -51,6 +51,8 @@ class Kubelet:
         pod = self.pods[owner]
         container, spec = pod.container, pod.spec
         environment = self._environment(pod)
+        # A pod that has ended is replaced.
+        run(*podman(), "rm", "--ignore", self.name(owner))
         words = [*podman(), "run", "--detach", "--pull", "never", "--name", self.name(owner)]
         words += ["--network", f"container:{_PAUSE}", *LIMITS, *_rights(spec, container)]
         words += [f"--env={name}={value}" for name, value in environment.items()]

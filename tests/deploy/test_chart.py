@@ -193,6 +193,18 @@ def test_the_network_lets_through_what_members_need_and_no_more(
             assert not any(passes(policies, nats, worker, port) for nats in own)
 
 
+def test_pods_of_other_engines_have_memory_to_share(objects: Objects) -> None:
+    for pod in pods(objects):
+        if pod.config is None or yaml.safe_load(pod.config).get("engine") != "vllm":
+            continue
+        (mount,) = [
+            mount for mount in pod.container["volumeMounts"] if mount["mountPath"] == "/dev/shm"
+        ]
+        (volume,) = [one for one in pod.spec["volumes"] if one["name"] == mount["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory"
+        assert volume["emptyDir"]["sizeLimit"].endswith("Gi")
+
+
 def test_traces_reach_their_collector_and_nothing_else_is_open(any_helm: str) -> None:
     objects = render(any_helm, ROOT / "tests" / "deploy" / "values" / "everything.yaml")
     policies = list(named(objects, "NetworkPolicy").values())

@@ -17,7 +17,7 @@ from openai import OpenAI
 
 import inlay
 from inlay.client import PromptEmbedder
-from tests.deploy.containers import environment, image, podman
+from tests.deploy.containers import environment, image, logs, podman
 from tests.deploy.tools import ROOT, run
 from tests.serving import free_port
 
@@ -137,14 +137,7 @@ def _two_workers(url: str) -> bool:
 
 
 def _logs() -> str:
-    said = [
-        subprocess.run(
-            [*podman(), "logs", "--tail", "15", f"inlay-test_{name}_1"],
-            capture_output=True, text=True, check=False,
-        )
-        for name in RUN
-    ]  # fmt: skip
-    return "\n".join(one.stdout + one.stderr for one in said)
+    return "\n".join(logs(f"inlay-test_{name}_1") for name in RUN)
 
 
 def test_text_and_embeddings_get_the_same_answer(up: Up) -> None:

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -48,7 +49,12 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
             "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
         }
 
-    model = {"enable-prompt-embeds": True, "served-model-name": ["demo"]}
+    # In float32 a text that goes on elsewhere is the same to the token.
+    model = {
+        "enable-prompt-embeds": True,
+        "served-model-name": ["demo"],
+        "dtype": "float32",
+    }
     values = {
         "image": {"repository": front, "tag": tag},
         "frontend": {
@@ -137,6 +143,22 @@ def test_the_pod_of_helm_test_succeeds(kubelet: Kubelet) -> None:
     kubelet.start(TEST)
     state = kubelet.ended(TEST)
     assert state["ExitCode"] == 0, kubelet.log(TEST)
+
+
+def test_workers_are_replaced_one_after_the_other_and_no_request_is_lost(
+    kubelet: Kubelet,
+) -> None:
+    body = {"model": "demo", "prompt": "Once the harbour town", "temperature": 0}
+    body |= {"max_tokens": 1500, "ignore_eos": True}
+    expected = ask(kubelet, "/v1/completions", body)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, kubelet, "/v1/completions", body) for _ in range(4)]
+        for owner in WORKERS[:2]:
+            kubelet.stop(owner)
+            assert kubelet.state(owner)["ExitCode"] == 0, kubelet.log(owner)
+            kubelet.start(owner)
+            kubelet.wait(owner, "startupProbe")
+        assert {one.result() for one in asked} == {expected}
 
 
 def test_stored_prompts_are_backed_up_from_within_a_frontend(kubelet: Kubelet) -> None:
