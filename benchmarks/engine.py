@@ -29,13 +29,15 @@ from typing import Protocol
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
+from benchmarks._environment import ensure
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
+from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.threads import environment
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Request, Sampling
 
@@ -160,6 +162,7 @@ class Ours:
         num_positions: int,
         *,
         max_loras: int = 0,
+        speculation: SpeculativeConfig | None = None,
     ) -> None:
         self.model = CausalModel.load(
             EngineSettings(
@@ -179,7 +182,12 @@ class Ours:
             max_model_len=4608,
         )
         self.core = Core(
-            self.model, bounds, Secret.random(), prefix_caching=False, max_cpu_loras=max_loras
+            self.model,
+            bounds,
+            Secret.random(),
+            prefix_caching=False,
+            max_cpu_loras=max_loras,
+            speculator=None if speculation is None else Speculator(speculation),
         )
         self._works = 0
         self._grammar: Grammar | None = None
@@ -189,7 +197,7 @@ class Ours:
         """Hold all outputs from now on to `grammar`, or to none."""
         self._grammar, self._grammars = grammar, grammars
 
-    def _admit(self, ids: list[int], max_tokens: int, adapter: str | None = None) -> None:
+    def admit(self, ids: list[int], max_tokens: int, adapter: str | None = None) -> None:
         self._works += 1
         grammar, state = self._grammar, None
         if grammar is not None and self._grammars is not None:
@@ -205,7 +213,7 @@ class Ours:
     def begin(self, prompts: list[list[int]], adapters: Sequence[str] = ()) -> None:
         """Read prompts in, with the adapters dealt out in turn, until each has its first token."""
         for index, ids in enumerate(prompts):
-            self._admit(ids, LASTING, adapters[index % len(adapters)] if adapters else None)
+            self.admit(ids, LASTING, adapters[index % len(adapters)] if adapters else None)
         told: set[str] = set()
         while len(told) < len(prompts):
             told.update(delta.request_id for delta in self.core.step())
@@ -221,7 +229,7 @@ class Ours:
 
     def load(self, requests: list[CaseRequest]) -> float:
         for ids, max_tokens in requests:
-            self._admit(ids, max_tokens)
+            self.admit(ids, max_tokens)
         start = _clock()
         while len(self.core):
             self.core.step()
@@ -366,15 +374,7 @@ def main() -> None:
     )
     parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
-    missing = {
-        name: value
-        for name, value in environment(os.environ).items()
-        if os.environ.get(name) != value
-    }
-    if missing:
-        # libgomp reads its environment when it is loaded, which has happened.
-        module = [sys.executable, "-m", "benchmarks.engine", *sys.argv[1:]]
-        os.execve(sys.executable, module, {**os.environ, **missing})
+    ensure("benchmarks.engine")
     global _clock
     _clock = time.process_time if options.threads == 1 else time.perf_counter
     torch.set_num_threads(options.threads)

@@ -15,7 +15,6 @@ computed on other threads while the model runs.
 import argparse
 import itertools
 import json
-import os
 import random
 import statistics
 import sys
@@ -27,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from benchmarks._environment import ensure
 from benchmarks.engine import Ours, prompt, write_model
 from inlay.engine.torch.grammar.grammars import Grammars
-from inlay.engine.torch.threads import environment
 from inlay.render.tokenizer import load_tokenizer
 from inlay.request import Grammar
 
@@ -40,22 +39,23 @@ EOS_ID = 0
 _TYPES = ("string", "integer", "number", "boolean")
 
 
-def train(directory: Path) -> None:
-    """Write a tokenizer of 150,000 tokens."""
+def train(directory: Path, files: int = 4000, vocab_size: int = 150_000) -> None:
+    """Write a tokenizer of `vocab_size` tokens, trained on so many source files."""
     sources = Path(sysconfig.get_paths()["purelib"]).rglob("*.py")
 
     def texts() -> Iterator[str]:
-        for path in itertools.islice(sources, 4000):
+        for path in itertools.islice(sources, files):
             yield path.read_text(encoding="utf-8", errors="ignore")[:200_000]
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=150_000,
+        vocab_size=vocab_size,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(texts(), trainer)
     tokenizer.save(str(directory / "tokenizer.json"))
 
@@ -153,14 +153,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
-    missing = {
-        name: value
-        for name, value in environment(os.environ).items()
-        if os.environ.get(name) != value
-    }
-    if missing:
-        module = [sys.executable, "-m", "benchmarks.structured", *sys.argv[1:]]
-        os.execve(sys.executable, module, {**os.environ, **missing})
+    ensure("benchmarks.structured")
     torch.set_num_threads(1)
     draw = random.Random(1)
     schemas = {

@@ -176,6 +176,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    num_drafts: int = 0
+    """Chunks with drafts; then drafted tokens, and those of them that became output."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     progress: int = 0
     """Positions computed since the start.
 

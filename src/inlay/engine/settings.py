@@ -152,6 +152,12 @@ class EngineSettings(BaseModel):
         description="Launch a step before the results of the last are read; unless set, on a GPU "
         "only.",
     )
+    speculative_config: str | None = Field(
+        default=None,
+        description="Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram "
+        'look-up: {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, '
+        '"prompt_lookup_max": 5}; of the drafts it computes as many as pay.',
+    )
     kv_events_config: str | None = Field(
         default=None,
         description="Endpoints to publish KV cache events on, as JSON with vLLM's keys: "

@@ -101,6 +101,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "kv_transfer_config": lambda settings: settings.kv_transfer_config,
     "connector": lambda settings: settings.connector,
     "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
+    "speculative_config": lambda settings: settings.speculative_config is not None,
     "language_model_only": lambda settings: settings.language_model_only,
     "task image": lambda settings: settings.task == "image",
     "part": lambda settings: settings.part != "pipeline",
@@ -119,6 +120,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         generate="inlay.engine.torch.engine:TorchEngine",
         pooling="inlay.engine.embed.local_model:LocalModel",
         encode="inlay.engine.torch.media.engine:EncodeEngine",
+        check="inlay.engine.speculation:speculative_config",
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
         missing="torch is not installed in this environment: pip install 'inlay[torch]'",
@@ -131,6 +133,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "encoder_cache_bytes",
                 "mm_processor_kwargs",
                 "language_model_only",
+                "speculative_config",
             }
         ),
     ),

@@ -3,7 +3,7 @@
 What each slot holds is checked against what the sequence says it must hold.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from inlay.digest import Chain, Secret, root_digest
+from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.pages.cached import CachedPages
@@ -18,6 +19,7 @@ from inlay.engine.torch.pages.copying import RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.speculation import Speculator
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.request import Request, Sampling
 
@@ -31,6 +33,34 @@ END = 7
 
 Flight = list[tuple[ScheduledChunk, bool]]
 """The chunks of a step, and True for those with non-finite results."""
+
+
+MAX_DRAFTS = 20
+"""Maximum number of guessed tokens of a sequence."""
+
+
+class Guesses(Speculator):
+    """Guesses the tokens that a simulation will choose; often one of them is wrong."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        super().__init__(SpeculativeConfig(method="ngram"))
+        self.simulation = simulation
+
+    def _drafts(
+        self, limits: Mapping[Sequence, int], rows: int, room: int
+    ) -> dict[Sequence, tuple[int, ...]]:
+        found: dict[Sequence, tuple[int, ...]] = {}
+        for sequence, limit in limits.items():
+            items = self.simulation.items(sequence)
+            drafts: list[int] = []
+            for _ in range(min(limit, room, len(items) % (MAX_DRAFTS + 1))):
+                drafts.append(self.simulation.next([*items, *drafts]))
+            if drafts and len(items) % 3:
+                drafts[len(items) % len(drafts)] ^= 1
+            room -= len(drafts)
+            if drafts:
+                found[sequence] = tuple(drafts)
+        return found
 
 
 def rows(*values: int, atomic: bool = False) -> Rows:
@@ -81,6 +111,7 @@ class Simulation:
         lateness: bool = False,
         events: CacheEvents | None = None,
         max_loras: int | None = None,
+        speculates: bool = False,
     ) -> None:
         """No sequences yet.
 
@@ -92,6 +123,7 @@ class Simulation:
             lateness: whether now and then nothing is chosen for who could have gone on.
             events: note what the cache gains and loses.
             max_loras: adapters in a plan at most.
+            speculates: whether next tokens are guessed, sometimes rightly.
         """
         self.bounds = limits
         self.max_loras = max_loras
@@ -100,11 +132,17 @@ class Simulation:
         self.lateness = lateness
         self.flight: Flight = []
         self.chosen: dict[Sequence, int] = {}
+        self.accepted: dict[ScheduledChunk, list[int]] = {}
+        self.speculates = speculates
         self.retracted: set[ScheduledChunk] = set()
         self.again: set[Sequence] = set()
         self.choices = 0
         self.scheduler = Scheduler(
-            limits, prefix_caching=prefix_caching, events=events, max_loras=max_loras
+            limits,
+            prefix_caching=prefix_caching,
+            events=events,
+            max_loras=max_loras,
+            speculator=Guesses(self) if speculates else None,
         )
         self.slots: list[list[object]] = [
             [None] * limits.page_size for _ in range(limits.num_pages + 1)
@@ -235,14 +273,27 @@ class Simulation:
             self.again.add(span.sequence)
             self.scheduler.retract(span)
             return
-        number = sum(map(hash, self.items(span.sequence)))
-        self.chosen[span.sequence] = END if self.ends and number % 11 == 0 else number % 2
-        span.sequence.has_pending_token = True
+        items = self.items(span.sequence)
+        if span.drafts:
+            run = [self.next(items)]
+            for draft in span.drafts:
+                if run[-1] != draft or draft == END:
+                    break
+                run.append(self.next([*items, *run]))
+            self.accepted[span] = run
+        else:
+            self.chosen[span.sequence] = self.next(items)
+            span.sequence.has_pending_token = True
+
+    def next(self, items: list[Any]) -> int:
+        """Return the token after `items`."""
+        number = sum(map(hash, items))
+        return END if self.ends and number % 11 == 0 else number % 2
 
     def run(self, span: ScheduledChunk) -> bool:
         """Write what a span computes; whether what comes out is bad."""
         sequence = span.sequence
-        items = self.items(sequence)
+        items = [*self.items(sequence), *span.drafts]
         for group, run in enumerate(sequence.pages):
             assert not self.tainted & set(run.since(self.bounds.pages_for(span.start)))
             for position in range(span.start, span.start + span.count):
@@ -283,11 +334,16 @@ class Simulation:
                 continue
             retracted = span in self.retracted
             self.retracted.discard(span)
+            new = self.accepted.pop(span, [])
+            for id_ in new:
+                sequence.append(id_)
+            kept = self.scheduler.keep(span, max(0, len(new) - 1)) if span.drafts else span
             if span.samples:
-                self.scheduler.mark_verified(span)
-            self.scheduler.commit(span, retracted=retracted)
+                self.scheduler.mark_verified(kept)
+            self.scheduler.commit(kept, retracted=retracted)
             if span.samples and not retracted:
-                sequence.append(self.chosen.pop(sequence))
+                if not new:
+                    sequence.append(self.chosen.pop(sequence))
                 if sequence.finish_reason((END,)) is not None:
                     self.live.remove(sequence)
                     self.ended.append(sequence)
@@ -306,13 +362,15 @@ class Simulation:
             unread = sum(other.count for other, _ in before if other.sequence is sequence)
             assert span.count > 0
             assert stop == sequence.num_computed_tokens
-            assert stop <= sequence.length + sequence.has_pending_token
+            known = sequence.length + sequence.has_pending_token + len(span.drafts)
+            assert stop <= known
             assert stop < len(sequence.prompt) + sequence.sampling.max_tokens
-            assert span.samples == (stop == sequence.length + sequence.has_pending_token)
+            assert span.samples == (stop == known)
             assert not any(first < stop < end for first, end in sequence.atomic)
             items = self.items(sequence)
             for group, (run, window) in enumerate(zip(sequence.pages, limits.windows, strict=True)):
-                assert run.end == limits.pages_for(stop)
+                assert run.end == limits.pages_for(stop) or self.speculates
+                assert limits.pages_for(stop) <= run.end <= limits.pages_for(stop + MAX_DRAFTS)
                 seen = span.start if window is None else min(span.start, window - 1)
                 for position in range(span.start - seen, span.start):
                     index, slot = divmod(position, limits.page_size)
@@ -328,9 +386,8 @@ class Simulation:
                 for page in run.since(span.start // limits.page_size):
                     assert self.scheduler.table.references(page) == 1
                 if window is not None:
-                    assert (
-                        len(run.pages) <= (window - 1 + unread + span.count) / limits.page_size + 2
-                    )
+                    seen = window - 1 + unread + span.count + MAX_DRAFTS * self.speculates
+                    assert len(run.pages) <= seen / limits.page_size + 2
 
     def consistent(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
@@ -350,11 +407,12 @@ class Simulation:
             for run, window in zip(sequence.pages, self.bounds.windows, strict=True):
                 ends = [
                     self.bounds.pages_for(sequence.num_computed_tokens + extra)
-                    for extra in range(1 + again)
+                    for extra in range(1 + again + MAX_DRAFTS * self.speculates)
                 ]
                 assert run.end in ends
                 if window is not None:
                     seen = window - 1 + sum(span.count for span in unread)
+                    seen += MAX_DRAFTS * self.speculates
                     assert len(run.pages) <= seen / self.bounds.page_size + 2
             assert len({page for run in sequence.pages for page in run.pages}) == len(
                 pages_of(sequence)

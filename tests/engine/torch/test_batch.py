@@ -54,7 +54,7 @@ def test_every_position_has_its_token_its_number_and_its_slot(
                 assert batch.block_table[group, index, position // page_size] == page
         assert not batch.block_table[1, index, : stretch.pages[1].first].any()
         first += stretch.count
-        if stretch.samples:
+        if stretch.sampled:
             sampled.append(first - 1)
     assert batch.sampled.tolist() == sampled
     assert batch.counts == tuple(stretch.count for stretch in stretches)

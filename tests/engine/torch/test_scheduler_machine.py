@@ -33,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ends = False
     lateness = False
     max_loras: int | None = None
+    speculates = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ends=self.ends,
             lateness=self.lateness,
             max_loras=self.max_loras,
+            speculates=self.speculates,
         )
 
     @rule(
@@ -211,6 +213,25 @@ class FetchingMachine(MixedMachine):
         self.simulation.fetch(*build(parts), salt=salt, pages=pages)
 
 
+class SpeculatingMachine(SchedulerMachine):
+    """Several next tokens are computed in one step; only the right ones stay."""
+
+    speculates = True
+    ends = True
+    lateness = True
+
+
+class CrowdedSpeculatingMachine(CrowdedMachine):
+    speculates = True
+    ends = True
+
+
+class MixedSpeculatingMachine(MixedMachine):
+    speculates = True
+    ends = True
+    lateness = True
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=80, stateful_step_count=25)
 TestUncached = UncachedMachine.TestCase
@@ -243,3 +264,9 @@ TestLate = LateMachine.TestCase
 TestLate.settings = settings(max_examples=20, stateful_step_count=25)
 TestFetching = FetchingMachine.TestCase
 TestFetching.settings = settings(max_examples=40, stateful_step_count=25)
+TestSpeculating = SpeculatingMachine.TestCase
+TestSpeculating.settings = settings(max_examples=60, stateful_step_count=25)
+TestCrowdedSpeculating = CrowdedSpeculatingMachine.TestCase
+TestCrowdedSpeculating.settings = settings(max_examples=30, stateful_step_count=25)
+TestMixedSpeculating = MixedSpeculatingMachine.TestCase
+TestMixedSpeculating.settings = settings(max_examples=40, stateful_step_count=25)

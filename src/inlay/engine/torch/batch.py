@@ -37,7 +37,7 @@ class BatchItem:
         start: first position.
         count: number of positions, at least one.
         pages: the sequence's pages in each page group, covering these positions and those they see.
-        samples: True if the last position's logits are needed.
+        sampled: number of positions at the end whose logits are needed.
         adapter: slot of the adapter for these positions, or `lora.BASE`.
         pending: True if only the device knows the last position's token; the segments end before
             it.
@@ -49,7 +49,7 @@ class BatchItem:
     start: int
     count: int
     pages: Sequence[PageRun]
-    samples: bool
+    sampled: int
     adapter: int = BASE
     pending: bool = False
     rope: npt.NDArray[np.int64] | None = None
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
         row_values: [R, C], in the model's dtype; [0, 0] without embedding vectors.
         positions: [T] int64, absolute in each sequence.
         slots: [N, T] int64, where keys and values are stored: page number * page size + offset.
-        sampled: [number of spans that sample] int64, indices in the batch whose logits are needed.
+        sampled: [positions whose logits are needed] int64, indices in the batch.
         pending: [number of pending sequences] int64, indices in the batch whose tokens only the
             device knows; 0 in `token_ids`.
         block_table: [N, S, longest] int32, page numbers of each sequence; padded with 0, the null
@@ -116,11 +116,11 @@ class Batch(NamedTuple):
         return cls.pack(
             (
                 BatchItem(
-                    span.sequence.segments(span.start, span.start + span.count),
+                    _segments(span),
                     span.start,
                     span.count,
                     span.sequence.pages,
-                    span.samples,
+                    span.num_sampled,
                     span.sequence.adapter,
                     span.sequence.has_pending_token,
                     span.sequence.rope(span.start, span.start + span.count),
@@ -176,7 +176,8 @@ class Batch(NamedTuple):
                     raise EngineError("the torch engine embeds tokens and rows; got media")
             first += stretch.count
         ends = np.cumsum([stretch.count for stretch in stretches], dtype=np.int64) - 1
-        sampled = ends[np.fromiter((stretch.samples for stretch in stretches), dtype=np.bool_)]
+        wanted = [stretch.sampled for stretch in stretches]
+        sampled = np.repeat(ends, wanted) - _countdown(wanted)
         pending = ends[np.fromiter((stretch.pending for stretch in stretches), dtype=np.bool_)]
         row_index, row_values = _rows(rows)
         ropes = [stretch.rope for stretch in stretches if stretch.rope is not None]
@@ -224,6 +225,21 @@ class Batch(NamedTuple):
             self.wholes,
             self.whole_layers,
         )
+
+
+def _segments(span: "ScheduledChunk") -> Iterable[tuple[int, Segment]]:
+    """Return the parts of a chunk and their first positions; drafts are the last."""
+    stop = span.start + span.count
+    known = span.sequence.segments(span.start, stop)
+    if not span.drafts:
+        return known
+    return chain(known, [(stop - len(span.drafts), Tokens(span.drafts))])
+
+
+def _countdown(counts: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return n - 1, ..., 1, 0 for each n of `counts`, one after another."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    return np.repeat(ends, counts) - 1 - np.arange(ends[-1])
 
 
 def _rows(rows: list[tuple[int, Rows]]) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Run
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,8 @@ from inlay.engine.torch.hidden_states import Recorder, SpanStates
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.prompt_logprobs import Scored
-from inlay.engine.torch.sampling.sampler import SampledToken, SampledTokens
+from inlay.engine.torch.sampling.chooser import ChosenTokens
+from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError
@@ -43,18 +44,18 @@ class InFlightStep:
     Attributes:
         spans: spans of the step.
         sampling: the spans that sample a next token.
-        logits: [spans that sample, vocab_size], valid until the next step is launched.
+        logits: [sampled positions, vocab_size], of `sampling` in order; valid until the next step
+            is launched.
         retracted: spans of `sampling` from which nothing is sampled yet.
-        failures: errors of spans from which nothing can be sampled.
     """
 
     __slots__ = (
-        "_drawn",
+        "_chosen",
         "_finite",
+        "_rows",
         "_scores",
         "_states",
         "chunks",
-        "failures",
         "logits",
         "retracted",
         "sampling",
@@ -73,7 +74,7 @@ class InFlightStep:
         Args:
             spans: spans of the step.
             hidden: [T, C], the states of all their positions in order.
-            logits: [spans that sample, vocab_size].
+            logits: [sampled positions, vocab_size].
             scores: logprobs of prompts.
             states: hidden states that were recorded, if any.
         """
@@ -81,38 +82,51 @@ class InFlightStep:
         self.sampling = [span for span in spans if span.samples]
         self.logits = logits
         self.retracted: set[ScheduledChunk] = set()
-        self.failures: dict[ScheduledChunk, InlayError] = {}
+        self._chosen = ChosenTokens()
+        starts = accumulate((span.num_sampled for span in self.sampling), initial=0)
+        self._rows = dict(zip(self.sampling, starts, strict=False))
         self._finite = Download(finite(hidden), finite(logits))
         self._scores = scores
         self._states = states
-        self._drawn: list[tuple[Run[ScheduledChunk], SampledTokens]] = []
 
-    def choose(self, spans: Run[ScheduledChunk], drawn: SampledTokens) -> None:
-        """Record the tokens sampled after `spans`: their sequences now have a pending token."""
-        self._drawn.append((spans, drawn))
-        for span in spans:
-            span.sequence.has_pending_token = True
+    def logits_of(self, spans: Run[ScheduledChunk], place: int) -> Tensor:
+        """Return the logits [len(spans), vocab_size] after a position of each of `spans`.
+
+        Args:
+            spans: of `sampling`.
+            place: 0 for the last known position, 1 for the first draft, and so on.
+        """
+        if not place and len(spans) == len(self.logits):
+            return self.logits
+        rows = torch.tensor([self._rows[span] + place for span in spans], dtype=torch.int64)
+        return self.logits[upload(rows, self.logits.device)]
+
+    def choose(self, chosen: ChosenTokens) -> None:
+        """Record the tokens sampled after spans: their sequences now have a pending token."""
+        self._chosen = chosen
+        for spans, _ in chosen.drawn:
+            for span in spans:
+                span.sequence.has_pending_token = True
 
     def chosen(self, sequences: Iterable[Sequence]) -> Tensor:
         """Return [N] int64 on the device: the tokens sampled for `sequences`, perhaps unread."""
-        spans = chain.from_iterable(spans for spans, _ in self._drawn)
+        drawn = self._chosen.drawn
+        spans = chain.from_iterable(spans for spans, _ in drawn)
         places = {span.sequence: place for place, span in enumerate(spans)}
-        ids = torch.cat([drawn.ids for _, drawn in self._drawn])
+        ids = torch.cat([tokens.ids for _, tokens in drawn])
         return ids[upload(torch.tensor([places[sequence] for sequence in sequences]), ids.device)]
 
     def read(self) -> dict[ScheduledChunk, SpanResult]:
         """Return the result of each span. Waits for the device."""
         hidden, logits = (flags.tolist() for flags in self._finite.wait())
         states, sampled = iter(hidden), iter(logits)
-        choices: dict[ScheduledChunk, SampledToken | InlayError] = dict(self.failures)
-        for spans, drawn in self._drawn:
-            choices.update(zip(spans, drawn.read(), strict=True))
+        choices = self._chosen.read()
         recorded = {} if self._states is None else self._states.read()
         found: dict[ScheduledChunk, SpanResult] = {}
         for span in self.chunks:
             # One non-finite value invalidates the whole span, earlier tokens included (zero times
             # NaN is NaN), as committed tokens may share their pages at once.
-            good = [*islice(states, span.count), *islice(sampled, span.samples)]
+            good = [*islice(states, span.count), *islice(sampled, span.num_sampled)]
             scores = None
             if span in self._scores:
                 scores = self._scores[span].read()

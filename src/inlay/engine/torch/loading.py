@@ -9,6 +9,7 @@ from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
+from inlay.engine.speculation import speculative_config
 from inlay.engine.torch.cache.kv_layout import (
     EngineLimits,
     available_memory,
@@ -21,6 +22,7 @@ from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import media_encoder
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Media
@@ -69,6 +71,7 @@ def core_of(
         num_pages=num_blocks,
     )
     on_gpu = model.device.type == "cuda"
+    speculation = speculative_config(settings)
     return Core(
         model,
         bounds,
@@ -79,6 +82,7 @@ def core_of(
         overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         max_cpu_loras=settings.cpu_loras,
         encode=encode,
+        speculator=None if speculation is None else Speculator(speculation),
     )
 
 

@@ -7,12 +7,27 @@ from inlay.engine.torch.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Positions [start, start + count) of a sequence; `samples`: the last gives a token."""
+    """Positions [start, start + count) of a sequence.
+
+    Attributes:
+        sequence: the sequence.
+        start: first position.
+        count: number of positions, those of drafts included.
+        samples: the last known position gives a token.
+        drafts: ids of the last positions, which may turn out not to be its output. Each of them
+            gives a token if those before it are.
+    """
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of positions at the end whose logits are needed."""
+        return self.samples + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +38,7 @@ class SchedulerOutput:
 
 
 @dataclass(slots=True)
-class Draft:
+class PartialPlan:
     """A plan in the making.
 
     Attributes:
@@ -44,4 +59,4 @@ class Draft:
         return not known and sequence.request.adapter not in self.resting
 
 
-__all__ = ["Draft", "ScheduledChunk", "SchedulerOutput"]
+__all__ = ["PartialPlan", "ScheduledChunk", "SchedulerOutput"]

@@ -26,6 +26,7 @@ written to are scrubbed if its sequence ends meanwhile.
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
 
@@ -36,9 +37,10 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.fairness import Gain, StepShares, pass_over
-from inlay.engine.torch.plan import Draft, ScheduledChunk, SchedulerOutput
+from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.speculation import Speculator
 from inlay.prompt import Media, split_point
 
 MAX_STARVED_STEPS = 8
@@ -70,6 +72,7 @@ class Scheduler:
         prefix_caching: bool = True,
         events: CacheEvents | None = None,
         max_loras: int | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """No sequences yet.
 
@@ -78,6 +81,8 @@ class Scheduler:
             prefix_caching: look prefixes up.
             events: records of pages that the cache gains and loses.
             max_loras: adapters in one step at most, None for any number.
+            speculator: drafts tokens of sequences that decode. With it, a plan may be made only
+                after the results of the last are read.
         """
         self.bounds = bounds
         self._adapter_turns = AdapterTurns(max_loras)
@@ -94,6 +99,7 @@ class Scheduler:
         self._clients: Counter[str | None] = Counter()
         self._shares = StepShares(bounds, self._clients, self.running, self._pages_outstanding)
         self._prefix_caching = prefix_caching
+        self._speculator = speculator
         self._in_progress = PagesInProgress(bounds.page_size)
 
     def __len__(self) -> int:
@@ -107,8 +113,7 @@ class Scheduler:
     @property
     def spare(self) -> int:
         """Number of pages that can be taken beside those that running sequences still need."""
-        promised = sum(map(self._pages_outstanding, self.running))
-        return max(0, self.table.available - promised)
+        return max(0, self.table.available - sum(map(self._pages_outstanding, self.running)))
 
     def hits(self, sequence: Sequence) -> Hits | None:
         """Return the cached pages with which a sequence that has not started could begin."""
@@ -125,16 +130,16 @@ class Scheduler:
         self._start_waiting()
         for sequence in self.running:
             self._skip_cached(sequence)
-        draft = self._draft_plan()
+        plan = self._plan()
         for sequence in self.running:
-            if sequence.num_pending_tokens and draft.lacks(sequence):
+            if sequence.num_pending_tokens and plan.lacks(sequence):
                 pass_over(sequence)
             else:
                 sequence.starved_steps = 0
-        for sequence, span in draft.chunks.items():
+        for sequence, span in plan.chunks.items():
             sequence.num_computed_tokens = span.start + span.count
             self._unread.setdefault(sequence, deque()).append(span)
-        return SchedulerOutput(tuple(draft.chunks.values()))
+        return SchedulerOutput(tuple(plan.chunks.values()))
 
     def retract(self, span: ScheduledChunk) -> None:
         """Nothing is chosen from `span`, the last that was planned of its sequence.
@@ -142,6 +147,12 @@ class Scheduler:
         Its last position is computed again.
         """
         span.sequence.num_computed_tokens -= 1
+
+    def keep(self, span: ScheduledChunk, accepted: int) -> ScheduledChunk:
+        """Return `span`, read next, with its first `accepted` drafts; others are computed over."""
+        rejected = len(span.drafts) - accepted
+        span.sequence.num_computed_tokens -= rejected
+        return replace(span, count=span.count - rejected, drafts=())
 
     def commit(self, span: ScheduledChunk, *, retracted: bool = False) -> None:
         """The keys and values of `span`, the first unread of its sequence, are good.
@@ -222,14 +233,12 @@ class Scheduler:
             if self._waits_for_rows(sequence, cached * self.bounds.page_size):
                 continue
             found = () if hits is None else tuple(chain.from_iterable(hits.pages))
-            pages = Pages(
-                found, self.bounds.pages_missing(cached * self.bounds.page_size, sequence.length)
-            )
+            start = cached * self.bounds.page_size
+            pages = Pages(found, self.bounds.pages_missing(start, sequence.length))
             if kept_for and self._shares.pages.excess(sequence, pages) > 0:
                 continue
-            missing = (
-                pages.lacking + self.table.num_unreferenced(found) + promised - self.table.available
-            )
+            missing = pages.lacking + self.table.num_unreferenced(found)
+            missing += promised - self.table.available
             # Alone it fits, if need be by smaller chunks.
             if full or (self.running and missing > 0):
                 if self.blocked:
@@ -327,19 +336,16 @@ class Scheduler:
         self.running.remove(sequence)
         self._in_progress.remove(sequence, self._num_committed(sequence))
         for span in self._unread.pop(sequence, ()):
-            first, end = (
-                span.start // self.bounds.page_size,
-                self.bounds.pages_for(span.start + span.count),
-            )
+            first = span.start // self.bounds.page_size
+            end = self.bounds.pages_for(span.start + span.count)
             for run in sequence.pages:
                 self.table.invalidate(run.since(first, end), keep_verified=False)
         self.table.release(sequence.pages)
 
     def _pages_outstanding(self, sequence: Sequence) -> int:
         """Pages a running sequence lacks for the positions that are known."""
-        return self.bounds.pages_missing(
-            sequence.num_computed_tokens, max(sequence.num_computed_tokens, sequence.length)
-        )
+        computed = sequence.num_computed_tokens
+        return self.bounds.pages_missing(computed, max(computed, sequence.length))
 
     def _free_passed_pages(self, sequence: Sequence, computed: int) -> None:
         """Positions up to `computed` are, and are read.
@@ -380,70 +386,70 @@ class Scheduler:
 
     # Planning
 
-    def _draft_plan(self) -> Draft:
-        draft = self._draft_without(self._adapter_turns.choose(self.running))
-        if draft.resting and not draft.chunks and not self._unread:
+    def _plan(self) -> PartialPlan:
+        plan = self._plan_without(self._adapter_turns.choose(self.running))
+        if plan.resting and not plan.chunks and not self._unread:
             # Those that rest hold the pages that the others lack.
             for sequence in tuple(self.running):
-                if sequence.request.adapter in draft.resting and not draft.chunks:
-                    draft = self._draft_without(self._adapter_turns.give(sequence.request.adapter))
-        return draft
+                if sequence.request.adapter in plan.resting and not plan.chunks:
+                    plan = self._plan_without(self._adapter_turns.give(sequence.request.adapter))
+        return plan
 
-    def _draft_without(self, resting: frozenset[str]) -> Draft:
-        draft = Draft(self.bounds.max_num_batched_tokens, resting)
-        self._schedule_starved(draft)
+    def _plan_without(self, resting: frozenset[str]) -> PartialPlan:
+        plan = PartialPlan(self.bounds.max_num_batched_tokens, resting)
+        self._schedule_starved(plan)
         for sequence in tuple(self.running):
-            if sequence.num_pending_tokens == 1 and draft.lacks(sequence):
-                self._schedule(draft, sequence, 1)
-        self._schedule_prefills(draft)
-        return draft
+            if sequence.num_pending_tokens == 1 and plan.lacks(sequence):
+                self._schedule(plan, sequence, 1)
+        self._schedule_prefills(plan)
+        if self._speculator is not None:
+            self._speculator.extend(plan, self.table, self.bounds.page_size, len(self.running))
+        return plan
 
-    def _schedule_starved(self, draft: Draft) -> None:
+    def _schedule_starved(self, plan: PartialPlan) -> None:
         """Plan a part of each client's longest passed-over sequence, if that is too long."""
-        overdue = [
-            sequence for sequence in self.running if sequence.starved_steps >= MAX_STARVED_STEPS
-        ]
+        overdue = [one for one in self.running if one.starved_steps >= MAX_STARVED_STEPS]
         overdue.sort(key=lambda sequence: (-sequence.starved_steps, sequence.order))
         planned: set[str | None] = set()
         for sequence in overdue:
-            if draft.lacks(sequence) and sequence.client not in planned:
+            if plan.lacks(sequence) and sequence.client not in planned:
                 planned.add(sequence.client)
                 self._schedule(
-                    draft, sequence, self.bounds.max_num_batched_tokens // (4 * len(self._clients))
+                    plan, sequence, self.bounds.max_num_batched_tokens // (4 * len(self._clients))
                 )
 
-    def _schedule_prefills(self, draft: Draft) -> None:
+    def _schedule_prefills(self, plan: PartialPlan) -> None:
         """Plan those with many positions pending, clients in equal parts."""
         lines: dict[tuple[int, str | None], list[Sequence]] = {}
         for sequence in self.running:
-            if sequence.num_pending_tokens and draft.lacks(sequence):
+            if sequence.num_pending_tokens and plan.lacks(sequence):
                 lines.setdefault((sequence.order[0], sequence.client), []).append(sequence)
         clients = Counter(priority for priority, _ in lines)
         order = sorted(
             lines, key=lambda key: (key[0], sum(one.num_pending_tokens for one in lines[key]))
         )
         for key in order:
-            self._plan_line(draft, lines[key], -(-draft.left // clients[key[0]]))
+            self._plan_line(plan, lines[key], -(-plan.left // clients[key[0]]))
             clients[key[0]] -= 1
 
-    def _plan_line(self, draft: Draft, line: list[Sequence], budget: int) -> None:
+    def _plan_line(self, plan: PartialPlan, line: list[Sequence], budget: int) -> None:
         """Plan one client's: half of `budget` for the first, the rest for the fewest pending."""
         # Lines before this one may have preempted some.
-        line = [sequence for sequence in line if draft.lacks(sequence)]
+        line = [sequence for sequence in line if plan.lacks(sequence)]
         if not line or not budget:
             return
         first, *others = line
-        left = budget - self._chunk(first, max(1, budget // 2), draft.left)
+        left = budget - self._chunk(first, max(1, budget // 2), plan.left)
         wanted: list[tuple[Sequence, int]] = []
         for sequence in sorted(others, key=lambda s: (s.num_pending_tokens, s.order)):
             count = self._chunk(sequence, left, left)
             left -= count
             if count:
                 wanted.append((sequence, count))
-        self._schedule(draft, first, budget - sum(count for _, count in wanted))
+        self._schedule(plan, first, budget - sum(count for _, count in wanted))
         for sequence, count in wanted:
-            if draft.lacks(sequence):
-                self._schedule(draft, sequence, count)
+            if plan.lacks(sequence):
+                self._schedule(plan, sequence, count)
 
     def _chunk(self, sequence: Sequence, want: int, limit: int) -> int:
         """Number of positions of `sequence` to compute.
@@ -462,34 +468,33 @@ class Scheduler:
             stop = next(end for first, end in sequence.atomic if first <= start < end)
         return stop - start if stop - start <= limit else 0
 
-    def _schedule(self, draft: Draft, sequence: Sequence, want: int) -> None:
+    def _schedule(self, plan: PartialPlan, sequence: Sequence, want: int) -> None:
         """Plan about `want` positions of `sequence`, with pages for them, or leave it out."""
         start, size = sequence.num_computed_tokens, self.bounds.page_size
-        count = self._chunk(sequence, max(1, want), draft.left)
+        count = self._chunk(sequence, max(1, want), plan.left)
         end, groups = sequence.pages[0].end, len(sequence.pages)
         missing = self.bounds.pages_for(start + count) - end
         if missing * groups > self.table.available:
-            self._make_room(draft, sequence, missing * groups)
+            self._make_room(plan, sequence, missing * groups)
             room = (end + self.table.available // groups) * size - start
-            count = self._chunk(sequence, min(count, room), min(room, draft.left))
+            count = self._chunk(sequence, min(count, room), min(room, plan.left))
             missing = self.bounds.pages_for(start + count) - end
         if not count or not self.table.grow(sequence.pages, missing):
             return
-        draft.left -= count
-        draft.chunks[sequence] = ScheduledChunk(
-            sequence, start, count, count == sequence.num_pending_tokens
-        )
+        plan.left -= count
+        samples = count == sequence.num_pending_tokens
+        plan.chunks[sequence] = ScheduledChunk(sequence, start, count, samples)
 
-    def _make_room(self, draft: Draft, sequence: Sequence, missing: int) -> None:
+    def _make_room(self, plan: PartialPlan, sequence: Sequence, missing: int) -> None:
         """Preempt unplanned sequences after `sequence` until `missing` pages are available."""
         alone = len(self._clients) == 1
         for other in tuple(reversed(self.running if alone else self._shares.pages.order)):
             if other is sequence or self.table.available >= missing:
                 return
-            if other not in draft.chunks:
+            if other not in plan.chunks:
                 if not self._preempt(other):
                     return
-                draft.preempted.add(other)
+                plan.preempted.add(other)
 
 
 __all__ = ["MAX_STARVED_STEPS", "Scheduler"]

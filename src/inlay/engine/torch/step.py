@@ -3,8 +3,8 @@
 Requests go in, `step` computes the scheduled chunks, outputs come out.
 """
 
-import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Run
 from dataclasses import replace
 
@@ -20,7 +20,6 @@ from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
-from inlay.engine.torch.grammar.masks import Masks
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.hidden_states import Recorder
 from inlay.engine.torch.in_flight_step import InFlightStep
@@ -28,20 +27,19 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk
+from inlay.engine.torch.sampling.chooser import TokenChooser
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.sequence_factory import SequenceFactory
-from inlay.engine.torch.transfers import upload
+from inlay.engine.torch.speculation import AcceptedRun, SpeculationCounts, Speculator
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Media, Rows
 from inlay.request import FinishReason, Output, Payload, PromptLogprobs, Request
 
-log = logging.getLogger(__name__)
-
 
 class Core:
-    """A model, its pages, and the running requests. Used by one thread; has no clock.
+    """A model, its pages, and the running requests. Used by one thread; deadlines are its user's.
 
     Attributes:
         bounds: limits, with the windows of the model's page groups.
@@ -67,6 +65,7 @@ class Core:
         events: CacheEvents | None = None,
         max_cpu_loras: int = 0,
         encode: Callable[[str, Media], None] | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """Allocate the pages.
 
@@ -81,6 +80,7 @@ class Core:
             max_cpu_loras: maximum number of loaded adapters.
             encode: called with a request's id and a run of an image that it needs the rows of;
                 `encoded` is to be called with them, once.
+            speculator: drafts tokens; then no step is launched before the last is read.
         """
         self.bounds = bounds = replace(bounds, windows=model.windows)
         self.dtype = str(model.dtype).removeprefix("torch.")
@@ -97,15 +97,17 @@ class Core:
             prefix_caching=prefix_caching,
             events=events,
             max_loras=None if model.lora is None else model.lora.slots,
+            speculator=speculator,
         )
         shape = RecordShape.of(model.layers, model.page_groups, bounds.page_size, model.dtype)
         copier = PageCopier(self.pages, model.page_groups, shape)
         self.cached = CachedPages(self.scheduler, copier, events)
         self.adapters = LoraAdapters(model.lora, max_cpu_loras)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
-        self._masks = Masks()
+        self._chooser = TokenChooser(self.sampler)
         self._encode = encode
-        self._overlap = overlap
+        self._overlap = overlap and speculator is None
+        self._speculator = speculator
         self._in_flight: InFlightStep | None = None
         self._factory = SequenceFactory(model, self.adapters, secret, prefix_caching=prefix_caching)
         self._sequences: dict[str, Sequence] = {}
@@ -123,7 +125,7 @@ class Core:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._masks.close()
+        self._chooser.close()
 
     def admit(
         self, request: Request, expires: float | None = None, grammar: GrammarState | None = None
@@ -141,7 +143,7 @@ class Core:
             The last output at once if the earlier output was already complete, else nothing.
         """
         sequence = self._factory.make(request, expires, grammar)
-        reason = sequence.finish_reason(self.model.eos_token_ids)
+        reason = self._finish_reason(sequence)
         if reason is not None:
             return [sequence.make_output(finish_reason=reason)]
         self._sequences[request.id] = sequence
@@ -231,6 +233,7 @@ class Core:
         Raises:
             Exception: any error of the model; only `fail_all` may be called afterwards.
         """
+        began = time.perf_counter()
         before, self._in_flight = self._in_flight, None
         self._idle = False
         if not self._sequences:
@@ -249,6 +252,8 @@ class Core:
                 self._in_flight = flight
             else:
                 outputs += self._collect(flight)
+            if self._speculator is not None:
+                self._speculator.timed(flight.chunks, time.perf_counter() - began)
         return outputs
 
     def remove_adapter(self, name: str) -> None:
@@ -267,6 +272,7 @@ class Core:
     def stats(self) -> Stats:
         """Return the current counters."""
         table = self.scheduler.table
+        drafts = SpeculationCounts() if self._speculator is None else self._speculator.counts
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -278,6 +284,9 @@ class Core:
             generated_tokens=self._generated_tokens,
             preemptions=self.scheduler.preemptions,
             steps=self._steps,
+            num_drafts=drafts.drafts,
+            num_draft_tokens=drafts.draft_tokens,
+            num_accepted_tokens=drafts.accepted_tokens,
             progress=self._progress,
         )
 
@@ -299,8 +308,8 @@ class Core:
         slots = self.adapters.place(span.sequence.request.adapter for span in spans)
         for span in spans:
             span.sequence.adapter = slots[span.sequence.request.adapter]
-        self._masks.prepare(
-            span.sequence for span in spans if span.samples and not span.sequence.has_pending_token
+        self._chooser.prepare(
+            span for span in spans if span.samples and not span.sequence.has_pending_token
         )
         recorder = Recorder.of(spans)
         hidden, logits = self._forward(spans, before, recorder)
@@ -336,50 +345,12 @@ class Core:
     def _choose(self, flight: InFlightStep) -> None:
         """Sample the next tokens of a step. All earlier tokens are known."""
         going = [span for span in flight.sampling if self._goes_on(span.sequence)]
-        self._masks.prepare(span.sequence for span in going)
-        late = self._masks.late([span.sequence for span in going])
-        for span in going:
-            if span.sequence in late:
-                error = late[span.sequence]
-                if error is not None:
-                    flight.failures[span] = error
-                else:
-                    # A sequence whose mask is not ready computes its last position again later, for
-                    # its logits.
-                    flight.retracted.add(span)
-                    self.scheduler.retract(span)
-        going = [span for span in going if span.sequence not in late]
-        logits = flight.logits
-        if len(going) < len(flight.sampling):
-            rows = {span: row for row, span in enumerate(flight.sampling)}
-            logits = logits[
-                upload(torch.tensor([rows[span] for span in going]).long(), logits.device)
-            ]
-        self._draw(flight, logits, going)
-
-    def _draw(self, flight: InFlightStep, logits: Tensor, spans: Run[ScheduledChunk]) -> None:
-        """Sample for each span; record errors.
-
-        An error of one request must not fail the others.
-        """
-        if not spans:
-            return
-        try:
-            flight.choose(spans, self.sampler.draw(logits, [span.sequence for span in spans]))
-            return
-        except Exception:
-            log.exception(
-                "sampling %d requests together failed; trying them one by one", len(spans)
-            )
-        for row, span in enumerate(spans):
-            # The sampler's state of a request may be half changed; it is rebuilt from the output.
-            self.sampler.forget(span.sequence)
-            try:
-                flight.choose([span], self.sampler.draw(logits[row : row + 1], [span.sequence]))
-            except Exception as error:
-                log.exception("sampling for request %s failed", span.sequence.request.id)
-                message = f"the next token could not be chosen: {type(error).__name__}"
-                flight.failures[span] = EngineError(message)
+        chosen = self._chooser.choose(flight.logits_of(going, 0), going)
+        flight.choose(chosen)
+        for span in chosen.late:
+            # Its last position is computed again later, for its logits.
+            flight.retracted.add(span)
+            self.scheduler.retract(span)
 
     def _collect(self, flight: InFlightStep) -> list[Output]:
         """Read a step: commit finite results, end failed requests, return the outputs.
@@ -389,15 +360,26 @@ class Core:
         outcomes = [
             (span, of) for span, of in flight.read().items() if self._is_live(span.sequence)
         ]
+        runs: Mapping[ScheduledChunk, AcceptedRun] = {}
+        if self._speculator is not None:
+            runs = self._speculator.accept(
+                {span: of.choice for span, of in outcomes if of.good and span.drafts},
+                lambda spans, place: self._chooser.choose(flight.logits_of(spans, place), spans),
+                self._append,
+            )
         for span, outcome in outcomes:
             if outcome.good:
+                kept = self.scheduler.keep(span, runs[span].accepted) if span.drafts else span
                 # First, as committing frees the pages that a window has passed.
-                self.scheduler.mark_verified(span)
-                self.scheduler.commit(span, retracted=span in flight.retracted)
+                self.scheduler.mark_verified(kept)
+                self.scheduler.commit(kept, retracted=span in flight.retracted)
         outputs: list[Output] = []
         for span, (good, scores, choice, states) in outcomes:
             if not good:
                 outputs.append(self._invalidate(span))
+                continue
+            if span.drafts:
+                outputs += self._emit_run(span.sequence, runs[span])
                 continue
             payloads = () if states is None else states.take(span.sequence)
             if scores or (payloads and choice is None):
@@ -418,7 +400,7 @@ class Core:
     ) -> Output:
         """Emit logprobs and hidden states of a prompt; the end, if nothing else was requested."""
         sequence.scored += 0 if told is None else len(told)
-        reason = sequence.finish_reason(self.model.eos_token_ids)
+        reason = self._finish_reason(sequence)
         if reason is not None:
             self._count_prompt(sequence)
             self._drop(sequence)
@@ -443,18 +425,42 @@ class Core:
         """
         if isinstance(choice, InlayError):
             return self._end(sequence, error=choice)
+        self._append(sequence, choice)
+        return self._emit_tokens(sequence, [choice], payloads)
+
+    def _append(self, sequence: Sequence, choice: SampledToken) -> FinishReason | None:
+        """Append the next token; return the finish reason of the output, if it has ended."""
         if len(sequence.output) == len(sequence.request.prior_output):
             self._count_prompt(sequence)
         self._generated_tokens += 1
         sequence.append(choice.token_id)
-        logprobs = () if choice.logprobs is None else (choice.logprobs,)
-        reason = sequence.finish_reason(self.model.eos_token_ids)
+        return self._finish_reason(sequence)
+
+    def _emit_run(self, sequence: Sequence, run: AcceptedRun) -> list[Output]:
+        """Emit the tokens of a chunk with drafts, and the failure of the next one."""
+        outputs = [self._emit_tokens(sequence, run.tokens)] if run.tokens else []
+        if run.error is not None:
+            outputs.append(self._end(sequence, error=run.error))
+        return outputs
+
+    def _emit_tokens(
+        self,
+        sequence: Sequence,
+        tokens: Run[SampledToken],
+        payloads: tuple[Payload, ...] = (),
+    ) -> Output:
+        """Emit appended tokens; the end, if the last of them ends the output."""
+        reason = self._finish_reason(sequence)
         if reason is not None:
             self._drop(sequence)
             payloads = tuple(structs.replace(payload, last=True) for payload in payloads)
+        logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
         return sequence.make_output(
-            new=1, logprobs=logprobs, finish_reason=reason, payloads=payloads
+            new=len(tokens), logprobs=logprobs, finish_reason=reason, payloads=payloads
         )
+
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        return sequence.finish_reason(self.model.eos_token_ids)
 
     def _count_prompt(self, sequence: Sequence) -> None:
         self._prompt_tokens += len(sequence.prompt)
@@ -475,8 +481,9 @@ class Core:
 
     def _drop(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
-        self.sampler.forget(sequence)
-        self._masks.drop(sequence)
+        self._chooser.forget(sequence)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
         del self._sequences[sequence.request.id]
 
 

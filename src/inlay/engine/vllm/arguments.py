@@ -27,6 +27,7 @@ _SAME = (
     "gpu_memory_utilization",
     "max_logprobs",
     "kv_events_config",
+    "speculative_config",
 )
 """Settings that both have by the same name; vLLM's own default holds for those not given."""
 

@@ -77,6 +77,17 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "Generated tokens, including those cut off later.",
         lambda stats: stats.generated_tokens,
     ),
+    ("vllm:spec_decode_num_drafts", "Speculated drafts.", lambda stats: stats.num_drafts),
+    (
+        "vllm:spec_decode_num_draft_tokens",
+        "Tokens of drafts.",
+        lambda stats: stats.num_draft_tokens,
+    ),
+    (
+        "vllm:spec_decode_num_accepted_tokens",
+        "Tokens of drafts that became output.",
+        lambda stats: stats.num_accepted_tokens,
+    ),
     ("inlay:engine_steps", "Steps of the engine.", lambda stats: stats.steps),
     ("inlay:engine_positions", "Positions computed.", lambda stats: stats.progress),
     (

@@ -1,0 +1,50 @@
+"""`--speculative-config`: settings of speculative decoding, with vLLM's keys."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+
+
+class SpeculativeConfig(BaseModel):
+    """Speculation of the torch engine. Names and meaning are vLLM's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    method: Literal["ngram"]
+    num_speculative_tokens: int = Field(default=8, ge=1, le=64)
+    prompt_lookup_min: int = Field(default=2, ge=1, le=16)
+    prompt_lookup_max: int = Field(default=5, ge=1, le=16)
+
+    @model_validator(mode="after")
+    def _check(self) -> "SpeculativeConfig":
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min ({self.prompt_lookup_min}) is more than prompt_lookup_max "
+                f"({self.prompt_lookup_max})"
+            )
+        return self
+
+
+def speculative_config(settings: EngineSettings) -> SpeculativeConfig | None:
+    """Return the speculation of the torch engine, None if none is set.
+
+    Raises `InvalidRequestError` if the setting is not JSON, or not what this engine does.
+    """
+    if settings.speculative_config is None:
+        return None
+    try:
+        return SpeculativeConfig.model_validate_json(settings.speculative_config)
+    except ValidationError as error:
+        faults = "; ".join(
+            ".".join(map(str, fault["loc"])) + (": " if fault["loc"] else "") + fault["msg"]
+            for fault in error.errors(include_url=False, include_context=False)
+        )
+        raise InvalidRequestError(
+            f"--speculative-config: {faults}", param="speculative_config"
+        ) from None
+
+
+__all__ = ["SpeculativeConfig", "speculative_config"]

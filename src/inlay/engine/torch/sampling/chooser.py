@@ -1,0 +1,107 @@
+"""`TokenChooser`: the next tokens of chunks, by the sampler and the masks of grammars."""
+
+import logging
+from collections.abc import Iterable
+from collections.abc import Sequence as Run
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from inlay.engine.torch.grammar.masks import Masks
+from inlay.engine.torch.plan import ScheduledChunk
+from inlay.engine.torch.sampling.sampler import SampledToken, SampledTokens, Sampler
+from inlay.engine.torch.sequence import Sequence
+from inlay.errors import EngineError, InlayError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ChosenTokens:
+    """Next tokens, perhaps not yet read from the device.
+
+    Attributes:
+        drawn: chunks, and the tokens after them.
+        failures: errors of chunks after which none can be sampled.
+        late: chunks whose grammar's mask is not ready; nothing is sampled.
+    """
+
+    drawn: list[tuple[Run[ScheduledChunk], SampledTokens]] = field(default_factory=list)
+    failures: dict[ScheduledChunk, InlayError] = field(default_factory=dict)
+    late: list[ScheduledChunk] = field(default_factory=list)
+
+    def read(self) -> dict[ScheduledChunk, SampledToken | InlayError]:
+        """Return the token after each chunk, or why there is none. Waits for the device."""
+        found: dict[ScheduledChunk, SampledToken | InlayError] = dict(self.failures)
+        for spans, tokens in self.drawn:
+            found.update(zip(spans, tokens.read(), strict=True))
+        return found
+
+
+class TokenChooser:
+    """Samples with the masks of grammars, which are computed on threads of their own."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._masks = Masks()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._masks.close()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the state of `sequence`, if any."""
+        self._sampler.forget(sequence)
+        self._masks.drop(sequence)
+
+    def prepare(self, spans: Iterable[ScheduledChunk]) -> None:
+        """Begin to compute the masks for the tokens after `spans`."""
+        self._masks.prepare(span.sequence for span in spans)
+
+    def choose(self, logits: Tensor, spans: Run[ScheduledChunk]) -> ChosenTokens:
+        """Sample the next token of each chunk's sequence; all earlier ones are known.
+
+        Args:
+            logits: [len(spans), vocab_size].
+            spans: chunks.
+        """
+        chosen = ChosenTokens()
+        self.prepare(spans)
+        late = self._masks.late([span.sequence for span in spans])
+        for span in spans:
+            if span.sequence in late:
+                error = late[span.sequence]
+                if error is None:
+                    chosen.late.append(span)
+                else:
+                    chosen.failures[span] = error
+        if late:
+            rows = [row for row, span in enumerate(spans) if span.sequence not in late]
+            spans, logits = [spans[row] for row in rows], logits[rows]
+        if spans:
+            self._draw(logits, spans, chosen)
+        return chosen
+
+    def _draw(self, logits: Tensor, spans: Run[ScheduledChunk], chosen: ChosenTokens) -> None:
+        """Sample for each span; an error of one request must not fail the others."""
+        try:
+            drawn = self._sampler.draw(logits, [span.sequence for span in spans])
+            chosen.drawn.append((spans, drawn))
+            return
+        except Exception:
+            log.exception(
+                "sampling %d requests together failed; trying them one by one", len(spans)
+            )
+        for row, span in enumerate(spans):
+            # The sampler's state of a request may be half changed; it is rebuilt from the output.
+            self._sampler.forget(span.sequence)
+            try:
+                drawn = self._sampler.draw(logits[row : row + 1], [span.sequence])
+                chosen.drawn.append(([span], drawn))
+            except Exception as error:
+                log.exception("sampling for request %s failed", span.sequence.request.id)
+                message = f"the next token could not be chosen: {type(error).__name__}"
+                chosen.failures[span] = EngineError(message)
+
+
+__all__ = ["ChosenTokens", "TokenChooser"]

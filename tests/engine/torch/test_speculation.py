@@ -1,0 +1,239 @@
+"""Speculative decoding: guessed tokens change the number of steps, never the output."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.spec import check_options
+from inlay.engine.speculation import SpeculativeConfig, speculative_config
+from inlay.engine.torch.cache.kv_layout import EngineLimits
+from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.speculation import Speculator
+from inlay.engine.torch.speculation.costs import StepCosts, best_lengths
+from inlay.engine.torch.speculation.ngram import MAX_CANDIDATES, History, lookup
+from inlay.engine.torch.step import Core
+from inlay.errors import InvalidRequestError
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Sampling
+from tests.engine.torch.sequences import sequence_of
+from tests.engine.torch.test_overlap import KINDS, outcomes
+from tests.engine.torch.test_overlap import core as plain
+from tests.engine.torch.test_step import SECRET, load, make_request, noise, run
+
+CONFIG = SpeculativeConfig(method="ngram")
+
+
+class Oracle(Speculator):
+    """Guesses what is known to come, with a wrong token now and then."""
+
+    def __init__(self, expected: Mapping[str, list[int]]) -> None:
+        super().__init__(CONFIG)
+        self.expected = expected
+        self.random = random.Random(5)
+
+    def _drafts(
+        self, limits: Mapping[Sequence, int], rows: int, room: int
+    ) -> dict[Sequence, tuple[int, ...]]:
+        found: dict[Sequence, tuple[int, ...]] = {}
+        for sequence, limit in limits.items():
+            count = min(limit, room, self.random.randrange(12))
+            at = len(sequence.output)
+            drafts = self.expected[sequence.request.id][at : at + count]
+            if drafts and self.random.random() < 0.6:
+                # Any id, ends and ids that a grammar refuses among them.
+                drafts[self.random.randrange(len(drafts))] = self.random.randrange(300)
+            if drafts:
+                found[sequence] = tuple(drafts)
+                room -= len(drafts)
+        return found
+
+
+def core(speculator: Speculator, **changes: int) -> Core:
+    values: dict[str, Any] = {
+        "max_model_len": 160,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "page_size": 16,
+        "num_pages": 64,
+    }
+    return Core(load("llama"), EngineLimits(**(values | changes)), SECRET, speculator=speculator)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_pages": 14, "max_num_batched_tokens": 24}], ids=["roomy", "tight"]
+)
+def test_every_setting_gives_what_it_gives_one_token_at_a_time(changes: dict[str, int]) -> None:
+    model = load("llama")
+    grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
+    try:
+        expected = outcomes(plain(overlap=False, **changes), grammars)
+        engine = core(Oracle({name: of[0] for name, of in expected.items()}), **changes)
+        found = outcomes(engine, grammars)
+    finally:
+        grammars.close()
+    assert {name: of[:2] for name, of in found.items()} == {
+        name: of[:2] for name, of in expected.items()
+    }
+    for name, (_, _, logprobs) in expected.items():
+        for told, other in zip(logprobs, found[name][2], strict=True):
+            assert told.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert len(told.top) == len(other.top) == KINDS[name.split(", ")[0]]["logprobs"]
+    stats = engine.stats()
+    assert stats.num_drafts < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert stats.blocks_used == 0
+
+
+def test_a_repetition_takes_fewer_steps_and_rows_are_never_drafted() -> None:
+    # A bias makes the model repeat two tokens in turn.
+    bias = {11: 1000.0}
+    engine = core(Speculator(CONFIG))
+    text = Prompt.of(Tokens([5, 6, 7]))
+    found = run(engine, make_request("a", text, 60, logit_bias=bias))["a"]
+    assert found.output == [11] * 60
+    assert engine.stats().steps < 30
+    assert engine.stats().generated_tokens == 60
+    soft = Prompt.of(noise("llama", 4, 20), Tokens([5]), noise("llama", 4, 20), Tokens([5]))
+    run(engine, make_request("b", soft, 4))
+
+
+def test_nothing_is_kept_of_a_request_that_ended() -> None:
+    speculator = Speculator(CONFIG)
+    engine = core(speculator)
+    run(engine, *(make_request(str(n), Prompt.of(Tokens([n, 6, n, 6, n])), 9) for n in range(3, 9)))
+    assert len(speculator) == 0
+
+
+# Look-up
+
+ids = st.lists(st.integers(-1, 3), max_size=40)
+
+
+def reference(ids: list[int], count: int, shortest: int, longest: int) -> list[int]:
+    """The same by its definition: each place is compared in full."""
+    places = len(ids) - shortest
+    best: tuple[int, int] | None = None
+    starts = [
+        at
+        for at in range(places)
+        if ids[at : at + shortest] == ids[places:] and -1 not in ids[places:]
+    ][-MAX_CANDIDATES:]
+    for at in starts:
+        more = 0
+        while (
+            more < longest - shortest
+            and at - more > 0
+            and ids[at - more - 1] == ids[places - more - 1] != -1
+        ):
+            more += 1
+        if best is None or (more, at) > best:
+            best = more, at
+    if best is None:
+        return []
+    known = list(ids)
+    found: list[int] = []
+    for at in range(best[1] + shortest, best[1] + shortest + count):
+        if known[at] < 0:
+            break
+        found.append(known[at])
+        known.append(known[at])
+    return found
+
+
+@given(ids, st.integers(0, 12), st.integers(1, 3), st.integers(0, 3))
+def test_a_draft_is_what_followed_the_longest_equal_run(
+    ids: list[int], count: int, shortest: int, more: int
+) -> None:
+    found = lookup(np.array(ids, dtype=np.int64), count, shortest, shortest + more)
+    assert found == reference(ids, count, shortest, shortest + more)
+
+
+def test_a_history_has_no_ids_where_rows_stand_and_grows_with_the_output() -> None:
+    sequence = sequence_of(Sampling(max_tokens=200), prompt=[4, 5])
+    history = History(sequence)
+    assert history.after([]).tolist() == [4, 5]
+    output = list(range(100))
+    assert history.after(output[:3]).tolist() == [4, 5, 0, 1, 2]
+    assert history.after(output).tolist() == [4, 5, *output]
+    mixed = Prompt.of(Tokens([1, 2]), noise("llama", 1, 3), Tokens([3]))
+    request = make_request("a", mixed)
+    assert History(Sequence(request, arrival=0)).after([9]).tolist() == [1, 2, -1, -1, -1, 3, 9]
+
+
+# How many
+
+
+@given(
+    st.dictionaries(st.integers(0, 5), st.tuples(st.floats(0, 1), st.integers(0, 9)), max_size=4),
+    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(1, 40), st.floats(1e-4, 1)), max_size=6),
+)
+def test_lengths_are_within_what_was_drafted_and_never_worse_than_none(
+    acceptance: dict[int, tuple[float, int]], room: int, measured: list[tuple[int, float]]
+) -> None:
+    costs, rows = StepCosts(), max(1, len(acceptance))
+    for count, seconds in measured:
+        costs.learn(count, seconds)
+    lengths = best_lengths(acceptance, rows, costs, room)
+    assert all(0 < count <= acceptance[key][1] for key, count in lengths.items())
+    drafted = sum(lengths.values())
+    assert drafted <= room
+    tokens = rows + sum(
+        acceptance[key][0] ** place
+        for key, count in lengths.items()
+        for place in range(1, count + 1)
+    )
+    assert tokens / costs.relative(rows, drafted)[-1] >= rows - 1e-9
+
+
+def test_where_a_row_costs_as_much_as_a_step_nothing_is_drafted() -> None:
+    costs = StepCosts()
+    for rows in range(1, 20):
+        costs.learn(rows, rows * 0.01)
+    assert best_lengths({0: (0.9, 8)}, 1, costs, 100) == {}
+    flat = StepCosts()
+    for rows in range(1, 20):
+        flat.learn(rows, 0.01)
+    assert best_lengths({0: (0.9, 8)}, 1, flat, 100) == {0: 8}
+    assert best_lengths({0: (0.9, 8)}, 1, flat, 3) == {0: 3}
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "Invalid JSON"),
+        ("[]", "Input should be an object"),
+        ('{"method": "eagle3"}', "method: Input should be 'ngram'"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: "),
+        ('{"method": "ngram", "model": "x"}', "model: Extra inputs are not permitted"),
+        (
+            '{"method": "ngram", "prompt_lookup_min": 6}',
+            "prompt_lookup_min (6) is more than prompt_lookup_max (5)",
+        ),
+    ],
+)
+def test_other_settings_are_refused_before_anything_is_loaded(text: str, said: str) -> None:
+    settings = EngineSettings(model="m", speculative_config=text)
+    with pytest.raises(InvalidRequestError) as refused:
+        check_options(settings)
+    assert refused.value.message.startswith("--speculative-config: ")
+    assert said in refused.value.message
+
+
+def test_the_setting_is_read_and_other_engines_refuse_it() -> None:
+    text = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+    found = speculative_config(EngineSettings(model="m", speculative_config=text))
+    assert found is not None
+    assert (found.num_speculative_tokens, found.prompt_lookup_min) == (3, 2)
+    with pytest.raises(InvalidRequestError, match="--speculative-config is for the torch and vllm"):
+        check_options(EngineSettings(model="m", engine="echo", speculative_config=text))
