@@ -199,6 +199,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Uses of images that were encoded already; then those encoded, and what went to make room."""
     image_cache_misses: int = 0
     image_cache_evictions: int = 0
+    kv_pages_fetched: int = 0
+    """Pages of keys and values that came from other workers; then those given to them."""
+    kv_pages_given: int = 0
     held_payloads: int = 0
     """Payloads that are kept for other workers now, and their bytes; they change both ways."""
     held_bytes: int = 0

@@ -55,8 +55,11 @@ class Pair:
 
     def fetched(self) -> list[int]:
         """Pages that each worker, in the order of `sessions`, has fetched."""
-        exchanges = [self.engines[id_]._exchange for id_ in self.ids]
-        return [exchange.num_fetched for exchange in exchanges if exchange is not None]
+        stats = [self.engines[id_].stats() for id_ in self.ids]
+        assert sum(one.kv_pages_given for one in stats) == sum(
+            one.kv_pages_fetched for one in stats
+        )
+        return [one.kv_pages_fetched for one in stats]
 
 
 async def rest(stream: ResumingStream) -> list[int]:

@@ -189,9 +189,7 @@ async def test_pages_of_an_output_too_let_another_go_on(tmp_path: Path) -> None:
         (receiver,) = await run(asking, rest)
         assert receiver.output == truth[60:]
         assert direct.asked
-        exchange = asking._exchange
-        assert exchange is not None
-        assert exchange.num_fetched == (40 + 60 - 1) // 16
+        assert asking.stats().kv_pages_fetched == (40 + 60 - 1) // 16
 
 
 async def test_pages_are_of_one_adapter_salt_and_secret(tmp_path: Path) -> None:

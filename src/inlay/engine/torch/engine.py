@@ -351,7 +351,8 @@ class TorchEngine:
 
     def stats(self) -> Stats:
         """Return the counters after the last step."""
-        return add_stats(self._before, self._now())
+        stats = add_stats(self._before, self._now())
+        return stats if self._exchange is None else self._exchange.counted(stats)
 
     def _now(self) -> Stats:
         """Return the counters since the engine last woke."""

@@ -106,6 +106,16 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda stats: stats.kept_evictions,
     ),
     (
+        "inlay:kv_pages_fetched",
+        "Pages of keys and values that came from other workers.",
+        lambda stats: stats.kv_pages_fetched,
+    ),
+    (
+        "inlay:kv_pages_given",
+        "Pages of keys and values that were given to other workers.",
+        lambda stats: stats.kv_pages_given,
+    ),
+    (
         "inlay:image_cache_hits",
         "Uses of images whose rows the engine had or was computing.",
         lambda stats: stats.image_cache_hits,

@@ -5,8 +5,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from inlay import liveness
 from inlay.address import Address
+from inlay.card import Stats
 from inlay.digest import BLOCK_DIGEST_SIZE
 from inlay.engine.api import Peers
 from inlay.engine.torch.pages.cached import CachedPages, Lack
@@ -50,11 +53,13 @@ class PageExchange:
     Attributes:
         price: as above.
         num_fetched: pages that came from peers.
+        num_given: pages that went to them.
     """
 
     def __init__(self, ask: AskCore, sealer: Sealer, price: FetchPrice | None = None) -> None:
         self.price = price or FetchPrice()
         self.num_fetched = 0
+        self.num_given = 0
         self._core = ask
         self._sealer = sealer
         self._turn = asyncio.Lock()
@@ -62,6 +67,10 @@ class PageExchange:
         self._flights: SingleFlight[bytes, None] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
+
+    def counted(self, stats: Stats) -> Stats:
+        """Return `stats` with the pages that were fetched and given."""
+        return replace(stats, kv_pages_fetched=self.num_fetched, kv_pages_given=self.num_given)
 
     def start(self, request: Request, peers: Peers | None, done: Callable[[], object]) -> bool:
         """Fetch what `request` lacks, then call `done`, whatever came; never after `stop`.
@@ -181,6 +190,7 @@ class PageExchange:
                 self._sealer.seal, query.group, digests[: len(records)], records
             )
             data = Buffer(records.view(-1).numpy().data)
+            self.num_given += len(records)
             shape = len(records), records.shape[1]
             payload = Payload(PORTS[Task.PAGES], "uint8", shape, data)
             answer = Output(
