@@ -14,6 +14,7 @@ from inlay.api.admin.schema import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
+from inlay.api.anthropic import models as anthropic_models
 from inlay.api.anthropic.errors import ANTHROPIC
 from inlay.api.anthropic.route import count_tokens, messages
 from inlay.api.anthropic.schema import (
@@ -24,6 +25,7 @@ from inlay.api.anthropic.schema import (
     TokenCount,
 )
 from inlay.api.examples import EXAMPLES
+from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
@@ -179,8 +181,10 @@ ROUTES: Routes = (
         None, Stored), uploads.show),
     (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete a stored prompt.",
         None, PromptEmbedsDeleted), uploads.delete),
-    (Operation("GET", "/v1/models", "All models.", None, ModelList), models.list_models),
-    (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry), models.one_model),
+    (Operation("GET", "/v1/models", "All models.", None, ModelList),
+        by_version(models.list_models, anthropic_models.list_models)),
+    (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry),
+        by_version(models.one_model, anthropic_models.one_model)),
     (Operation("POST", "/tokenize", "Token ids of a text or a chat.",
         TokenizeRequest, TokenizeResponse), tokenize.tokenize),
     (Operation("POST", "/detokenize", "Text of token ids.",

@@ -111,8 +111,8 @@ def _reader(said: Conversation) -> Callable[..., Any]:
     return partial(read_messages, said.messages)
 
 
-async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
-    """Read, check and translate a request."""
+def check_version(call: Call) -> None:
+    """Raise `InvalidRequestError` for a version of the API that is not served."""
     version = call.header(b"anthropic-version")
     if version is not None and version not in _VERSIONS:
         raise InvalidRequestError(
@@ -120,6 +120,11 @@ async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
             f"{version[:40].decode('latin-1')!r}",
             param="anthropic-version",
         )
+
+
+async def _read(call: Call, decoder: msgspec.json.Decoder[T]) -> _Asked:
+    """Read, check and translate a request."""
+    check_version(call)
     said: list[Conversation] = []
 
     def sources(request: T) -> list[Source]:

@@ -1,5 +1,6 @@
 """Types of `/v1/messages` and `/v1/messages/count_tokens`."""
 
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -108,6 +109,31 @@ class TokenCount(msgspec.Struct, frozen=True):
     """The response of `/v1/messages/count_tokens`; rows of embeddings and images count too."""
 
     input_tokens: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag="model", tag_field="type"):
+    """A model that `/v1/messages` serves.
+
+    Attributes:
+        created_at: start of the server.
+        max_input_tokens: positions of prompt and answer together, as `max_tokens`.
+    """
+
+    id: str
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Models, where `anthropic-version` is sent; `after_id` and `before_id` ask for the others."""
+
+    data: list[ModelInfo]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text", tag_field="type"):

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from inlay.api.listed import listed
 from inlay.api.openai.schema.models import (
     EmbeddingFacts,
     MediaFacts,
@@ -19,17 +20,8 @@ from inlay.router import ServedModel
 
 async def list_models(call: Call) -> None:
     """Answer with every model, each under all its names, and with their adapters."""
-    router = call.server.router
-    entries = []
-    for card in router.models():
-        if card.is_inner:
-            continue
-        entries += [_entry(call, ServedModel(card), name) for name in (card.name, *card.aliases)]
-        entries += [
-            _entry(call, ServedModel(card, adapter), adapter.name)
-            for adapter in router.adapters(card)
-        ]
-    await call.json(ModelList(data=entries))
+    found = listed(call.server.router)
+    await call.json(ModelList(data=[_entry(call, model, name) for name, model in found]))
 
 
 async def one_model(call: Call) -> None:
@@ -75,6 +67,8 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         capabilities.append("encode")
     if Task.STAGE in card.tasks:
         capabilities.append("image_generation")
+    if Task.GENERATE in card.tasks and card.stage and "image" in card.stage.graph.outputs:
+        capabilities.append("image_output")
     if settings.enable_prompt_embeds and card.prompt_embeds is None:
         capabilities.append("prompt_embeds")
         if settings.enable_embedding_lookup:

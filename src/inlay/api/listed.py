@@ -1,0 +1,35 @@
+"""Models by the names that clients know, and the form in which an API lists them."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeAlias
+
+from inlay.http.server import Call
+from inlay.router import Router, ServedModel
+
+Handler: TypeAlias = Callable[[Call], Awaitable[None]]
+
+
+def listed(router: Router) -> Iterator[tuple[str, ServedModel]]:
+    """Yield every model under all its names, then its adapters; no stages inside a pipeline."""
+    for card in router.models():
+        if card.is_inner:
+            continue
+        for name in (card.name, *card.aliases):
+            yield name, ServedModel(card)
+        for adapter in router.adapters(card):
+            yield adapter.name, ServedModel(card, adapter)
+
+
+def by_version(openai: Handler, anthropic: Handler) -> Handler:
+    """Return a handler that answers Anthropic's clients, known by a header, in their own form."""
+
+    async def handler(call: Call) -> None:
+        # A cache between must not answer one client with the other's form.
+        call.headers.append((b"vary", b"anthropic-version"))
+        found = openai if call.header(b"anthropic-version") is None else anthropic
+        await found(call)
+
+    return handler
+
+
+__all__ = ["by_version", "listed"]
