@@ -7,6 +7,10 @@ import { generate, sampling } from "./generate.mjs";
 import { Figures, Heat, Positions } from "./heat.mjs";
 import { Snippets } from "./snippets.mjs";
 
+// True where the chosen model is a pipeline that draws what it writes.
+export const draws = ({ models, settings }) => models?.some((model) =>
+  model.id === settings.model && model.capabilities.includes("image_output")) ?? false;
+
 // The request that the page would send: {path, body}.
 export function requestOf(state) {
   const { settings, turns, draft, chips } = state;
@@ -14,6 +18,7 @@ export function requestOf(state) {
   if (state.tab === "complete") {
     return { path: "v1/completions", body: { ...fields, prompt: parts(draft, chips) } };
   }
+  if (settings.draw && draws(state)) fields.modalities = ["text", "image"];
   const messages = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const turn of turns) {
     messages.push({ role: "user", content: turn.content });
@@ -84,6 +89,8 @@ export function Answer({ app, answer, usage = true, names, hint }) {
     ${answer.tokens.length ? html`<${Heat} answer=${answer} choose=${choose}
       hint=${hint} />`
       : html`<p class="text">${answer.text}</p>`}
+    ${answer.pictures.map((url) => html`<a href=${url} download="drawn"><img class="drawn"
+      src=${url} alt=${`Drawn: ${answer.text}`} /></a>`)}
     <${Figures} answer=${answer} />
     ${usage && html`<${Positions} usage=${answer.usage} names=${names} />`}
   </div>`;

@@ -26,6 +26,10 @@ export async function upload(file, model, key, signal) {
   } catch {
     throw new ApiError(400, `${file.name} cannot be read; is it a folder, or gone?`);
   }
+  if (type && !model.capabilities.includes("images")) {
+    throw new ApiError(400, `${model.id} takes no pictures: ${file.name} was not sent. A model `
+      + "that takes them has \"images\" in /v1/models.");
+  }
   const limit = type ? model.limits.max_body_bytes : model.limits.max_prompt_embeds_bytes;
   if (file.size > limit) {
     throw new ApiError(413, `${file.name} has ${bytes(file.size)}; this server takes `

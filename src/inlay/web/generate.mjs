@@ -33,7 +33,8 @@ export async function generate({ path, body, key, headers, signal, logprobs }, g
   const full = { ...body, stream: true, return_token_ids: true,
     stream_options: { include_usage: true },
     ...(logprobs ? (chat ? chatLogprobs : completionLogprobs) : {}) };
-  const answer = { text: "", reasoning: "", tokens: [], ids: [], pieces: [], usage: null,
+  const answer = { text: "", reasoning: "", tokens: [], ids: [], pieces: [], pictures: [],
+    usage: null,
     first: null, took: null, finish: null, sent: new Blob([JSON.stringify(full)]).size };
   const began = performance.now();
   let worker = null;
@@ -42,7 +43,11 @@ export async function generate({ path, body, key, headers, signal, logprobs }, g
     if (event.usage) answer.usage = event.usage;
     if (choice) {
       const delta = choice.delta ?? {};
-      const text = choice.text ?? delta.content ?? "";
+      // A drawn picture comes as parts of the content, behind the text.
+      const drawn = Array.isArray(delta.content) ? delta.content : [];
+      const text = choice.text ?? (drawn.length ? "" : delta.content ?? "");
+      answer.pictures.push(...drawn.filter((part) => part.type === "image_url"
+        && part.image_url.url.startsWith("data:image/")).map((part) => part.image_url.url));
       answer.reasoning += delta.reasoning ?? delta.reasoning_content ?? "";
       if (choice.token_ids) answer.ids.push(...choice.token_ids);
       if (answer.first === null && (text || choice.token_ids?.length)) {

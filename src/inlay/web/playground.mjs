@@ -1,7 +1,7 @@
 // The playground: its state, its settings, and which view is shown.
 
 import { ask, problemOf } from "./api.mjs";
-import { Chat } from "./chat.mjs";
+import { Chat, draws } from "./chat.mjs";
 import { Compare } from "./compare.mjs";
 import { chipActions } from "./composer.mjs";
 import { Header, KeyField, Problem, html, store } from "./dom.mjs";
@@ -17,7 +17,7 @@ const asked = new URLSearchParams(location.hash.slice(1)).get("ask") ?? "";
 const first = {
   models: null, problem: null, tab: "chat", running: null, dropping: false,
   settings: { model: "", key: "", system: "", temperature: "0", maxTokens: "", topP: "", seed: "",
-    logprobs: true },
+    logprobs: true, draw: true },
   draft: asked, chips: [], nextChip: 1, uploading: null, inspected: null,
   turns: [], completions: [],
   compare: { text: asked, asText: null, asRows: null, stored: null },
@@ -95,6 +95,9 @@ function Settings({ state }) {
     <label class="check"><input type="checkbox" checked=${settings.logprobs}
       onChange=${(event) => setting("logprobs", event.target.checked)} />${" "}Show how sure it was
       of each token</label>
+    ${state.tab === "chat" && draws(state) && html`<label class="check"><input type="checkbox"
+      checked=${settings.draw} onChange=${(event) => setting("draw", event.target.checked)}
+      />${" "}Have the answer drawn</label>`}
   </details>`;
 }
 
