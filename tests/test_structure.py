@@ -44,7 +44,7 @@ MAY_IMPORT = {
     | {"web"},
     "api": SHARED
     | {"http", "embedding", "media", "tensors", "render"}
-    | {"router", "transport", "store", "telemetry"},
+    | {"router", "transport", "store", "telemetry", "stages"},
     "adapter": SHARED | {"tensors"},
     "embedding": SHARED,
     "worker": SHARED | {"stages", "telemetry", "transport", "engine", "adapter", "tensors"},

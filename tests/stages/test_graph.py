@@ -166,15 +166,23 @@ def test_a_cycle_is_named(tmp_path: Path) -> None:
         read_graph(write(tmp_path, graph))
 
 
-def test_one_language_model_after_another_is_refused(tmp_path: Path) -> None:
+def test_language_models_stand_in_a_row(tmp_path: Path) -> None:
     graph = {
-        "name": "pair",
-        "stages": {name: {"kind": "generate", "model": "m"} for name in ("writer", "reviewer")},
-        "edges": ["writer.text -> reviewer.prompt"],
-        "inputs": {"prompt": "writer.prompt"},
-        "outputs": {"text": "reviewer.text"},
+        "name": "row",
+        "stages": {name: {"kind": "generate", "model": name} for name in ("a", "b", "c")},
+        "edges": ["b.hidden -> c.hidden", "a.text -> b.prompt"],
+        "inputs": {"prompt": "a.prompt"},
+        "outputs": {"text": "c.text"},
     }
-    with pytest.raises(InvalidRequestError, match="one language model after another"):
+    found = read_graph(write(tmp_path, graph))
+    assert (found.before_text, found.served_name("c")) == (["a", "b"], "row")
+    assert [name for name in "abc" if found.gives_hidden(name)] == ["b"]
+    assert [name for name in "abc" if found.takes_hidden(name)] == ["c"]
+    deployment = Deployment(stages={"b": {"engine": "vllm"}})
+    with pytest.raises(InvalidRequestError, match="'vllm' gives no hidden states; allowed: torch"):
+        stage_settings(found, deployment, {})
+    graph["stages"]["c"]["max_tokens"] = 4  # type: ignore[index]
+    with pytest.raises(InvalidRequestError, match=r"stages\.c\.max_tokens: 4; allowed"):
         read_graph(write(tmp_path, graph))
 
 

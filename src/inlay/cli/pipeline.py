@@ -9,7 +9,9 @@ import yaml
 
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from inlay.stages.graph import Graph, StageCard, check
+from inlay.stages.graph import Graph, Stage, StageCard, check
+from inlay.tensors.projector import projector_layers
+from inlay.tensors.table import config_of
 
 MAX_WORKERS = 64
 """Workers of a stage on one machine."""
@@ -43,7 +45,7 @@ class StageEngine(NamedTuple):
     workers: int
 
 
-_OWN = frozenset({"model", "served_model_name", "part", "task"})
+_OWN = frozenset({"model", "served_model_name", "part", "task", "hidden_projector"})
 """Settings that the graph decides."""
 
 
@@ -101,11 +103,15 @@ def read_graph(path: Path) -> Graph:
         check(graph)
     except (msgspec.ValidationError, InvalidRequestError) as error:
         raise InvalidRequestError(f"{path}: {error}") from error
-    stages = {
-        name: msgspec.structs.replace(stage, model=_model(stage.model, path.parent))
-        for name, stage in graph.stages.items()
-    }
-    return msgspec.structs.replace(graph, stages=stages)
+    stages = {name: _found(stage, path.parent) for name, stage in graph.stages.items()}
+    graph = msgspec.structs.replace(graph, stages=stages)
+    try:
+        for start, end in graph.links:
+            if end.name == "hidden":
+                _check_widths(graph, start.stage, end.stage)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{path}: {error}") from error
+    return graph
 
 
 def read_deployment(path: Path | None) -> Deployment:
@@ -160,6 +166,12 @@ def _settings_of(
             f"allowed: {', '.join(sorted(kind.engines))}"
         )
     fields |= {"model": stage.model, "served_model_name": [graph.served_name(name)]}
+    if graph.gives_hidden(name):
+        if fields["engine"] != "torch":
+            raise InvalidRequestError(
+                f"stages.{name}.engine: {fields['engine']!r} gives no hidden states; allowed: torch"
+            )
+        fields["hidden_projector"] = stage.hidden.projector
     if kind.part != "pipeline":
         fields["part"] = kind.part
     try:
@@ -187,6 +199,52 @@ def _read(path: Path) -> object:
         raise InvalidRequestError(
             f"{path} cannot be read: {' '.join(str(error).split())}"
         ) from error
+
+
+def _found(stage: Stage, folder: Path) -> Stage:
+    """Return a stage whose files are named from here."""
+    hidden = stage.hidden
+    if hidden.projector is not None:
+        file = str((folder / hidden.projector).resolve())
+        hidden = msgspec.structs.replace(hidden, projector=file)
+    return msgspec.structs.replace(stage, model=_model(stage.model, folder), hidden=hidden)
+
+
+def _check_widths(graph: Graph, start: str, end: str) -> None:
+    """Check what a model's hidden states are to another, as far as files here tell.
+
+    Raises `InvalidRequestError` for a layer that is not there, or widths that do not fit.
+    """
+    asked = graph.stages[start].hidden
+    place = f"stages.{start}.hidden"
+    giver, taker = (_text_config(graph.stages[name].model) for name in (start, end))
+    layers = giver.get("num_hidden_layers")
+    if layers is not None and not -layers - 1 <= asked.layer <= layers:
+        raise InvalidRequestError(
+            f"{place}.layer: {asked.layer}; the model has {layers} layers: {-layers - 1} to "
+            f"{layers}"
+        )
+    width = giver.get("hidden_size")
+    if asked.projector is not None:
+        projector = projector_layers(Path(asked.projector))
+        if width not in (None, projector[0].width):
+            raise InvalidRequestError(
+                f"{place}.projector takes {projector[0].width} elements; {start} gives {width}"
+            )
+        width = projector[-1].size
+    if width is not None and taker.get("hidden_size") not in (None, width):
+        raise InvalidRequestError(
+            f"{place}: {end} takes rows of {taker['hidden_size']} elements, and is given {width}"
+            + ("; a projector makes others" if asked.projector is None else "")
+        )
+
+
+def _text_config(model: str) -> Mapping[str, Any]:
+    """Return the configuration of a language model; empty if it is not on this machine."""
+    if not Path(model).is_dir():
+        return {}
+    config = config_of(Path(model))
+    return config.get("text_config") or config
 
 
 def _model(name: str, folder: Path) -> str:

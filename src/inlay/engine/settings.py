@@ -59,6 +59,11 @@ class EngineSettings(BaseModel):
         default="pipeline",
         description="Part of a diffusers pipeline that is loaded: all of it, or one stage of it.",
     )
+    hidden_projector: str | None = Field(
+        default=None,
+        description="Safetensors file of linear layers that the hidden states a stage gives to "
+        "another go through. A pipeline's graph sets it. torch engine.",
+    )
     max_generated_image_size: int = Field(
         default=2048 * 2048,
         ge=64,

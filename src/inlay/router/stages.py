@@ -72,7 +72,8 @@ def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) ->
         raise InvalidRequestError(
             f"the pipeline `{graph.name}` makes no {output}; it makes {', '.join(graph.outputs)}"
         )
-    names = [name for name in graph.needed([output]) if not (text and name == graph.text_stage)]
+    known = {*graph.before_text, graph.text_stage} if text else set()
+    names = [name for name in graph.needed([output]) if name not in known]
     for name in names:
         if graph.stages[name].kind == "generate":
             raise InvalidRequestError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -22,16 +22,36 @@ class Port(NamedTuple):
         return f"{self.stage}.{self.name}"
 
 
+class Hidden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hidden states that a language model gives another as rows of its prompt.
+
+    Attributes:
+        layer: as transformers numbers its `hidden_states`: 0 is what the first layer reads, -1 what
+            comes behind the last norm.
+        positions: those of its whole prompt, or those from which its output was chosen.
+        projector: safetensors file, relative to the graph's file, of the linear layers that make
+            rows of them, or None.
+    """
+
+    layer: int = -1
+    positions: Literal["prompt", "output"] = "prompt"
+    projector: str | None = None
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model of a pipeline.
 
     Attributes:
         kind: one of `KINDS`.
         model: directory, relative to the graph's file, or a name on the hub.
+        max_tokens: of what a language model writes for another stage; None: until it ends.
+        hidden: of a language model, what its port `hidden` gives.
     """
 
     kind: str
     model: str
+    max_tokens: int | None = None
+    hidden: Hidden = Hidden()
 
     @property
     def described(self) -> Kind:
@@ -78,6 +98,19 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def text_stage(self) -> str | None:
         """The stage that makes the text of an answer, or None."""
         return _port(self.outputs["text"]).stage if "text" in self.outputs else None
+
+    @property
+    def before_text(self) -> list[str]:
+        """The language models before the stage of the text, in their order."""
+        return self.needed(["text"])[:-1] if self.text_stage else []
+
+    def gives_hidden(self, stage: str) -> bool:
+        """Return True if a stage's hidden states go to another."""
+        return any(start == (stage, "hidden") for start, _ in self.links)
+
+    def takes_hidden(self, stage: str) -> bool:
+        """Return True if a stage's prompt has rows of another."""
+        return any(port == "hidden" for _, port in self.sources(stage))
 
     def missing(self, served: Collection[str]) -> list[str]:
         """Return the stages whose workers are not among the served names."""
@@ -144,11 +177,14 @@ def check(graph: Graph) -> None:
     if not graph.outputs:
         raise InvalidRequestError("outputs: there are none")
     _check_order(graph)
-    if graph.text_stage is not None and graph.inputs["prompt"] != f"{graph.text_stage}.prompt":
-        raise InvalidRequestError(
-            f"outputs.text: the prompt does not feed {graph.text_stage} itself; one language model "
-            "after another is not served yet"
-        )
+    for name, stage in graph.stages.items():
+        if stage.max_tokens is not None and (stage.max_tokens < 1 or name not in graph.before_text):
+            raise InvalidRequestError(
+                f"stages.{name}.max_tokens: {stage.max_tokens}; allowed: 1 and more, of a language "
+                "model before the one that answers"
+            )
+        if stage.hidden != Hidden() and not graph.gives_hidden(name):
+            raise InvalidRequestError(f"stages.{name}.hidden: no edge begins at {name}.hidden")
 
 
 _OUTPUTS: Mapping[str, PortType] = {

@@ -8,11 +8,13 @@ from enum import StrEnum
 class PortType(StrEnum):
     """Types of what passes between stages.
 
-    TEXT is UTF-8; EMBEDS a bundle of named tensors that stands for a prompt; LATENTS a denoiser's
-    result; IMAGE the file of an image.
+    TEXT is UTF-8; HIDDEN hidden states of a language model, as rows of another's prompt; EMBEDS a
+    bundle of named tensors that stands for a prompt; LATENTS a denoiser's result; IMAGE the file of
+    an image.
     """
 
     TEXT = "text"
+    HIDDEN = "hidden states"
     EMBEDS = "embeds"
     LATENTS = "latents"
     IMAGE = "image"
@@ -43,7 +45,10 @@ _DIFFUSERS = frozenset({"diffusers"})
 
 KINDS: Mapping[str, Kind] = {
     "generate": Kind(
-        _TEXT, {"text": PortType.TEXT}, "torch", frozenset({"torch", "vllm", "sglang", "echo"})
+        _TEXT | {"hidden": PortType.HIDDEN},
+        {"text": PortType.TEXT, "hidden": PortType.HIDDEN},
+        "torch",
+        frozenset({"torch", "vllm", "sglang", "echo"}),
     ),
     "image": Kind(_TEXT | _EMBEDS, _IMAGES, "diffusers", _DIFFUSERS),
     "encode": Kind(_TEXT, _EMBEDS, "diffusers", _DIFFUSERS, "text_encoder"),

@@ -240,7 +240,12 @@ class EngineHost:
 
     def _check_rows(self, request: Request) -> None:
         media = self._engine.card.media
-        allowed = self._prompt_embeds or (media is not None and media.embeds)
+        stage = self._stage
+        allowed = (
+            self._prompt_embeds
+            or (media is not None and media.embeds)
+            or (stage is not None and stage.graph.takes_hidden(stage.name))
+        )
         if not allowed and request.has_embeds:
             raise EmbeddingsError(
                 f"The model `{self._engine.card.name}` takes no prompt_embeds: {EMBEDS_OFF}"

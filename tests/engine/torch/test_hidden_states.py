@@ -2,16 +2,19 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.loading import admission_of, card_of
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.hidden_states import HiddenStates
@@ -149,6 +152,32 @@ def test_neighbours_of_all_kinds_and_preemption_change_no_state(seed: int) -> No
         if one.sampling.hidden_states is not None:
             assert_right(found[one.id], one)
         assert found[one.id].output == reference.greedy(tiny("llama"), one.prompt, 60), one.id
+
+
+def test_a_projector_makes_rows_of_any_width(tmp_path: Path) -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(48, 7), torch.nn.GELU(), torch.nn.Linear(7, 9))
+    file = tmp_path / "projector.safetensors"
+    save_file(layers.state_dict(), file)
+    settings = EngineSettings(
+        model=str(tiny("llama")), device="cpu", num_threads=1, hidden_projector=str(file)
+    )
+    bounds = EngineLimits(
+        max_model_len=512, max_num_seqs=8, max_num_batched_tokens=33, page_size=16, num_pages=64
+    )
+    request = asking("one", text(5, 50), layers=[2], prompt=-1)
+    plain = told(run(core(), request)["one"])[2]
+    found = told(run(Core(CausalModel.load(settings), bounds, SECRET), request)["one"])[2]
+    with torch.no_grad():
+        expected = layers(torch.tensor(plain)).numpy()
+    assert found.shape == (50, 9)
+    assert np.abs(found - expected).max() < TOLERANCE
+    with pytest.raises(InvalidRequestError, match="takes 32 elements; the model's hidden states"):
+        Projector(_saved(tmp_path, 32), 48, torch.float32, torch.device("cpu"))
+
+
+def _saved(folder: Path, width: int) -> Path:
+    save_file({"weight": torch.zeros(4, width)}, folder / "other.safetensors")
+    return folder / "other.safetensors"
 
 
 def test_a_request_without_output_ends_when_its_states_are_told() -> None:

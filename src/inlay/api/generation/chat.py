@@ -1,7 +1,6 @@
 """Preparation of a chat: from its messages to a generation."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -9,7 +8,8 @@ from inlay.api.fields import check_depth
 from inlay.api.generation.checks import check_request
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
-from inlay.api.generation.messages import ReadMessages
+from inlay.api.generation.messages import MessageReader
+from inlay.api.generation.models_before import behind_others
 from inlay.api.generation.output_format import (
     ModelFormats,
     check_tool_use,
@@ -23,19 +23,13 @@ from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.accounting import size_of
-from inlay.http.bodies.embeds import Embeddings, TensorSource
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.embeds import Embeddings
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call
-from inlay.prompt import Prompt, Rows, Segment
+from inlay.prompt import Prompt
 from inlay.render import Renderer
 from inlay.request import Grammar, Sampling, Task
 from inlay.router import ServedModel
-
-MessageReader: TypeAlias = Callable[
-    [Callable[[TensorSource], Rows], Callable[[ImageSource], Sequence[Segment]]], ReadMessages
-]
-"""Makes the messages for the renderer, given readers of sources (`read_messages`)."""
 
 
 class ChatPrompt(NamedTuple):
@@ -141,7 +135,22 @@ async def prepare_chat(
     """Check a chat and make its prompt and engine requests; used by every API with chats.
 
     Arguments and errors as `chat_prompt`; from `response_id` the ids of engine requests are made.
+    The language models before it in a pipeline have written when this returns.
+
+    Raises `ClientGone` as `RequestScope`.
     """
+    messages = await behind_others(call, incoming, request, response_id, messages, _prepare)
+    return await _prepare(call, incoming, request, response_id, messages, kept)
+
+
+async def _prepare(
+    call: Call,
+    incoming: ParsedRequest[Any],
+    request: ChatRequest,
+    response_id: str,
+    messages: MessageReader,
+    kept: msgspec.Struct,
+) -> PreparedChat:
     asked = await chat_prompt(call, incoming, request, messages, kept)
     model, renderer, prompt, max_tokens = (
         asked.model,

@@ -21,7 +21,7 @@ from inlay.render import (
     ToolCallDelta,
 )
 from inlay.render.output import ContentParser
-from inlay.request import Output, Request, TokenLogprobs
+from inlay.request import Output, Payload, Request, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ class ChoiceState:
         calls_tools: True if it has called a tool.
         finish_reason: the reason, once it has ended.
         pieces: those that a whole response is made of.
+        payloads: what came beside text.
         worker: id of the worker that made the last of it; None before the first.
     """
 
@@ -126,6 +127,7 @@ class ChoiceState:
         "completion_tokens",
         "finish_reason",
         "index",
+        "payloads",
         "pieces",
         "queued_seconds",
         "request",
@@ -144,6 +146,7 @@ class ChoiceState:
         self.calls_tools = False
         self.finish_reason: str | None = None
         self.pieces: list[ChoicePiece] = []
+        self.payloads: list[Payload] = []
         self._detokenizer: Detokenizer = renderer.detokenizer(
             skip_special_tokens=display.skip_special_tokens,
             spaces_between_special_tokens=display.spaces_between_special_tokens,
@@ -175,6 +178,7 @@ class ChoiceState:
             if delta.usage is not None:
                 self.cached_tokens = delta.usage.cached_tokens
                 self.queued_seconds = delta.usage.queued_seconds
+            self.payloads += delta.payloads
             shown, count, stop = self._show(delta)
             ids += delta.token_ids[:count]
             logprobs += delta.logprobs[:count]

@@ -1,7 +1,7 @@
 """Messages of a chat request: checks, and positions for their embeddings and media."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from inlay.api.generation.parts import MEDIA_PARTS, content_source, kind_of, media_source
 from inlay.card import ModelCard
@@ -46,6 +46,12 @@ class ReadMessages(NamedTuple):
         return ChatMedia(
             self.media, [Shown(kind, it.text, it.before, it.after) for kind, it in placeholders]
         )
+
+
+MessageReader: TypeAlias = Callable[
+    [Callable[[TensorSource], Rows], Callable[[ImageSource], Sequence[Segment]]], ReadMessages
+]
+"""Makes the messages for the renderer, given readers of sources (`read_messages`)."""
 
 
 class _Reader(NamedTuple):

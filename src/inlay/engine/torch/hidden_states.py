@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.engine.torch.plan import ScheduledChunk
+from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
 from inlay.hidden_states import hidden_port
@@ -102,11 +103,15 @@ class Recorder:
             for hook in hooks:
                 hook.remove()
 
-    def end(self, hidden: Tensor, num_layers: int) -> None:
-        """Start the copies to the host, with the last states [T, C] of the step."""
+    def end(self, hidden: Tensor, num_layers: int, projector: Projector | None) -> None:
+        """Start the copies to the host, with the last states [T, C] of the step.
+
+        With a `projector`, of what it makes of the states.
+        """
         if num_layers in self._layers:
             self._found[num_layers] = hidden.index_select(0, self._index)
-        self._told = Download(*(self._found[layer] for layer in self._layers))
+        states = (self._found[layer] for layer in self._layers)
+        self._told = Download(*(states if projector is None else map(projector, states)))
 
     def read(self) -> dict[ScheduledChunk, SpanStates]:
         """Return the states of each span that wants some. Waits for the device."""

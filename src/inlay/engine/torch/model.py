@@ -28,6 +28,7 @@ from inlay.engine.torch.cache.kv_layout import PageGroup, group_layers
 from inlay.engine.torch.checks import refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
+from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.families import (
     PER_LAYER,
@@ -72,6 +73,7 @@ class CausalModel:
         rope_axes: as in `Family`.
         bidirectional: as in `Family`.
         decoder_layers: in their order; none where the body has them otherwise.
+        projector: of the hidden states that requests ask for, or None.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class CausalModel:
         check_windows(config, self.layers)
         self.page_groups = _page_groups(self.layers, max_model_len)
         self.decoder_layers: tuple[nn.Module, ...] = tuple(getattr(model.base_model, "layers", ()))
+        self.projector: Projector | None = None
         self.windows = tuple(group.window for group in self.page_groups)
         native = kernels() if model.device.type == "cpu" else None
         if native is not None and native.serve(model.dtype):
@@ -179,7 +182,11 @@ class CausalModel:
         lora = (
             LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
         )
-        return cls(model, family, directory, max_model_len, lora, language_only=language_only)
+        found = cls(model, family, directory, max_model_len, lora, language_only=language_only)
+        if settings.hidden_projector is not None:
+            file = Path(settings.hidden_projector)
+            found.projector = Projector(file, found.hidden_size, found.dtype, found.device)
+        return found
 
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of one page of `page_size` positions, over all its layers."""

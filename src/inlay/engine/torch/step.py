@@ -339,7 +339,7 @@ class Core:
             layers = self.model.decoder_layers
             with recorder.watching(layers, self.model.device):
                 hidden = self.model.hidden(batch, self.pages)
-            recorder.end(hidden, len(layers))
+            recorder.end(hidden, len(layers), self.model.projector)
         return hidden, self.model.logits(hidden[batch.sampled])
 
     def _choose(self, flight: InFlightStep) -> None:

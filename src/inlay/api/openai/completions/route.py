@@ -7,6 +7,7 @@ from inlay.api.generation.checks import check_request
 from inlay.api.generation.generation import generation_of
 from inlay.api.generation.grammars import grammar_of, own_fields
 from inlay.api.generation.logprobs import check_has_ids
+from inlay.api.generation.models_before import check_alone
 from inlay.api.generation.output_format import thinking_budget
 from inlay.api.generation.respond import respond
 from inlay.api.generation.sampling import sampling_of
@@ -35,6 +36,7 @@ async def completions(call: Call) -> None:
     check_request(request)
     model = server.model(request.model, Task.GENERATE)
     card = model.card
+    check_alone(card)
     grammar = grammar_of(request, card)
     renderer = await server.renderers.of(card)
     reader = PromptReader(request, incoming.sources, model, renderer)

@@ -1,0 +1,208 @@
+"""The language models before the one that answers, in a pipeline of several.
+
+Each reads the chat as the client sent it, but for the last message of the user: where the model
+before it gave text, that is its content; where it gave hidden states, their rows stand before it.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from inlay.api.generation.checks import check_request
+from inlay.api.generation.choices import ChoiceState, joined
+from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.messages import MessageReader, ReadMessages
+from inlay.api.schema.chat import ChatRequest
+from inlay.card import ModelCard
+from inlay.digest import Secret, row_digests
+from inlay.errors import EngineError, InvalidRequestError, NotFoundError, OverloadedError
+from inlay.hidden_states import HiddenStates
+from inlay.http.parsed_request import ParsedRequest
+from inlay.http.request_scope import RequestScope
+from inlay.http.server import Call
+from inlay.prompt import DTYPE_SIZES, Buffer, Rows
+from inlay.render.output import ContentDelta
+from inlay.request import Payload, Task
+from inlay.stages.graph import Graph
+from inlay.tensors import Tensor, to_rows
+
+
+class _Prepared(Protocol):
+    @property
+    def generation(self) -> Generation: ...
+
+
+Prepare: TypeAlias = Callable[
+    [Call, ParsedRequest[Any], ChatRequest, str, MessageReader, msgspec.Struct],
+    Awaitable[_Prepared],
+]
+"""Prepares a chat, as `inlay.api.generation.chat.prepare_chat`."""
+
+
+def check_alone(card: ModelCard) -> None:
+    """Raise `InvalidRequestError` if other language models come before a model: they take chats."""
+    if card.stage is not None and card.stage.graph.before_text:
+        raise InvalidRequestError(
+            f"the pipeline `{card.name}` is several language models in a row; they take chats, as "
+            "by /v1/chat/completions",
+            param="model",
+        )
+
+
+async def behind_others(
+    call: Call,
+    incoming: ParsedRequest[Any],
+    request: ChatRequest,
+    response_id: str,
+    messages: MessageReader,
+    prepare: Prepare,
+) -> MessageReader:
+    """Have the models before the one that answers write; return the reader of what that one reads.
+
+    Without such models it is `messages`.
+
+    Raises:
+        ClientGone: the client left.
+        InvalidRequestError: the chat has embeddings or media.
+        InlayError: a model has no worker, or its request was refused or failed.
+    """
+    server = call.server
+    stage = server.model(request.model, Task.GENERATE).card.stage
+    if stage is None or not stage.graph.before_text:
+        return messages
+    graph = stage.graph
+    check_request(request)
+    if incoming.sources:
+        raise InvalidRequestError(
+            f"the pipeline `{graph.name}` is several language models in a row; its chats are text "
+            "alone",
+            param="messages",
+        )
+    names = [*graph.before_text, stage.name]
+    cards = {name: _card(call, graph, name) for name in names}
+    found = messages
+    async with RequestScope(server.inflight, call.receive, call.take_clock()):
+        for name, following in pairwise(names):
+            own = _request(request, graph, name)
+            id_ = f"{response_id}-{name}"
+            prepared = await prepare(call, incoming, own, id_, found, own)
+            (choice,) = prepared.generation.choices
+            hidden = graph.takes_hidden(following)
+            if hidden:
+                _ask_for_hidden(choice, graph, name, cards[name])
+            await _run(call, prepared.generation, cards[name].name)
+            if hidden:
+                size = sum(len(payload.data) for payload in choice.payloads)
+                call.reservation.grow(2 * size)
+                rows = await server.prepare(
+                    size, _rows, choice.payloads, cards[following], server.secret
+                )
+                found = partial(_with_rows, messages, rows)
+            else:
+                found = partial(_with_text, messages, _text(choice))
+    return found
+
+
+def _card(call: Call, graph: Graph, stage: str) -> ModelCard:
+    try:
+        return call.server.router.card(graph.served_name(stage))
+    except NotFoundError as error:
+        raise OverloadedError(
+            f"no worker of the stage {stage} of `{graph.name}` is ready", retry_after=1
+        ) from error
+
+
+def _request(request: ChatRequest, graph: Graph, stage: str) -> ChatRequest:
+    """Return a stage's request: what the client says of sampling, none of what it says of form."""
+    return ChatRequest(
+        model=graph.served_name(stage),
+        messages=[],
+        max_tokens=graph.stages[stage].max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=request.seed,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _ask_for_hidden(choice: ChoiceState, graph: Graph, stage: str, card: ModelCard) -> None:
+    asked, layers = graph.stages[stage].hidden, card.hidden_layers
+    if layers is None or not -layers - 1 <= asked.layer <= layers:
+        raise EngineError(
+            f"stages.{stage}.hidden.layer is {asked.layer}; the worker gives "
+            + ("none" if layers is None else f"{-layers - 1} to {layers}")
+        )
+    output = asked.positions == "output"
+    sampling = choice.request.sampling
+    states = HiddenStates(
+        layers=(asked.layer % (layers + 1),), prompt=0 if output else -1, output=output
+    )
+    params = msgspec.structs.replace(
+        sampling, hidden_states=states, max_tokens=sampling.max_tokens if output else 0
+    )
+    choice.request = msgspec.structs.replace(choice.request, params=params)
+
+
+async def _run(call: Call, generation: Generation, model: str) -> None:
+    async def keep(pieces: Pieces) -> None:
+        for choice, piece in pieces:
+            choice.pieces.append(piece)
+
+    with closing(generation):
+        await call.server.awake(model)
+        await generation.start(call.server.router, model, session=None)
+        await generation.each(keep)
+
+
+def _text(choice: ChoiceState) -> str:
+    """Return the answer without its reasoning."""
+    deltas = joined(choice.pieces).output
+    return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+
+
+def _rows(payloads: list[Payload], card: ModelCard, secret: Secret) -> Rows:
+    """Return hidden states as rows of the model of `card`. Raises `EmbeddingsError`."""
+    if not payloads:
+        raise EngineError("the worker ended the request without hidden states")
+    data = Buffer(b"".join(payload.data.view for payload in payloads))
+    dtype, width = payloads[0].dtype, payloads[0].shape[1]
+    shape = len(data) // (width * DTYPE_SIZES[dtype]), width
+    tensor = Tensor(data, dtype, shape, "safetensors")
+    rows = to_rows(tensor, hidden_size=card.hidden_size, dtype=card.dtype)
+    return msgspec.structs.replace(rows, digests=row_digests(rows, secret))
+
+
+def _with_text(messages: MessageReader, text: str, *readers: Any) -> ReadMessages:
+    return _changed(messages(*readers), lambda _: text)
+
+
+def _with_rows(messages: MessageReader, rows: Rows, *readers: Any) -> ReadMessages:
+    def before(content: Any) -> list[dict[str, Any]]:
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        return [{"type": "prompt_embeds", "index": 0}, *(parts or ())]
+
+    return _changed(messages(*readers), before)._replace(rows=[rows])
+
+
+def _changed(chat: ReadMessages, change: Callable[[Any], Any]) -> ReadMessages:
+    """Return the messages with the content of the user's last one changed."""
+    for index in range(len(chat.messages) - 1, -1, -1):
+        message = chat.messages[index]
+        if message["role"] == "user":
+            new = {**message, "content": change(message.get("content"))}
+            changed = [*chat.messages[:index], new, *chat.messages[index + 1 :]]
+            return chat._replace(messages=changed)
+    raise InvalidRequestError(
+        "messages has none of the user; the models of this pipeline give theirs to the next in it",
+        param="messages",
+    )
+
+
+__all__ = ["Prepare", "behind_others", "check_alone"]

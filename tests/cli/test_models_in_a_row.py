@@ -1,0 +1,243 @@
+"""Two language models in a row: text or hidden states of one are in the prompt of the other."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from inlay.cli.pipeline import read_graph
+from inlay.errors import InvalidRequestError
+from inlay.prompt import Prompt, Tokens
+from inlay.render import Renderer
+from tests.engine import reference
+from tests.equality.reference import model_of
+from tests.models import EOS_ID, tiny
+from tests.serving import Served, serving
+
+slow = pytest.mark.slow
+
+FIRST, SECOND = "llama", "qwen3"
+QUESTION = "what is the capital of the island?"
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "count"},
+    {"role": "user", "content": QUESTION},
+]
+PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
+
+
+def documented(name: str) -> dict[str, Any]:
+    """A graph of the page."""
+    found = re.search(rf"^    # {name}\n((?:    .*\n)+)", PAGE.read_text(encoding="utf-8"), re.M)
+    assert found is not None
+    graph: dict[str, Any] = yaml.safe_load(textwrap.dedent(found[1]))
+    return graph
+
+
+BY_TEXT = documented("pair.yaml")
+BY_ROWS = documented("reader.yaml")
+LAYER = BY_ROWS["stages"]["reader"]["hidden"]["layer"]
+DRAFT = BY_TEXT["stages"]["drafter"]["max_tokens"]
+THREE = BY_ROWS | {
+    "stages": BY_ROWS["stages"]
+    | {
+        "writer": BY_ROWS["stages"]["writer"]
+        | {"max_tokens": 5, "hidden": {"positions": "output"}},
+        "last": {"kind": "generate", "model": "reader"},
+    },
+    "edges": [*BY_ROWS["edges"], "writer.hidden -> last.hidden"],
+    "outputs": {"text": "last.text"},
+}
+"""The graph of the page with a third model, which reads what the second has made of the first."""
+
+
+def by_hidden(**hidden: object) -> dict[str, Any]:
+    reader = BY_ROWS["stages"]["reader"] | {"hidden": hidden}
+    return BY_ROWS | {"stages": BY_ROWS["stages"] | {"reader": reader}}
+
+
+def projector() -> torch.nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return torch.nn.Sequential(
+            torch.nn.Linear(48, 20), torch.nn.GELU(), torch.nn.Linear(20, 48, bias=False)
+        )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("row")
+    for stage, family in zip(
+        ("drafter", "editor", "reader", "writer"), (FIRST, SECOND) * 2, strict=True
+    ):
+        (found / stage).symlink_to(tiny(family))
+    save_file(projector().state_dict(), found / "projector.safetensors")
+    return found
+
+
+def graph_of(folder: Path, name: str, graph: dict[str, Any]) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(graph, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def by_text(folder: Path) -> Iterator[Served]:
+    flags = "--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"
+    with serving(graph_of(folder, "text", BY_TEXT), *flags) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def by_rows(folder: Path) -> Iterator[Served]:
+    with serving(graph_of(folder, "rows", THREE), "--dtype", "float32") as found:
+        yield found
+
+
+def client_of(served: Served) -> openai.OpenAI:
+    # Stages that are not ready yet are 503s.
+    return openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60)
+
+
+def ask(served: Served, **more: Any) -> Any:
+    fields = {"temperature": 0, "max_tokens": 12} | more
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    with client_of(served) as client:
+        answer = client.chat.completions.create(
+            model="pair", messages=more.pop("messages", CHAT), extra_body=extra, **fields
+        )
+        return list(answer) if more.get("stream") else answer
+
+
+def prompt_of(family: str, messages: list[dict[str, Any]], **more: Any) -> Prompt:
+    return Renderer.load(tiny(family)).chat(messages, **more)
+
+
+def written(messages: list[dict[str, Any]]) -> str:
+    """Text that the first model writes."""
+    ids = reference.greedy(tiny(FIRST), prompt_of(FIRST, messages), DRAFT)
+    ids = ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids
+    detokenizer = Renderer.load(tiny(FIRST)).detokenizer()
+    return detokenizer.push(ids) + detokenizer.flush()
+
+
+@slow
+def test_the_text_of_one_is_the_prompt_of_the_other(by_text: Served) -> None:
+    prompt = prompt_of(SECOND, [CHAT[0], {"role": "user", "content": written(CHAT)}])
+    expected = reference.greedy(tiny(SECOND), prompt, 12)
+    whole = ask(by_text)
+    assert whole.choices[0].token_ids == expected
+    assert whole.usage.prompt_tokens == len(prompt)
+    streamed = ask(by_text, stream=True)
+    assert len(streamed) > 2
+    choices = [choice for event in streamed for choice in event.choices]
+    assert [id_ for one in choices for id_ in getattr(one, "token_ids", None) or ()] == expected
+    assert [one.finish_reason for one in choices if one.finish_reason] == ["length"]
+
+
+@slow
+def test_tools_are_those_of_the_model_that_answers(by_text: Served) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "count", "parameters": parameters}}
+    named = {"type": "function", "function": {"name": "count"}}
+    answer = ask(by_text, tools=[tool], tool_choice=named, max_tokens=100)
+    (made,) = answer.choices[0].message.tool_calls
+    assert made.function.name == "count"
+    assert made.function.arguments.replace(" ", "") == '{"a":1}'
+
+
+def states_of(family: str, prompt: Prompt, layer: int) -> torch.Tensor:
+    embeds = reference.embedded(tiny(family), prompt)
+    with torch.no_grad():
+        found = model_of(tiny(family))(inputs_embeds=embeds, output_hidden_states=True)
+    states: torch.Tensor = found.hidden_states[layer][0]
+    return states
+
+
+def beside_text(family: str, states: torch.Tensor) -> Prompt:
+    parts = [{"type": "prompt_embeds", "index": 0}, {"type": "text", "text": QUESTION}]
+    messages: list[dict[str, Any]] = [CHAT[0], {"role": "user", "content": parts}]
+    return prompt_of(family, messages, rows=[reference.rows_of(states)])
+
+
+@slow
+def test_hidden_states_of_one_are_rows_of_the_other(by_rows: Served) -> None:
+    with torch.no_grad():
+        rows = projector()(states_of(FIRST, prompt_of(FIRST, CHAT), LAYER))
+    second = beside_text(SECOND, rows)
+    ids = reference.greedy(tiny(SECOND), second, 5)
+    ids = ids[: ids.index(EOS_ID) + 1] if EOS_ID in ids else ids
+    computed = Prompt((*second.segments, Tokens(ids[:-1])))
+    prompt = beside_text(FIRST, states_of(SECOND, computed, -1)[len(second) - 1 :])
+    assert prompt.has_rows
+    answer = ask(by_rows)
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.choices[0].token_ids == reference.greedy(tiny(FIRST), prompt, 12)
+
+
+@slow
+def test_what_a_row_of_models_does_not_take_is_refused(by_rows: Served) -> None:
+    def refused(path: str, **fields: object) -> str:
+        answer = httpx.post(f"{by_rows.v1}{path}", json={"model": "pair"} | fields)
+        assert answer.status_code == 400
+        return str(answer.json()["error"]["message"])
+
+    assert "several language models in a row; they take chats" in refused(
+        "/completions", prompt="x"
+    )
+    assert "messages has none of the user" in refused("/chat/completions", messages=CHAT[:1])
+    rows = [{"role": "user", "content": [{"type": "prompt_embeds", "data": "A" * 200}]}]
+    assert "You must set --enable-prompt-embeds" in refused("/chat/completions", messages=rows)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [
+        ({"layer": 3}, "stages.reader.hidden.layer: 3; the model has 2 layers: -3 to 2"),
+        ({"projector": "narrow.safetensors"}, "writer takes rows of 48 elements, and is given 5"),
+        ({"projector": "wide.safetensors"}, "projector takes 50 elements; reader gives 48"),
+        ({"projector": "torn.safetensors"}, "1.weight takes 9 elements, and 0 before it gives 5"),
+        ({"projector": "none.safetensors"}, "none.safetensors cannot be read"),
+        ({"positions": "some"}, "Invalid enum value 'some'"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_before_anything_loads(
+    folder: Path, hidden: dict[str, object], said: str
+) -> None:
+    save_file({"weight": torch.zeros(5, 48)}, folder / "narrow.safetensors")
+    save_file({"weight": torch.zeros(48, 50)}, folder / "wide.safetensors")
+    save_file(
+        {"0.weight": torch.zeros(5, 48), "1.weight": torch.zeros(48, 9)},
+        folder / "torn.safetensors",
+    )
+    with pytest.raises(InvalidRequestError) as error:
+        read_graph(graph_of(folder, "wrong", by_hidden(**hidden)))
+    assert said in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"edges": ["reader.hidden -> writer.prompt"]}, "reader.hidden is hidden states, writer"),
+        ({"edges": ["reader.text -> writer.hidden"]}, "reader.text is text, writer.hidden takes"),
+        ({"edges": ["reader.text -> writer.prompt"]}, "no edge begins at reader.hidden"),
+    ],
+)
+def test_ports_of_unlike_types_do_not_meet(
+    folder: Path, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        read_graph(graph_of(folder, "wrong", by_hidden(layer=1) | changes))
+    assert said in error.value.message
