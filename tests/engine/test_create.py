@@ -29,3 +29,9 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_to_do(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidRequestError, match=f"not installed in this environment.*{remedy}"):
         create(settings, Secret(bytes(32)))
+
+
+def test_an_engine_that_fetches_no_pages_says_so() -> None:
+    settings = EngineSettings(model="m", engine="echo", enable_kv_fetch=True)
+    with pytest.raises(InvalidRequestError, match="--enable-kv-fetch is for the torch engine"):
+        create(settings, Secret(bytes(32)))

@@ -102,6 +102,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "connector": lambda settings: settings.connector,
     "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
     "speculative_config": lambda settings: settings.speculative_config is not None,
+    "enable_kv_fetch": lambda settings: settings.enable_kv_fetch,
     "language_model_only": lambda settings: settings.language_model_only,
     "task image": lambda settings: settings.task == "image",
     "part": lambda settings: settings.part != "pipeline",
@@ -130,6 +131,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "task score",
                 "task encode",
                 "gpu_memory_utilization",
+                "enable_kv_fetch",
                 "encoder_cache_bytes",
                 "mm_processor_kwargs",
                 "language_model_only",
@@ -146,8 +148,12 @@ ENGINES: Mapping[str, EngineSpec] = {
         missing=f"vLLM {_ELSEWHERE}",
         options=frozenset(_OPTIONS)
         - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs", "language_model_only"}
+        - {"enable_kv_fetch"}
         - _IMAGES,
-        hints={"language_model_only": "; after -- it is vLLM's own, which refuses images"},
+        hints={
+            "enable_kv_fetch": "; it has --connector",
+            "language_model_only": "; after -- it is vLLM's own, which refuses images",
+        },
     ),
     "sglang": EngineSpec(
         generate="inlay.engine.sglang.engine:SglangEngine",
