@@ -100,7 +100,7 @@ function Card({ worker }) {
       <dt>engine</dt><dd>${worker.engine}, ${worker.dtype}</dd>
       <dt>running</dt><dd>${worker.running ?? "no answer"} of ${worker.max_num_seqs}</dd>
       <dt>waiting</dt><dd>${worker.waiting ?? "–"}</dd>
-      <dt>cache</dt><dd>${worker.blocks_total === null ? "–"
+      <dt>cache</dt><dd>${!worker.blocks_total ? (worker.blocks_total === null ? "–" : "none")
         : `${share(worker.blocks_used, worker.blocks_total)} of ${worker.blocks_total} blocks, ${
           share(worker.cached_tokens, worker.prompt_tokens)} of prompts found`}</dd>
       <dt>tokens</dt><dd>${worker.generated_tokens ?? "–"} made</dd>
