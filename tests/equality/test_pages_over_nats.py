@@ -1,12 +1,15 @@
 """A worker that fetches a prompt's pages from another answers as the one that computed them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from inlay.engine.torch.engine import TorchEngine
 from inlay.prompt import Prompt, Tokens
 from inlay.router import Router
+from inlay.router.kv_index import keys_of
 from inlay.router.resume import ResumingStream
+from inlay.routing import routing_chain
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.peers import PeerConnections
 from tests.engine import reference
@@ -39,7 +42,22 @@ class Pair:
         return stream
 
     async def answer(self, prompt: Prompt, session: str, salt: str | None = None) -> list[int]:
-        return await rest(await self.stream(prompt, session, salt))
+        found_ = await rest(await self.stream(prompt, session, salt))
+        await self._told(prompt, salt)
+        return found_
+
+    async def _told(self, prompt: Prompt, salt: str | None) -> None:
+        """Return once the frontend knows that some worker has all of the prompt."""
+        pool = self.router._fleet.pool(next(iter(self.engines.values())).card)
+        assert pool.card is not None
+        keys = keys_of(routing_chain(prompt, pool.card, SECRET, salt=salt))
+
+        def known() -> bool:
+            held = pool.index.overlap(keys)
+            return any(held[member.told] == len(keys) for member in pool.members.values())
+
+        while not known():  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.01)
 
     async def sessions(self) -> list[str]:
         """A session of each worker."""
@@ -84,6 +102,7 @@ async def pair(server: NatsServer, family: str = "llama") -> AsyncIterator[Pair]
             both.engines[worker.worker.id] = engine
             both.workers[worker.worker.id] = worker
         await found(plane, 2)
+        await both.router.start()
         yield both
     finally:
         await both.router.close()
