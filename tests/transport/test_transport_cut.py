@@ -143,9 +143,10 @@ async def test_a_connection_cut_anywhere_has_brought_whole_messages() -> None:
     cuts = sorted({*ends, *range(1, 400, 7), *range(400, total, total // 60)})
     for after in (after for after in cuts if 0 < after < total):
         await _cut(memory, after)
-        # Frames of the errors hold what was received.
-        gc.collect()
-        await asyncio.sleep(0)
+        if memory.used:
+            # Frames of the errors hold what was received.
+            gc.collect()
+            await asyncio.sleep(0)
         assert memory.used == 0, after
 
 
