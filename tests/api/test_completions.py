@@ -183,7 +183,7 @@ def test_a_stop_string_ends_the_text_before_it_and_the_request_at_once(
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert answer["usage"]["completion_tokens"] == len(choice["token_ids"]) < 60
     assert choice["token_ids"] == whole["choices"][0]["token_ids"][: len(choice["token_ids"])]
-    assert llama.idle_within(5)
+    assert llama.idle_within(60)
     included = post(url, "/v1/completions", {**body, "include_stop_str_in_output": True}).json()
     assert included["choices"][0]["text"] == text[: text.index(stop) + len(stop)]
     streamed = httpx.post(url + "/v1/completions", json={**body, "stream": True})

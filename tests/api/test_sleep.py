@@ -15,7 +15,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
 from inlay.http.settings import FrontendSettings
 from inlay.router import Router
-from tests.live import SECRET, Fleet, fleet
+from tests.live import SECRET, Fleet, fleet, until
 from tests.models import tiny
 from tests.payloads import error, post
 from tests.transport.direct import DirectPlane
@@ -120,15 +120,14 @@ def test_requests_wait_for_a_model_that_sleeps_where_they_are_to(
 def test_requests_are_waited_for_when_asked_to_be(sleeper: Fleet, url: str) -> None:
     found: list[httpx.Response] = []
     running = threading.Thread(
-        target=lambda: found.append(ask(url, max_tokens=250, ignore_eos=True))
+        target=lambda: found.append(ask(url, max_tokens=250, n=16, ignore_eos=True))
     )
     running.start()
-    while not sleeper.running():
-        pass
+    until(lambda: sleeper.running() > 0)
     assert tell(url, "/sleep?mode=wait&wait=60").status_code == 200
     running.join()
     assert found[0].status_code == 200
-    assert found[0].json()["usage"]["completion_tokens"] == 250
+    assert found[0].json()["usage"]["completion_tokens"] == 16 * 250
     tell(url, "/wake_up")
 
 
@@ -136,11 +135,10 @@ def test_requests_are_waited_for_when_asked_to_be(sleeper: Fleet, url: str) -> N
 def test_requests_that_are_not_waited_for_are_aborted(sleeper: Fleet, url: str, query: str) -> None:
     found: list[httpx.Response] = []
     running = threading.Thread(
-        target=lambda: found.append(ask(url, max_tokens=490, ignore_eos=True))
+        target=lambda: found.append(ask(url, max_tokens=490, n=64, ignore_eos=True))
     )
     running.start()
-    while not sleeper.running():
-        pass
+    until(lambda: sleeper.running() > 0)
     assert tell(url, "/sleep" + query).status_code == 200
     running.join()
     assert found[0].status_code == 503

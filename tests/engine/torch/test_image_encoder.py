@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 from transformers import AutoConfig
 
+from inlay.engine.decoding import DECODING_THREADS, in_thread
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.processing import ImageProcessor
@@ -82,18 +83,25 @@ async def started(
         await encoder.close()
 
 
-async def settled() -> None:
+async def settled(encoder: MediaEncoder) -> None:
     """Let everything happen that does not wait for the tower."""
-    await asyncio.sleep(0.2)
+    # A picture goes through the decoding threads twice: all that they were given before is done
+    # when all of them meet.
+    for _ in range(4):
+        meeting = threading.Barrier(DECODING_THREADS)
+        jobs = [in_thread(encoder._threads, meeting.wait) for _ in range(DECODING_THREADS)]
+        await asyncio.gather(*jobs)
+        for _ in range(5):
+            await asyncio.sleep(0)
 
 
 async def test_images_that_wait_for_the_tower_are_encoded_together() -> None:
     async with started() as (encoder, tower):
         tower.go.clear()
         first = asyncio.create_task(encoder.rows(run_of(1)))
-        await settled()
+        await settled(encoder)
         others = [asyncio.create_task(encoder.rows(run_of(seed))) for seed in (2, 3, 4)]
-        await settled()
+        await settled(encoder)
         tower.go.set()
         found = await asyncio.gather(first, *others)
         assert tower.batches == [1, 3]
@@ -105,9 +113,9 @@ async def test_equal_images_are_encoded_once_and_a_cancelled_leader_leaves_no_on
     async with started() as (encoder, tower):
         tower.go.clear()
         leader = asyncio.create_task(encoder.rows(run_of(1)))
-        await settled()
+        await settled(encoder)
         follower = asyncio.create_task(encoder.rows(run_of(1)))
-        await settled()
+        await settled(encoder)
         leader.cancel()
         with suppress(asyncio.CancelledError):
             await leader
@@ -121,10 +129,10 @@ async def test_pictures_beyond_the_budget_are_read_one_after_another() -> None:
     async with started(memory=1) as (encoder, tower):
         tower.go.clear()
         tasks = [asyncio.create_task(encoder.rows(run_of(seed))) for seed in (1, 2, 3)]
-        await settled()
+        await settled(encoder)
         # One that waits for memory goes, and the last gets its turn.
         tasks[1].cancel()
-        await settled()
+        await settled(encoder)
         tower.go.set()
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(found[1], asyncio.CancelledError)
@@ -160,11 +168,11 @@ async def test_clients_take_turns_and_a_higher_priority_goes_first() -> None:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(wait("a0", 1))
-            await settled()
+            await settled(encoder)
             for seed in (2, 3, 4):
                 group.create_task(wait(f"a{seed - 1}", seed))
             group.create_task(wait("b0", 5))
             group.create_task(wait("c0", 6, priority=-1))
-            await settled()
+            await settled(encoder)
             tower.go.set()
         assert order == ["a0", "c0", "a1", "b0", "a2", "a3"]
