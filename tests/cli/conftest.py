@@ -24,6 +24,18 @@ def echo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.serve(enable_prompt_embeds=True)
 
 
+@pytest.fixture(scope="session")
+def endless_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose answers take half a minute, unless they are stopped."""
+    model = tmp_path_factory.mktemp("endless") / "model"
+    shutil.copytree(tiny("llama"), model)
+    config = json.loads((model / "config.json").read_text())
+    more = {"eos_token_id": None, "max_position_embeddings": 32768}
+    (model / "config.json").write_text(json.dumps(config | more))
+    with fleet(model) as running:
+        yield running.serve()
+
+
 @pytest.fixture(autouse=True)
 def no_servers_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "NO_COLOR"):

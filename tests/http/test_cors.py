@@ -55,7 +55,7 @@ def test_an_allowed_origin_may_call_and_others_may_not(llama: Fleet) -> None:
             url + "/v1/models", headers={"origin": other, "authorization": "Bearer one"}
         )
         assert cors_of(refused) == {}
-        assert refused.headers["vary"] == "Origin"
+        assert refused.headers["vary"].startswith("Origin")
 
 
 def test_a_page_may_read_why_it_was_refused(llama: Fleet) -> None:
