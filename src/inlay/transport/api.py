@@ -29,6 +29,11 @@ class Carrier(Protocol[Heard_co]):
         """Stop sending a message; False when it has left."""
         ...
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of messages that wait to leave, but for large ones, which give way to others."""
+        ...
+
     def room(self, num_bytes: int) -> memoryview | None:
         """Return memory of which a buffer in a message is not copied; None where there is none."""
         ...

@@ -111,6 +111,11 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
     def release(self, number: int | None) -> None:
         """Do nothing: a message occupies no memory that both ends share."""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of messages that wait to leave, but for large ones, which give way to others."""
+        return self._writer.queued_bytes
+
     def room(self, num_bytes: int) -> memoryview | None:
         """Return None: what is sent is read from where it is."""
         return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from inlay import commands
 from inlay.card import Address, ModelCard
 from inlay.errors import EngineError, ErrorFrame, InlayError
+from inlay.outputs import coalesce
 from inlay.request import Output
 from inlay.routing import CacheEventSource, KvEvents
 from inlay.transport.api import Carrier, RequestHandler
@@ -30,10 +31,19 @@ from inlay.transport.pending_calls import answer_cache
 log = logging.getLogger(__name__)
 
 
-class _Outbox:
+MAX_UNSENT_BYTES = 64 * 1024
+"""Bytes of earlier messages that may wait to leave when outputs are sent."""
+_RETRY_SECONDS = 0.005
+_COALESCE_FROM = 256
+"""Outputs that wait before they are joined."""
+
+
+class Outbox:
     """Joins the outputs of one turn of the event loop into one message.
 
-    An output that cannot be sent ends its request with an error.
+    While the frontend does not keep up, outputs wait here, and those of a request become one: what
+    a fast engine makes for one client delays the others by few bytes. An output that cannot be sent
+    ends its request with an error.
 
     Args:
         channel: to the frontend.
@@ -47,16 +57,31 @@ class _Outbox:
         self._channel = channel
         self._abort = abort
         self._outputs: list[Output] = []
+        self._coalesce_at = _COALESCE_FROM
+        self._closed = False
         self.running: set[str] = set()
 
     def put(self, output: Output) -> None:
+        """Send an output with the others of this turn."""
         if output.finish_reason is not None:
             self.running.discard(output.request_id)
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outputs.append(output)
 
+    def close(self) -> None:
+        """Send nothing more: the connection has ended."""
+        self._closed = True
+
     def _flush(self) -> None:
+        if self._closed:
+            return
+        if self._channel.unsent_bytes > MAX_UNSENT_BYTES:
+            if len(self._outputs) >= self._coalesce_at:
+                self._coalesce()
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._flush)
+            return
+        self._coalesce_at = _COALESCE_FROM
         outputs, self._outputs = tuple(self._outputs), []
         try:
             self._channel.send(Outputs(outputs))
@@ -64,6 +89,14 @@ class _Outbox:
             # Together they may be too much; alone each is sent, or fails its own request.
             for output in outputs:
                 self._send_alone(output)
+
+    def _coalesce(self) -> None:
+        by_request: dict[str, list[Output]] = {}
+        for output in self._outputs:
+            by_request.setdefault(output.request_id, []).append(output)
+        self._outputs = [one for outputs in by_request.values() for one in coalesce(outputs)]
+        # What cannot be joined is not looked at again each time.
+        self._coalesce_at = max(_COALESCE_FROM, 2 * len(self._outputs))
 
     def _send_alone(self, output: Output) -> None:
         try:
@@ -99,7 +132,7 @@ async def serve(
         handler: runs the requests.
         dial: connects to another frontend; raises `ValueError` where nobody may ask for it.
     """
-    outbox = _Outbox(channel, handler.abort)
+    outbox = Outbox(channel, handler.abort)
     calls: set[asyncio.Task[None]] = set()
 
     def announce(card: ModelCard) -> None:
@@ -134,6 +167,7 @@ async def serve(
         return
     finally:
         unwatch()
+        outbox.close()
         for request_id in tuple(outbox.running):
             handler.abort(request_id)
         for task in calls:

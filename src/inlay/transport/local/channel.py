@@ -93,6 +93,11 @@ class Channel(Generic[T]):
         """Do nothing: a message leaves when it is sent."""
         return False
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of messages that wait to leave."""
+        return self._writer.transport.get_write_buffer_size()
+
     def room(self, num_bytes: int) -> memoryview | None:
         """Return memory of which a buffer in a message is not copied; None where there is none."""
         return self.arena.reserve(num_bytes)
