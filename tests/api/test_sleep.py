@@ -56,6 +56,24 @@ def sleeping(url: str) -> bool:
     return bool(tell(url, "/is_sleeping", "GET").json()["is_sleeping"])
 
 
+def test_an_order_names_a_worker_that_is_there(url: str) -> None:
+    (worker,) = tell(url, "/workers", "GET").json()["data"]
+    assert tell(url, f"/is_sleeping?worker={worker['id']}", "GET").json() == {
+        "is_sleeping": False,
+        "workers": [{"id": worker["id"], "model": "tiny", "level": 0}],
+    }
+    for path in ("/sleep", "/wake_up", "/drain"):
+        unknown = tell(url, f"{path}?worker=nobody")
+        assert unknown.status_code == 404
+        assert error(unknown)["message"] == f"no worker 'nobody' is ready; ready: {worker['id']}"
+    both = tell(url, f"/sleep?model=tiny&worker={worker['id']}")
+    assert (both.status_code, error(both)["param"]) == (400, "worker")
+    assert "name the worker" in error(tell(url, "/drain"))["message"]
+    alone = tell(url, f"/drain?worker={worker['id']}")
+    assert alone.status_code == 400
+    assert "drains when the server is stopped" in error(alone)["message"]
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_model_sleeps_takes_nothing_and_answers_the_same_after_waking(
     url: str, level: int

@@ -118,11 +118,12 @@ def test_a_worker_that_nobody_can_reach_dials_the_frontends_that_listen(nats: st
 
 def test_each_rank_of_a_worker_is_one_of_the_fleet(nats: str) -> None:
     names = ("--nats", nats, "--namespace", "ranks")
+    admin = free_port()
     with (
         worker(
             nats, "--namespace", "ranks", "--served-model-name", "m", "--data-parallel-size", 2
         ) as part,
-        serving(*names, command="frontend") as server,
+        serving(*names, "--admin-port", admin, command="frontend") as server,
     ):
         until = time.monotonic() + READY_SECONDS
         while len(engines := shown(server)) < 2:
@@ -133,7 +134,10 @@ def test_each_rank_of_a_worker_is_one_of_the_fleet(nats: str) -> None:
         assert all(f"rank {number} of 2" in said for number in range(2))
         # What follows the name says how often it has begun anew.
         assert all(engine.rpartition(".")[0] in said for engine in engines)
-        part.send(signal.SIGINT)
+        # Ordered to drain, one rank takes the process with it, as SIGTERM does.
+        order = f"http://127.0.0.1:{admin}/drain"
+        answer = httpx.post(order, params={"worker": min(engines)}, timeout=END_SECONDS)
+        assert answer.json() == {"status": "draining", "worker": min(engines)}
         assert part.wait() == 0
 
 

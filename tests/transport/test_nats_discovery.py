@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from inlay.commands import ReadStats
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.errors import InvalidRequestError, NotFoundError, OverloadedError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Request, Sampling
 from inlay.transport.embeds_cache import EmbedsCache
@@ -153,6 +154,29 @@ async def test_a_draining_worker_ends_what_it_has_and_is_not_routed_to(
     told += [delta async for deltas in iterator for delta in deltas]
     assert len(ids(told)) == 20_000
     await draining
+
+
+async def test_a_frontend_orders_one_worker_to_drain(
+    fleet: Fleet, echo_settings: EngineSettings
+) -> None:
+    draining: list[asyncio.Task[int]] = []
+
+    def ordered(number: int) -> None:
+        draining.append(asyncio.create_task(workers[number].worker.start_drain()))
+
+    # As a process does: the order begins the drain.
+    workers = [
+        await fleet.worker(EchoEngine(echo_settings, SECRET), on_drain=partial(ordered, number))
+        for number in range(2)
+    ]
+    plane = await fleet.frontend(SECRET)
+    links = await found(plane, 2)
+    (one, other) = sorted(links, key=lambda link: link.id.startswith(workers[1].member.id))
+    await plane.drain(one.id)
+    assert [worker.id for worker in plane.workers()] == [other.id]
+    assert [await task for task in draining] == [0]
+    with pytest.raises(NotFoundError, match="no worker 'nobody' is ready"):
+        await plane.drain("nobody")
 
 
 async def test_a_worker_that_leaves_says_so_at_once(

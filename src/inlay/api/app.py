@@ -10,6 +10,7 @@ from inlay.api.admin.schema import (
     Asleep,
     Awake,
     CacheReset,
+    DrainStarted,
     IsSleeping,
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
@@ -204,8 +205,11 @@ ROUTES: Routes = (
         admin.reset_prefix_cache,
     ),
     (
-        Operation("POST", "/sleep", "Put workers to sleep: `level`, `mode`, `wait`, `model`.",
-            None, Asleep, admin=True),
+        Operation(
+            "POST", "/sleep",
+            "Put workers to sleep: `level`, `mode`, `wait`, `model` or `worker`.",
+            None, Asleep, admin=True,
+        ),
         admin.sleep,
     ),
     (
@@ -215,6 +219,11 @@ ROUTES: Routes = (
     ),
     (Operation("GET", "/is_sleeping", "Sleep level of each worker.",
         None, IsSleeping, admin=True), admin.is_sleeping),
+    (
+        Operation("POST", "/drain", "Have one `worker` of a fleet drain and end, as with SIGTERM.",
+            None, DrainStarted, admin=True),
+        admin.drain,
+    ),
     (
         Operation(
             "POST", "/v1/load_lora_adapter", "Load an adapter and serve it as a model.",

@@ -7,7 +7,7 @@ engine, and frontends connect to that.
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, NoReturn
 
@@ -80,12 +80,12 @@ async def _host(settings: WorkerSettings, stage: StageCard | None, console: Cons
     own = None if settings.secret_file is None else Secret(read_key(settings.secret_file))
     ranks = ranks_of(settings.engine, os.environ)
     together = RestartGroup() if tied(settings.engine) else None
+    stop, at_once = asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as undo:
         places = [
-            await _place(settings, stage, index, rank, own, together, console, undo)
+            await _place(settings, stage, index, rank, own, together, stop.set, console, undo)
             for index, rank in enumerate(ranks)
         ]
-        stop, at_once = asyncio.Event(), asyncio.Event()
 
         def stopping() -> None:
             (at_once if stop.is_set() else stop).set()
@@ -122,6 +122,7 @@ async def _place(
     rank: Rank,
     own: Secret | None,
     together: RestartGroup | None,
+    on_drain: Callable[[], None],
     console: Console,
     undo: AsyncExitStack,
 ) -> _Place:
@@ -141,7 +142,12 @@ async def _place(
     )
     supervisor = Supervisor(plane, start, tied=together)
     engine = EngineProxy(plane)
-    worker = NatsWorker(member, engine, dial=engine.dial if settings.transport_dial else None)
+    worker = NatsWorker(
+        member,
+        engine,
+        dial=engine.dial if settings.transport_dial else None,
+        on_drain=on_drain,
+    )
     await worker.start()
     running = asyncio.create_task(supervisor.run())
     following = asyncio.create_task(engine.follow(worker.away))

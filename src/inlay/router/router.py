@@ -25,7 +25,7 @@ from inlay.router.pool import Chosen, Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad, routing_chain
-from inlay.transport.api import Plane, Reaches, Worker
+from inlay.transport.api import Drains, Plane, Reaches, Worker
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
@@ -166,6 +166,10 @@ class Router:
     def unreachable(self) -> str | None:
         """As `inlay.transport.api.Reaches`; None where the plane is never cut off."""
         return self._plane.unreachable() if isinstance(self._plane, Reaches) else None
+
+    def drains(self) -> Drains | None:
+        """The plane, where its workers can be told to drain."""
+        return self._plane if isinstance(self._plane, Drains) else None
 
     def _reasons(self) -> Mapping[str, str]:
         """Reasons why workers are not ready, by worker; those of the plane go first."""

@@ -162,3 +162,17 @@ class Reaches(Protocol):
     def unreachable(self) -> str | None:
         """Say why nothing reaches any worker now, or None."""
         ...
+
+
+@runtime_checkable
+class Drains(Protocol):
+    """A plane whose workers are processes that end by themselves once they have drained."""
+
+    async def drain(self, worker_id: str) -> None:
+        """Have a worker drain and end, as with SIGTERM; return when it takes no more requests.
+
+        Raises:
+            NotFoundError: no such worker is ready.
+            DeadlineExceededError: it did not say in time that it drains.
+        """
+        ...

@@ -1,7 +1,7 @@
 // The workers, for admins: state and load as cards, orders, and who makes an answer.
 
 import { ApiError, ask, problemOf } from "./api.mjs";
-import { Header, KeyField, Problem, html, store } from "./dom.mjs";
+import { Header, KeyField, Problem, bytes, html, store } from "./dom.mjs";
 import { generate } from "./generate.mjs";
 import { Figures } from "./heat.mjs";
 
@@ -44,13 +44,9 @@ async function watch() {
   }
 }
 
-// Says an order to the server, once it has been confirmed where it interrupts anyone.
-async function order(name, path, body, confirmed = true) {
+// Gives an order to the server.
+async function order(name, path, body) {
   const { state, set } = app;
-  if (!confirmed) {
-    set({ order: { name, path, body } });
-    return;
-  }
   set({ order: null, said: `${name} …`, problem: null });
   try {
     const options = { method: "POST", key: state.key };
@@ -88,7 +84,23 @@ async function send() {
 
 const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
 
-function Card({ worker }) {
+// An order that ends or refuses requests is given once it has been confirmed.
+const confirm = (name, whom, path, after) => app.set({ order: { name, whom, path, after } });
+
+const ASLEEP = "new ones are refused or wait until it is woken.";
+
+// Where the order was chosen: on the card of its worker, or beside those for a model.
+function Confirmation({ whom, asked }) {
+  if (asked?.whom !== whom) return null;
+  return html`<div class="problem" role="alertdialog" aria-label="Confirm">
+    <p><strong>${asked.name} ${whom}?</strong> Its running requests end first; ${asked.after}</p>
+    <p class="row"><button onClick=${() => order(`${asked.name} ${whom}`, asked.path)}>
+      Yes, ${asked.name.toLowerCase()}</button>
+      <button class="quiet" onClick=${() => app.set({ order: null })}>No</button></p></div>`;
+}
+
+function Card({ worker, drains, asked }) {
+  const named = `?worker=${encodeURIComponent(worker.id)}`;
   const well = worker.state === "ok" || worker.state === "unprobed";
   const probe = worker.last_probe;
   return html`<li class="card" data-worker=${colour(worker.id)}>
@@ -104,6 +116,9 @@ function Card({ worker }) {
         : `${share(worker.blocks_used, worker.blocks_total)} of ${worker.blocks_total} blocks, ${
           share(worker.cached_tokens, worker.prompt_tokens)} of prompts found`}</dd>
       <dt>tokens</dt><dd>${worker.generated_tokens ?? "–"} made</dd>
+      ${worker.stage && html`<dt>stage</dt><dd>${worker.stage}, ${
+        worker.held_payloads ?? "–"} tensors held for the next (${bytes(worker.held_bytes ?? 0)})
+        </dd>`}
       <dt>load</dt><dd>${worker.load.requests} sent, ${worker.load.prefill} positions to
         compute</dd>
       <dt>adapters</dt><dd>${worker.adapters.join(", ") || "none"}</dd>
@@ -112,6 +127,15 @@ function Card({ worker }) {
         (1000 * probe.seconds).toFixed(0)} ms${probe.error ? `: ${probe.error}` : ""}`
         : "none"}</dd>
     </dl>
+    <p class="row">${worker.asleep
+      ? html`<button class="quiet" aria-label=${`Wake ${worker.id}`}
+          onClick=${() => order(`Wake ${worker.id}`, `wake_up${named}`)}>Wake</button>`
+      : html`<button class="quiet" aria-label=${`Sleep ${worker.id}`} onClick=${() => confirm(
+          "Sleep", worker.id, `sleep${named}&level=1&mode=wait`, ASLEEP)}>Sleep</button>`}
+      ${drains && html`<button class="quiet" aria-label=${`Drain ${worker.id}`}
+        onClick=${() => confirm("Drain", worker.id, `drain${named}`,
+          "new ones go elsewhere, and then its process ends.")}>Drain</button>`}</p>
+    <${Confirmation} whom=${worker.id} asked=${asked} />
   </li>`;
 }
 
@@ -126,18 +150,14 @@ function Orders({ state }) {
       onChange=${(event) => app.set({ model: event.target.value })}>
       ${state.models.map((name) => html`<option>${name}</option>`)}</select></label>`}
     <div class="row">
-      <button disabled=${!model} onClick=${() => order("Sleep",
-        `sleep${named}&level=1&mode=wait`, undefined, false)}>Sleep</button>
-      <button disabled=${!model} onClick=${() => order("Wake", `wake_up${named}`)}>Wake</button>
+      <button disabled=${!model} onClick=${() => confirm("Sleep", model,
+        `sleep${named}&level=1&mode=wait`, ASLEEP)}>Sleep</button>
+      <button disabled=${!model} onClick=${() => order(`Wake ${model}`, `wake_up${named}`)}>
+        Wake</button>
       <button onClick=${() => order("Forget what is cached", "reset_prefix_cache")}>
         Forget what is cached</button>
     </div>
-    ${state.order && html`<div class="problem" role="alertdialog" aria-label="Confirm">
-      <p><strong>${state.order.name} ${model}?</strong> Its running requests end first; new ones are
-        refused or wait until it is woken.</p>
-      <p class="row"><button onClick=${() => order(state.order.name, state.order.path,
-        state.order.body)}>Yes, ${state.order.name.toLowerCase()}</button>
-        <button class="quiet" onClick=${() => app.set({ order: null })}>No</button></p></div>`}
+    <${Confirmation} whom=${model} asked=${state.order} />
     <p role="status">${state.said ?? ""}</p>
     <h3>Adapters</h3>
     <div class="pair">${field("name", "Name", "my-adapter")}
@@ -149,11 +169,8 @@ function Orders({ state }) {
       <button disabled=${!adapter.name} onClick=${() => order("Unload", "v1/unload_lora_adapter",
         { lora_name: adapter.name })}>Unload</button>
     </div>
-    <h3>Drain</h3>
-    <p class="hint">A worker drains when its process gets SIGTERM: it takes nothing new, ends what
-      it has, and leaves. Kill it instead, and its answers go on elsewhere:</p>
-    <pre tabindex="0" aria-label="Commands"><code>${"kill -TERM PID     # drains\n"
-      + "kill -KILL PID     # what it was making goes on at another worker\n"}</code></pre>
+    <p class="hint">A worker also drains when its process gets SIGTERM. Kill it instead
+      (<code>kill -KILL PID</code>), and what it was making goes on at another.</p>
   </section>`;
 }
 
@@ -202,7 +219,7 @@ function view(state) {
         <p class="row"><button class="main">Show the workers</button></p></form>`}
       ${fleet && html`<h2>${fleet.data.length} worker${fleet.data.length === 1 ? "" : "s"}</h2>
         <ul class="cards">${fleet.data.map((worker) => html`<${Card} key=${worker.id}
-          worker=${worker} />`)}</ul>
+          worker=${worker} drains=${fleet.drains} asked=${state.order} />`)}</ul>
         ${missing.length > 0 && html`<div class="notice"><b>Missing</b>${missing.map(([id, why]) =>
           html`<p>${id}: ${why}</p>`)}</div>`}
         <p>${waiting.length ? waiting.map(([model, count]) =>

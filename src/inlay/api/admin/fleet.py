@@ -34,6 +34,8 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
         waiting: sequences that wait in the engine.
         prompt_tokens: positions of prompts so far; then those of them that were cached.
         steps: steps of the engine so far.
+        held_payloads: tensors that wait there for the next stage of a pipeline; then their bytes.
+        stage: "PIPELINE/STAGE" where it is a stage of a pipeline.
         load: what the frontends have sent there and is not done, in sequences and positions.
     """
 
@@ -57,6 +59,9 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None
     generated_tokens: int | None
     steps: int | None
+    held_payloads: int | None
+    held_bytes: int | None
+    stage: str | None
     load: WorkerLoads
 
 
@@ -64,12 +69,14 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
     """All workers that this frontend knows.
 
     Attributes:
+        drains: True if `/drain` is taken: these are workers of a fleet.
         missing: workers that should be ready and are not, with the reason.
         waiting: requests that wait in this frontend for a worker with room, by model.
     """
 
     object: Literal["list"] = "list"
     data: list[WorkerEntry]
+    drains: bool
     missing: dict[str, str]
     waiting: dict[str, int]
 
@@ -89,7 +96,14 @@ async def list_workers(call: Call) -> None:
     ]
     entries.sort(key=lambda entry: (entry.model, entry.id))
     missing = dict(router.unavailable())
-    await call.json(WorkerList(data=entries, missing=missing, waiting=router.waiting()))
+    await call.json(
+        WorkerList(
+            data=entries,
+            drains=router.drains() is not None,
+            missing=missing,
+            waiting=router.waiting(),
+        )
+    )
 
 
 def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry:
@@ -115,5 +129,8 @@ def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry
         cached_tokens=None if stats is None else stats.cached_tokens,
         generated_tokens=None if stats is None else stats.generated_tokens,
         steps=None if stats is None else stats.steps,
+        held_payloads=None if stats is None else stats.held_payloads,
+        held_bytes=None if stats is None else stats.held_bytes,
+        stage=None if card.stage is None else f"{card.stage.graph.name}/{card.stage.name}",
         load=WorkerLoads(load.requests, load.prefill, load.decode),
     )

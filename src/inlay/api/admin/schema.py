@@ -140,6 +140,13 @@ class Awake(msgspec.Struct, frozen=True):
     workers: list[WorkerAnswer]
 
 
+class DrainStarted(msgspec.Struct, frozen=True):
+    """Response of `/drain`: the worker takes no more requests and ends after those it has."""
+
+    status: Literal["draining"]
+    worker: str
+
+
 class WorkerSleep(msgspec.Struct, frozen=True):
     """Sleep level of one worker; 0 while it is awake."""
 

@@ -1,4 +1,4 @@
-"""Admin routes: prefix cache and sleep."""
+"""Admin routes: prefix cache, sleep and drain."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,12 +10,13 @@ from inlay.api.admin.schema import (
     Asleep,
     Awake,
     CacheReset,
+    DrainStarted,
     IsSleeping,
     WorkerAnswer,
     WorkerSleep,
 )
 from inlay.commands import ResetPrefixCache, Sleep, WakeUp, name_of
-from inlay.errors import InlayError, InvalidRequestError
+from inlay.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.server import Call
 from inlay.transport.api import Worker
 
@@ -47,13 +48,13 @@ async def reset_prefix_cache(call: Call) -> None:
 
 
 async def sleep(call: Call) -> None:
-    """Put the workers of `model`, or all workers, to sleep at `level`.
+    """Put the workers of `model`, one `worker`, or all workers, to sleep at `level`.
 
     Raises:
         InvalidRequestError: the query cannot be read.
         InlayError: as `tell`.
     """
-    query = call.query("level", "mode", "wait", "model")
+    query = call.query("level", "mode", "wait", "model", "worker")
     try:
         level, wait = int(query.get("level", ["1"])[-1]), float(query.get("wait", ["30"])[-1])
     except ValueError as error:
@@ -65,56 +66,93 @@ async def sleep(call: Call) -> None:
             f"wait must be 0 to {MAX_WAIT:g} seconds, got {wait:g}", param="wait"
         )
     mode = query.get("mode", ["abort"])[-1]
+    workers = _workers(call, query)
     status, answers = await call_workers(
-        call, Sleep(level, mode, wait), SLEEP_WITHIN + wait, _named(query)
+        call, Sleep(level, mode, wait), SLEEP_WITHIN + wait, workers
     )
     await call.json(Asleep("sleeping", level, answers), status)
 
 
 async def wake_up(call: Call) -> None:
-    """Wake the workers of `model`, or all workers; with `tags`, only these parts.
+    """Wake the workers of `model`, one `worker`, or all workers; with `tags`, only these parts.
 
     Raises:
         InvalidRequestError: the query cannot be read.
         InlayError: as `tell`.
     """
-    query = call.query("tags", "model")
+    query = call.query("tags", "model", "worker")
     tags = [tag for given in query.get("tags", []) for tag in given.split(",") if tag]
-    status, answers = await call_workers(call, WakeUp(tuple(tags)), SLEEP_WITHIN, _named(query))
+    status, answers = await call_workers(
+        call, WakeUp(tuple(tags)), SLEEP_WITHIN, _workers(call, query)
+    )
     awake = all(answer.awake for answer in answers)
     await call.json(Awake("awake" if awake else "sleeping", tags or None, answers), status)
 
 
 async def is_sleeping(call: Call) -> None:
-    """Answer with the sleep level of each worker of `model`, or of all workers.
+    """Answer with the sleep level of each worker of `model`, of one `worker`, or of all workers.
 
     Raises `InvalidRequestError`, `NotFoundError`.
     """
-    workers = _workers(call, _named(call.query("model")))
+    workers = _workers(call, call.query("model", "worker"))
     levels = [WorkerSleep(worker.id, worker.card.name, worker.card.asleep) for worker in workers]
     await call.json(IsSleeping(any(worker.level for worker in levels), levels))
 
 
-def _named(query: dict[str, list[str]]) -> str | None:
-    return query.get("model", [None])[-1]
+async def drain(call: Call) -> None:
+    """Have one `worker` of a fleet drain and end, as with SIGTERM.
+
+    Raises:
+        InvalidRequestError: no worker is named, or this is no fleet.
+        NotFoundError: no such worker.
+        DeadlineExceededError: the worker did not say that it drains.
+    """
+    query = call.query("worker")
+    if "worker" not in query:
+        raise InvalidRequestError("name the worker to drain: ?worker=ID", param="worker")
+    (worker,) = _workers(call, query)
+    plane = call.server.router.drains()
+    if plane is None:
+        raise InvalidRequestError("the worker of this server drains when the server is stopped")
+    await plane.drain(worker.id)
+    await call.json(DrainStarted("draining", worker.id))
 
 
-def _workers(call: Call, model: str | None) -> Sequence[Worker]:
+def _workers(call: Call, query: dict[str, list[str]]) -> Sequence[Worker]:
+    """Return the workers that a query names by `worker` or `model`; without either, all.
+
+    Raises:
+        InvalidRequestError: both are given.
+        NotFoundError: no such worker, or model.
+    """
     router = call.server.router
-    return router.ready() if model is None else router.workers(router.card(model).name)
+    model, id_ = query.get("model", [None])[-1], query.get("worker", [None])[-1]
+    if model is not None and id_ is not None:
+        raise InvalidRequestError("give one of model and worker, not both", param="worker")
+    if model is not None:
+        return router.workers(router.card(model).name)
+    if id_ is None:
+        return router.ready()
+    found = [worker for worker in router.ready() if worker.id == id_]
+    if not found:
+        known = ", ".join(worker.id for worker in router.ready()) or "none"
+        raise NotFoundError(f"no worker {id_[:80]!r} is ready; ready: {known}", param="worker")
+    return found
 
 
 async def call_workers(
-    call: Call, command: AdminCommand, within: float = WITHIN, model: str | None = None
+    call: Call,
+    command: AdminCommand,
+    within: float = WITHIN,
+    workers: Sequence[Worker] | None = None,
 ) -> tuple[int, list[WorkerAnswer]]:
-    """Run a command on every worker, or on those of one model; return the status and the results.
+    """Run a command on these workers, or on all; return the status and the results.
 
     Raises:
         OverloadedError: there are no workers.
-        NotFoundError: no such model.
         InlayError: all failed; the error has the type of the first, the message names them all.
     """
-    workers = _workers(call, model)
+    workers = call.server.router.ready() if workers is None else workers
     if not workers:
         raise call.server.router.unready()
     found = await asyncio.gather(*(_told(worker, command, within) for worker in workers))

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.msg import Msg
 
+from inlay import liveness
 from inlay.card import PROTOCOL
 from inlay.digest import Secret
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+)
 from inlay.routing import FrontendLoad, KvEvents, KvSnapshot
 from inlay.transport.api import Carrier, Worker
 from inlay.transport.link import GONE, Link
@@ -27,6 +33,8 @@ from inlay.transport.tls import Identity
 
 log = logging.getLogger(__name__)
 
+DRAIN_SECONDS = 10.0
+"""Seconds within which the heartbeat of a worker must say that it drains."""
 UNREACHABLE_SECONDS = 1.0
 """Seconds without an answer of NATS after which health says so."""
 RECEIVE_BYTES = 1 << 30
@@ -142,6 +150,24 @@ class NatsPlane:
             f"NATS has not answered for {seconds:.1f} s" if seconds > UNREACHABLE_SECONDS else None
         )
 
+    async def drain(self, worker_id: str) -> None:
+        """As `inlay.transport.api.Drains`."""
+        connected = self._by_link(worker_id)
+        if connected is None:
+            raise NotFoundError(f"no worker {worker_id!r} is ready", param="worker")
+        control, subjects = self._member.control, self._member.subjects
+        control.publish(subjects.drains(connected.participant), b"")
+        try:
+            async with liveness.timeout(DRAIN_SECONDS):
+                while (
+                    worker := self._discovery.find(connected.participant)
+                ) is not None and worker.ready:
+                    await self._discovery.changed()
+        except TimeoutError as error:
+            raise DeadlineExceededError(
+                f"{worker_id} did not say within {DRAIN_SECONDS:g} s that it drains"
+            ) from error
+
     async def changed(self) -> None:
         """Return at the next change of the set of ready workers or of a card."""
         await self._changed.wait()
@@ -155,6 +181,12 @@ class NatsPlane:
     def _link(self, worker: FleetWorker) -> Link | None:
         found = self._connected.get(worker.id)
         return None if found is None else found.link
+
+    def _by_link(self, worker_id: str) -> _Connected | None:
+        for connected in self._connected.values():
+            if connected.link is not None and connected.link.id == worker_id:
+                return connected
+        return None
 
     def _tell(self) -> None:
         self._changed.set()
@@ -249,10 +281,10 @@ class NatsPlane:
 
     async def kv_snapshot(self, worker_id: str) -> KvSnapshot:
         """As `RoutingFeed.kv_snapshot`."""
-        for connected in self._connected.values():
-            if connected.link is not None and connected.link.id == worker_id:
-                return await connected.link.kv_snapshot()
-        raise OverloadedError(GONE, retry_after=1)
+        connected = self._by_link(worker_id)
+        if connected is None or connected.link is None:
+            raise OverloadedError(GONE, retry_after=1)
+        return await connected.link.kv_snapshot()
 
     def _on_cache_message(self, message: Msg) -> None:
         try:

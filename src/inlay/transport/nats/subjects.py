@@ -45,6 +45,10 @@ class Subjects:
         """Frontends that ask a worker to connect to them."""
         return f"inlay.{self.namespace}.invite.{worker}"
 
+    def drains(self, worker: str) -> str:
+        """Orders to a worker to drain and end."""
+        return f"inlay.{self.namespace}.drain.{worker}"
+
     @property
     def cards(self) -> str:
         """The key-value bucket of cards, by worker."""

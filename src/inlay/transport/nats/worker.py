@@ -63,6 +63,7 @@ class NatsWorker:
         member: joined as a worker; closed with this.
         engine: whose card has an address, or says that it dials.
         dial: connects the engine to a frontend, with the token of its invitation.
+        on_drain: called when a frontend has been told to have this worker drain and end.
         protocol: the version that is announced.
     """
 
@@ -72,10 +73,12 @@ class NatsWorker:
         engine: AnnouncedEngine,
         *,
         dial: Callable[[Address, bytes], None] | None = None,
+        on_drain: Callable[[], None] | None = None,
         protocol: int = PROTOCOL,
     ) -> None:
         self._member = member
         self._dial = dial
+        self._on_drain = on_drain
         self._engine = engine
         self._protocol = protocol
         self._answering_roll: asyncio.TimerHandle | None = None
@@ -101,6 +104,8 @@ class NatsWorker:
         await control.subscribe(subjects.roll_call, lambda _: self._beat_soon())
         if self._dial is not None:
             await control.subscribe(subjects.invitations(self.id), self._on_invitation)
+        if (on_drain := self._on_drain) is not None:
+            await control.subscribe(subjects.drains(self.id), lambda _: on_drain())
         await control.settle()
         control.on_reconnect(self._unpublished.set)
         # Prompts that were deleted meanwhile are not announced again.
