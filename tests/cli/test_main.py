@@ -1,5 +1,6 @@
 """`inlay` itself: help, version, words that make no sense."""
 
+import os
 import subprocess
 import sys
 
@@ -62,3 +63,17 @@ def test_help_needs_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "inlay.cli", "serve", "--help"],
+            stdout=writes,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")

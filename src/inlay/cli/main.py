@@ -16,6 +16,8 @@ from inlay.errors import InlayError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_PIPE = 141
+"""Status of a program that SIGPIPE has ended, as a shell shows it."""
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -74,7 +76,7 @@ def failing(name: str, console: Console, act: Callable[[], int]) -> int:
         # The reader of a pipe left; what is still buffered must not fail again when the interpreter
         # flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+        return EXIT_PIPE
 
 
 def _run(

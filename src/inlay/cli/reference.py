@@ -34,6 +34,7 @@ listed here are [at the end](#flags-of-vllm-serve).
 | 1 | that failed; a server: its first worker process ended; `bench`: a request failed |
 | 2 | the command line, a variable or a file is invalid |
 | 130 | it was interrupted; a server: while it loads its model |
+| 141 | who read its output left before the end, as `head` does |
 
 An error is one line on standard error. A server that is stopped lets open requests end first; a
 second signal ends them.
