@@ -36,15 +36,10 @@ class Kubelet:
         self._objects = objects
         self._directory = directory
         self.pods = {pod.owner: pod for pod in pods(objects)}
-        self._addresses = {owner: f"127.0.1.{n + 1}" for n, owner in enumerate(self.pods)}
+        self._replaced = dict.fromkeys(self.pods, 0)
         directory.mkdir()
         self._hosts = directory / "hosts"
-        lines = ["127.0.0.1 localhost"]
-        for name, service in named(objects, "Service").items():
-            wanted = service["spec"]["selector"].items()
-            (owner,) = [one for one, pod in self.pods.items() if wanted <= pod.labels.items()]
-            lines.append(f"{self._addresses[owner]} {name}")
-        self._hosts.write_text("\n".join(lines) + "\n")
+        self._point_services()
 
     def start(self, owner: str) -> None:
         """Start the pod that this object makes, named as `Deployment inlay-frontend`."""
@@ -64,10 +59,44 @@ class Kubelet:
         arguments = [_expanded(word, environment) for word in container.get("args", [])]
         run(*words, container["image"], *arguments)
 
-    @staticmethod
-    def name(owner: str) -> str:
+    def replace(self, owner: str) -> None:
+        """Roll the pod out again: the new one is ready and has the Service before the old one ends.
+
+        Raises:
+            AssertionError: as `wait`; or the old one had to be killed.
+        """
+        old = self.name(owner)
+        self._replaced[owner] += 1
+        self.start(owner)
+        self.wait(owner, "startupProbe")
+        self._point_services()
+        self._end(owner, old)
+        (found,) = json.loads(run(*podman(), "container", "inspect", old))
+        assert found["State"]["ExitCode"] == 0, logs(old)
+
+    def name(self, owner: str) -> str:
         """The container's name."""
-        return f"inlay-pod-{owner.split()[-1]}"
+        return f"inlay-pod-{owner.split()[-1]}-{self._replaced[owner]}"
+
+    def names(self) -> list[str]:
+        """All containers there are or have been."""
+        return [
+            f"inlay-pod-{owner.split()[-1]}-{number}"
+            for owner, last in self._replaced.items()
+            for number in range(last + 1)
+        ]
+
+    def _address(self, owner: str) -> str:
+        return f"127.0.{self._replaced[owner] + 1}.{list(self.pods).index(owner) + 1}"
+
+    def _point_services(self) -> None:
+        """Name the addresses of the Services; every pod reads the one file."""
+        lines = ["127.0.0.1 localhost"]
+        for name, service in named(self._objects, "Service").items():
+            wanted = service["spec"]["selector"].items()
+            (owner,) = [one for one, pod in self.pods.items() if wanted <= pod.labels.items()]
+            lines.append(f"{self._address(owner)} {name}")
+        self._hosts.write_text("\n".join(lines) + "\n")
 
     def wait(self, owner: str, probe: str) -> None:
         """Return once the pod's probe of this kind is answered.
@@ -86,7 +115,7 @@ class Kubelet:
             "socket.create_connection((host, int(port)), 5).close()\n"
             "url and u.urlopen(url, timeout=5, context=ssl._create_unverified_context())"
         )
-        where = (self._addresses[owner], ports[asked["port"]])
+        where = (self._address(owner), ports[asked["port"]])
         scheme = asked.get("scheme", "HTTP").lower()
         url = f"{scheme}://{where[0]}:{where[1]}{asked['path']}" if "path" in asked else ""
         deadline = time.monotonic() + _WITHIN
@@ -97,18 +126,20 @@ class Kubelet:
 
     def execute(self, owner: str, *words: object) -> "subprocess.CompletedProcess[str]":
         """A command in the container."""
-        command = [*podman(), "exec", self.name(owner), *(str(word) for word in words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        return _execute(self.name(owner), *words)
 
     def stop(self, owner: str) -> None:
         """End the pod as its deletion does: `preStop`, SIGTERM, and SIGKILL after its grace."""
+        self._end(owner, self.name(owner))
+
+    def _end(self, owner: str, name: str) -> None:
         pod, began = self.pods[owner], time.monotonic()
         before = pod.container.get("lifecycle", {}).get("preStop")
         if before is not None:
-            done = self.execute(owner, *before["exec"]["command"])
+            done = _execute(name, *before["exec"]["command"])
             assert done.returncode == 0, done.stderr
         left = pod.spec["terminationGracePeriodSeconds"] - (time.monotonic() - began)
-        run(*podman(), "stop", "--time", max(1, int(left)), self.name(owner), within=600)
+        run(*podman(), "stop", "--time", max(1, int(left)), name, within=600)
 
     def state(self, owner: str) -> Object:
         """The container's state, as podman tells it."""
@@ -126,7 +157,7 @@ class Kubelet:
 
     def _environment(self, pod: Pod) -> dict[str, str]:
         fields = {
-            "status.podIP": self._addresses[pod.owner],
+            "status.podIP": self._address(pod.owner),
             "metadata.name": f"{pod.owner.split()[-1]}-0",
         }
         found: dict[str, str] = {}
@@ -155,7 +186,7 @@ class Kubelet:
 
     def _volume(self, pod: Pod, source: Object) -> Path:
         group = pod.spec["securityContext"]["fsGroup"]
-        place: Path = self._directory / self.name(pod.owner) / source["name"]
+        place: Path = self._directory / pod.owner.split()[-1] / source["name"]
         if "hostPath" in source:
             return Path(source["hostPath"]["path"])
         if "configMap" in source:
@@ -178,11 +209,10 @@ class Kubelet:
 def running(objects: tuple[Object, ...], directory: Path) -> Iterator[Kubelet]:
     """A kubelet for the block; what it started is removed afterwards."""
     kubelet = Kubelet(objects, directory)
-    names = [Kubelet.name(owner) for owner in kubelet.pods]
 
     def remove() -> None:
         # Whose network others share goes last.
-        for group in (names, [_PAUSE]):
+        for group in (kubelet.names(), [_PAUSE]):
             run(*podman(), "rm", "--force", "--ignore", "--time", "0", *group)
 
     remove()
@@ -193,6 +223,11 @@ def running(objects: tuple[Object, ...], directory: Path) -> Iterator[Kubelet]:
     finally:
         remove()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _execute(name: str, *words: object) -> "subprocess.CompletedProcess[str]":
+    command = [*podman(), "exec", name, *(str(word) for word in words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def _rights(spec: Object, container: Object) -> list[str]:

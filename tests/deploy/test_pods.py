@@ -27,6 +27,7 @@ NATS = "StatefulSet inlay-nats"
 FRONTEND = "Deployment inlay-frontend"
 WORKERS = tuple(f"Deployment inlay-worker-{name}" for name in ("one", "two", "writer", "painter"))
 TEST = "Pod inlay-test"
+POD_ADDRESS = {"fieldRef": {"fieldPath": "status.podIP"}}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,9 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
     )
     objects = render(next(iter(found.values())), file) + own
     with running(objects, directory / "volumes") as kubelet:
+        # The pods share a network: an address is all that tells an old one from a new one.
+        host = {"name": "INLAY_HOST", "valueFrom": POD_ADDRESS}
+        kubelet.pods[FRONTEND].container["env"].append(host)
         # All at once, as a cluster would: members wait for NATS.
         for owner in (FRONTEND, *WORKERS, NATS):
             kubelet.start(owner)
@@ -94,17 +98,18 @@ def secret(name: str, data: dict[str, bytes]) -> Object:
 
 
 def ask(kubelet: Kubelet, path: str, body: object) -> Any:
-    """What a request is answered with, asked for from within the frontend's pod by its Service's name."""
+    """What a request is answered with, asked for from NATS' pod by the name of the Service."""
     key = kubelet.secret("inlay-secrets")["client-key"].decode()
+    authority = kubelet.secret("pair")["tls.crt"].decode()
     script = (
-        "import ssl, sys, urllib.request as u; url, key, body = sys.argv[1:]; "
+        "import ssl, sys, urllib.request as u; url, key, authority, body = sys.argv[1:]; "
         "head = {'authorization': 'Bearer ' + key, 'content-type': 'application/json'}; "
-        "trust = ssl.create_default_context(cafile='/etc/inlay/tls/tls.crt'); "
+        "trust = ssl.create_default_context(cadata=authority); "
         "asked = u.Request(url, body.encode(), head); "
         "print(u.urlopen(asked, timeout=240, context=trust).read().decode())"
     )
     url = f"https://inlay-frontend:8000{path}"
-    done = kubelet.execute(FRONTEND, "python3", "-c", script, url, key, json.dumps(body))
+    done = kubelet.execute(NATS, "python3", "-c", script, url, key, authority, json.dumps(body))
     assert done.returncode == 0, done.stderr + kubelet.log(FRONTEND)
     (choice,) = json.loads(done.stdout)["choices"]
     return choice["message"]["content"] if "message" in choice else choice["text"]
@@ -158,6 +163,21 @@ def test_workers_are_replaced_one_after_the_other_and_no_request_is_lost(
             assert kubelet.state(owner)["ExitCode"] == 0, kubelet.log(owner)
             kubelet.start(owner)
             kubelet.wait(owner, "startupProbe")
+        assert {one.result() for one in asked} == {expected}
+
+
+def test_a_frontend_is_replaced_and_no_request_is_lost(kubelet: Kubelet) -> None:
+    body = {"model": "demo", "prompt": "Once the harbour town", "temperature": 0}
+    body |= {"max_tokens": 1500, "ignore_eos": True}
+    expected = ask(kubelet, "/v1/completions", body)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, kubelet, "/v1/completions", body) for _ in range(4)]
+        replaced = pool.submit(kubelet.replace, FRONTEND)
+        while not replaced.done():
+            asked.append(pool.submit(ask, kubelet, "/v1/completions", body))
+            # One at a time: they come while both are there, and while one leaves.
+            asked[-1].result()
+        replaced.result()
         assert {one.result() for one in asked} == {expected}
 
 
