@@ -7,6 +7,7 @@ from typing import Any
 
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
+from inlay.pace import importing
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,15 @@ class EngineSpec:
         Raises:
             InvalidRequestError: the library of the engine is not installed.
         """
-        if self.library:
-            try:
-                import_module(self.library)
-            except ModuleNotFoundError as error:
-                if error.name != self.library:
-                    raise
-                raise InvalidRequestError(self.missing) from error
-        return _import(path)
+        with importing():
+            if self.library:
+                try:
+                    import_module(self.library)
+                except ModuleNotFoundError as error:
+                    if error.name != self.library:
+                        raise
+                    raise InvalidRequestError(self.missing) from error
+            return _import(path)
 
 
 def environment_of(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -1,10 +1,15 @@
 """The worker process; started by `inlay.worker.spawn`, not by hand."""
 
 import asyncio
+import atexit
+import os
 import sys
 
-from inlay.telemetry import configure
-from inlay.worker.process import run
+from inlay.pace import importing
+
+with importing():
+    from inlay.telemetry import configure
+    from inlay.worker.process import run
 
 
 def main() -> int:
@@ -15,4 +20,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Taking an engine's modules apart one by one takes longer than a second.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
