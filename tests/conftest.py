@@ -1,11 +1,15 @@
 """Settings all tests share."""
 
+import gc
 import logging
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Modules and tests are no garbage: no collection looks at them, now or while tests run.
+gc.disable()
 
 settings.register_profile(
     "inlay",
@@ -20,6 +24,11 @@ settings.load_profile("inlay")
 # is tested.
 for part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, 180.0)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
