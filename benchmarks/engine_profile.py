@@ -38,7 +38,8 @@ from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.lora import AdaptedLinear, LowRankPair
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.threads import environment
-from inlay.engine.torch.weights.linear import PackedLinear, RMSNorm
+from inlay.engine.torch.weights.linear import RMSNorm
+from inlay.engine.torch.weights.linear_methods import LinearMethod
 
 Call = Callable[..., Any]
 
@@ -97,7 +98,7 @@ def watched(ours: Ours, clock: Clock) -> Iterator[None]:
         (torch.Tensor, "__matmul__", "attention, values"),
     ]
     for name, module in core.model._model.named_modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, LinearMethod):
             places.append((module, "forward", f"product {kind_of(name)}"))
         elif isinstance(module, AdaptedLinear):
             places.append((module, "_add", "adapters"))
@@ -198,7 +199,7 @@ def sizes_of(ours: Ours, batch: int, context: int) -> dict[str, int]:
     """Bytes each part that reads weights, keys or values reads."""
     found: defaultdict[str, int] = defaultdict(int)
     for name, module in ours.model._model.named_modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, LinearMethod):
             found[f"product {kind_of(name)}"] += module.nbytes
     found["kernel paged_decode"] = batch * context * ours.model.page_bytes(1)
     return found
@@ -211,7 +212,7 @@ def flops_of(ours: Ours, positions: int) -> dict[str, int]:
     """
     found: defaultdict[str, int] = defaultdict(int)
     for name, module in ours.model._model.named_modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, LinearMethod):
             kind = kind_of(name)
             # Two FLOPs for each weight of two bytes; the head sees the last position only.
             found[f"product {kind}"] += module.nbytes * (1 if kind == "head" else positions)

@@ -12,14 +12,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from inlay.engine.torch.native import Kernels, Panels, kernels
 from inlay.engine.torch.weights import linear
-from inlay.engine.torch.weights.linear import (
-    FusedPart,
-    PackedLinear,
-    PlainLinear,
-    RMSNorm,
-    accelerate,
-    packs,
-)
+from inlay.engine.torch.weights.linear import FusedPart, RMSNorm, accelerate
+from inlay.engine.torch.weights.linear_methods import PackedLinear, PlainLinear, packs
 
 FUSED = (("q_proj", "k_proj", "v_proj"),)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.weights.linear import PackedLinear, packs
+from inlay.engine.torch.weights.linear_methods import PackedLinear, packs
 
 _logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any
 from inlay.engine.settings import EngineSettings
 from inlay.engine.task import task_of
 from inlay.engine.torch.weights.families import context_length, family_of
+from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import config_of
 
@@ -27,8 +28,8 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
         directory: directory of the model, None if it is not on this machine yet.
 
     Raises:
-        InvalidRequestError: a device this machine does not have, or an unsupported model, dtype or
-            context length.
+        InvalidRequestError: a device this machine does not have, or an unsupported model, dtype,
+            quantisation or context length.
     """
     # Another interpreter may have another torch.
     lacks = cuda_lack() if settings.engine_python is None else None
@@ -41,6 +42,7 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     if directory is None:
         return
     config = config_of(directory)
+    scheme_of(config)
     if on_cpu:
         dtype_name(settings.dtype, config, on_cpu=True)
     task = task_of(directory)[0] if settings.task == "auto" else settings.task
@@ -80,7 +82,8 @@ def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
             raise InvalidRequestError(
                 "float16 does not run on a CPU; allowed there: float32, bfloat16"
             )
-        return "float32"
+        # What float16 has beyond bfloat16 is less than quantisation has taken away.
+        return "bfloat16" if scheme_of(config) else "float32"
     return chosen
 
 

@@ -96,7 +96,7 @@ class AdaptedLinear(nn.Module):
         sizes: Sequence[int],
         kernels: Kernels | None = None,
     ) -> None:
-        """Wrap `linear`, with the weight `weight` [sum of sizes, I] and parts of `sizes`."""
+        """Wrap `linear`, with parts of `sizes`; `weight` is that of a part, [its size, I]."""
         super().__init__()
         self._kernels = kernels
         self._linear = linear
@@ -181,8 +181,8 @@ class LoraBank:
         """Return a linear with adapter slots in place of `linear`.
 
         Args:
-            linear: computes the product with `weight`.
-            weight: [sum of sizes, I].
+            linear: computes the product with the weights of all parts.
+            weight: [size, I] of a part; adapters have its dtype and device.
             names: original names of the modules in this product, in order.
             sizes: outputs of each.
             kernels: compute adapters for few positions.

@@ -40,6 +40,7 @@ from inlay.engine.torch.weights.families import (
 )
 from inlay.engine.torch.weights.fused import fuse
 from inlay.engine.torch.weights.linear import accelerate, least_rows
+from inlay.engine.torch.weights.quantised.reading import dequantise
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.tensors.table import EmbeddingTable, config_of
@@ -93,6 +94,8 @@ class CausalModel:
         """
         model, tower = split_tower(model, family)
         self.takes_media = tower is not None
+        if tower is not None:
+            dequantise(tower)
         self.tower = None if language_only else tower
         accelerate(model, family.fused, lora)
         if lora is not None and family.language is not None:
@@ -177,6 +180,7 @@ class CausalModel:
                 IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
             ),
             config=parsed,
+            keep_quantised=device.type == "cpu",
         )
         model.to(device)
         lora = (

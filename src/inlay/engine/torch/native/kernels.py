@@ -1,6 +1,7 @@
 """The native kernels as functions on tensors."""
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -48,6 +49,12 @@ _Adapt = _structure(
     outputs=_integer, threads=ctypes.c_int32,
 )  # fmt: skip
 
+_QuantisedProduct = _structure(
+    "_QuantisedProduct", x=_pointer, codes=_pointer, scales=_pointer, shifts=_pointer,
+    bias=_pointer, out=_pointer, rows=_integer, inputs=_integer, outputs=_integer, group=_integer,
+    kind=ctypes.c_int32, threads=ctypes.c_int32,
+)  # fmt: skip
+
 _VECTOR_ROWS = 4
 """Maximum number of rows for a packed product without tiles."""
 
@@ -56,6 +63,8 @@ _TILE_ROWS = 64
 
 By a third for 8 and 32, a fifth for 64, a twentieth for 128.
 """
+
+_ALL_ROWS = sys.maxsize
 
 
 class Panels(NamedTuple):
@@ -72,6 +81,28 @@ class Panels(NamedTuple):
     outputs: int
     inputs: int
     width: int
+
+
+class Codes(NamedTuple):
+    """A quantised weight, in the layout of `quantised.cpp`.
+
+    Attributes:
+        kind: 0 for codes of four bits, 1 for eight, 2 for float8 e4m3.
+        words: [panels, inputs / n, 16] int32.
+        scales: [panels, groups, 16] float32.
+        shifts: as scales, or None.
+        inputs: of the weight.
+        outputs: of the weight.
+        group: inputs that share a scale.
+    """
+
+    kind: int
+    words: Tensor
+    scales: Tensor
+    shifts: Tensor | None
+    inputs: int
+    outputs: int
+    group: int
 
 
 class DecodeShape(NamedTuple):
@@ -98,7 +129,13 @@ class Kernels:
     All tensors are on the CPU, float32 or bfloat16, and of one dtype per call.
     """
 
-    def __init__(self, library: ctypes.CDLL, products: ctypes.CDLL, adapters: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        products: ctypes.CDLL,
+        adapters: ctypes.CDLL,
+        quantised: ctypes.CDLL,
+    ) -> None:
         self._decode = self._functions(library, "paged_decode", _pointer)
         self._prepare = self._functions(library, "prepare", _pointer)
         self._rms_norm = self._functions(
@@ -120,6 +157,7 @@ class Kernels:
         self._argmax = self._functions(library, "argmax", *by_row)
         self._finite = self._functions(library, "finite", *by_row)
         self._adapt = self._functions(adapters, "adapt", _pointer)
+        self._quantised = self._functions(quantised, "quantised_product", _pointer)
         self._product = products.inlay_packed_product_bfloat16
         self._product.argtypes, self._product.restype = (_pointer,), None
         self._tiles = bool(products.inlay_have_tiles())
@@ -227,6 +265,26 @@ class Kernels:
         self._product(ctypes.byref(call))
         return out
 
+    def quantised_product_rows(self) -> int:
+        """Return the maximum number of rows for which `quantised_product` is the fastest way."""
+        return _TILE_ROWS if self._tiles else _ALL_ROWS
+
+    def quantised_product(self, x: Tensor, codes: Codes, bias: Tensor | None) -> Tensor:
+        """Multiply `x` [..., inputs] with a quantised weight; returns [..., outputs].
+
+        `bias` is [outputs] in the dtype of `x`, contiguous.
+        """
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], codes.outputs)
+        call = _QuantisedProduct(
+            x.data_ptr(), codes.words.data_ptr(), codes.scales.data_ptr(),
+            None if codes.shifts is None else codes.shifts.data_ptr(),
+            None if bias is None else bias.data_ptr(), out.data_ptr(), x.numel() // codes.inputs,
+            codes.inputs, codes.outputs, codes.group, codes.kind, torch.get_num_threads(),
+        )  # fmt: skip
+        self._quantised[x.dtype](ctypes.byref(call))
+        return out
+
     def adapt(
         self,
         out: Tensor,
@@ -330,7 +388,6 @@ class Kernels:
 @cache
 def kernels() -> Kernels | None:
     """Return this process's kernels, compiled at the first call; None if not available."""
-    library, products, adapters = map(load, ("kernels", "products", "adapters"))
-    if library is None or products is None or adapters is None:
-        return None
-    return Kernels(library, products, adapters)
+    found = [load(name) for name in ("kernels", "products", "adapters", "quantised")]
+    libraries = [library for library in found if library is not None]
+    return Kernels(*libraries) if len(libraries) == len(found) else None

@@ -13,9 +13,14 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from inlay.engine.torch.checks import dtype_name
-from inlay.engine.torch.weights.block_fp8 import block_of, check_has_scales, dequantised
 from inlay.engine.torch.weights.families import next_token_layers
 from inlay.engine.torch.weights.progress import log_progress
+from inlay.engine.torch.weights.quantised.reading import (
+    KeptWeights,
+    check_has_scales,
+    quantised_weights,
+)
+from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import check_tensors, config_of, stored_tensors
 
@@ -30,17 +35,20 @@ def load(
     attn_implementation: str | dict[str, str],
     spared: str = "",
     config: Any = None,
+    keep_quantised: bool = False,
 ) -> Any:
     """Load a model on the CPU, in evaluation mode and without gradients.
 
     Args:
-        kind: transformers class; no `Auto` class if the weights are fp8.
+        kind: transformers class; no `Auto` class if the weights are quantised.
         directory: directory with configuration and safetensors.
         dtype: dtype of its weights.
         attn_implementation: name of the attention in transformers, or names by sub-configuration.
         spared: prefix of weight names that may be missing; none unless given.
         config: transformers configuration in place of the directory's own, such as one with fewer
             layers, whose weights are not read then.
+        keep_quantised: leave a `KeptWeight` in linear layers whose weights are quantised, for
+            `accelerate`; otherwise they are dequantised.
 
     Raises:
         InvalidRequestError: it cannot be read, its quantisation is not supported, or weights are
@@ -48,8 +56,9 @@ def load(
     """
     transformers_logging.disable_progress_bar()
     check_tensors(directory)
+    kept = KeptWeights(dtype) if keep_quantised else None
     try:
-        with _weights(directory, config) as weights, log_progress(directory):
+        with _weights(directory, config, kept) as weights, log_progress(directory):
             model, info = kind.from_pretrained(
                 **weights,
                 dtype=dtype,
@@ -67,25 +76,27 @@ def load(
         raise InvalidRequestError(
             f"{directory} lacks weights of the model: {', '.join(lacking[:8])}"
         )
+    if kept is not None:
+        kept.settle(model)
     loaded: nn.Module = model.requires_grad_(False).eval()
     return loaded
 
 
 @contextmanager
-def _weights(directory: Path, parsed: Any) -> Iterator[dict[str, Any]]:
+def _weights(directory: Path, parsed: Any, kept: KeptWeights | None) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `from_pretrained` for the weights.
 
-    Either the directory, or a state dict that dequantises while it is read. `parsed` is the
-    configuration, or None for the directory's.
+    Either the directory, or a state dict of quantised weights. `parsed` is the configuration, or
+    None for the directory's; `kept` is as for `quantised_weights`.
     """
     config = config_of(directory)
-    layers, block = next_token_layers(config), block_of(config)
+    layers, scheme = next_token_layers(config), scheme_of(config)
     if layers and any(tensor.name.startswith(layers) for tensor in stored_tensors(directory)):
         _logger.info(
             "multi-token prediction is not used: %s* of the checkpoint are left out",
             "*, ".join(layers),
         )
-    if block is None:
+    if scheme is None:
         check_has_scales(directory)
         if parsed is None:
             yield {"pretrained_model_name_or_path": directory}
@@ -99,14 +110,17 @@ def _weights(directory: Path, parsed: Any) -> Iterator[dict[str, Any]]:
             transformers_logging.set_verbosity(verbosity)
         return
     _logger.info(
-        "the weights are fp8 in blocks of %d x %d: each is dequantised as it is read", *block
+        "the weights are quantised (%s): %s",
+        scheme.method,
+        "each is dequantised as it is read" if kept is None else "those of linear layers stay so",
     )
     if parsed is None:
         parsed = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-    del parsed.quantization_config
-    with dequantised(directory, block, layers) as state_dict:
+    if hasattr(parsed, "quantization_config"):
+        del parsed.quantization_config
+    with quantised_weights(directory, scheme, layers, kept) as state_dict:
         yield {"pretrained_model_name_or_path": None, "config": parsed, "state_dict": state_dict}
 
 
@@ -128,11 +142,11 @@ def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.d
     chosen = dtype_name(name, config, on_cpu=device.type == "cpu")
     if (
         name == "auto"
-        and chosen == "float32"
+        and chosen != "float16"
         and config.get("dtype", config.get("torch_dtype")) == "float16"
     ):
         _logger.warning(
-            "the checkpoint is float16, which a CPU does not compute: running in float32"
+            "the checkpoint is float16, which a CPU does not compute: running in %s", chosen
         )
     dtype: torch.dtype = getattr(torch, chosen)
     return dtype

@@ -2,34 +2,31 @@
 
 Three replacements, each compared with the original before it is used:
 - projections of the same input become one product (query, key, value; gate, up);
-- on a CPU, weights are packed once for oneDNN (`mkldnn::_reorder_linear_weight`,
-  `mkldnn::_linear_pointwise`), where `F.linear` repacks them in every call. These operators are
-  private to torch: if they are missing or disagree with `F.linear`, that is used instead. Products
-  of a few rows in bfloat16 use native kernels on the same layout, if there are any and they agree
-  with oneDNN's;
+- each becomes the `LinearMethod` that suits its weight and device (`linear_methods.py`);
 - root-mean-square norms, in transformers two casts and six operations over whole activations,
   become one native pass, or a reduction and two operations where there are no native kernels.
   `F.rms_norm` is no faster on a CPU than what it would replace.
 """
 
-import logging
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from inlay.engine.torch.lora import LoraBank
-from inlay.engine.torch.native import Kernels, Panels, kernels
-
-_logger = logging.getLogger(__name__)
-
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-
-
-_PANEL_WIDTHS = (32, 64)
-"""Outputs per panel in oneDNN's layouts: with AMX, and without."""
+from inlay.engine.torch.native import Kernels, kernels
+from inlay.engine.torch.weights.linear_methods import (
+    TOLERANCE,
+    LinearMethod,
+    PackedLinear,
+    PlainLinear,
+    QuantisedLinear,
+    differ,
+    packs,
+)
+from inlay.engine.torch.weights.quantised.weight import KeptWeight, QuantisedWeight
 
 _LEAST_ROWS = 4
 """Minimum positions of a step on CPUs where oneDNN does the products; missing ones are padded.
@@ -37,93 +34,6 @@ _LEAST_ROWS = 4
 oneDNN reads weights at 17 GB/s for products of one row and 14 for two, but 20 for three to six, of
 34 a core can read on an AMD machine.
 """
-
-
-class PackedLinear(nn.Module):
-    """A linear layer for inference with its weight in oneDNN's packed layout.
-
-    The original weight is not kept.
-
-    Attributes:
-        nbytes: size of the packed weight.
-        native_rows: maximum rows for the native kernel; 0 for none.
-    """
-
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        gelu: bool = False,
-        kernels: Kernels | None = None,
-    ) -> None:
-        """Pack `weight` [out, in].
-
-        Args:
-            weight: weight of the `nn.Linear`.
-            bias: its bias, or None.
-            gelu: apply the exact GELU in the same pass.
-            kernels: used for products of a few rows where possible.
-        """
-        super().__init__()
-        # Not a parameter: an opaque layout that must not be cast, moved or saved.
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-        self._bias = None if bias is None else bias.detach()
-        self.nbytes: int = torch.ops.mkldnn._nbytes(self._weight)
-        self._end = ("gelu", "none") if gelu else ("none", "")
-        self._kernels = kernels
-        self._panels: Panels | None = None
-        self.native_rows = self._most = 0
-        if kernels is not None and weight.dtype is torch.bfloat16 and not gelu:
-            self._panels = self._find_panels(kernels, *weight.shape)
-        if kernels is not None and self._panels is not None:
-            self.native_rows = kernels.product_rows(self._panels)
-        self._most = self.native_rows * weight.shape[1]
-
-    def _find_panels(self, kernels: Kernels, outputs: int, inputs: int) -> Panels | None:
-        """Return the layout in which the native product agrees with oneDNN's, or None."""
-        if inputs % 2 or self.nbytes != 2 * outputs * inputs:
-            return None
-        x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
-        expected = self(x).float()
-        for width in _PANEL_WIDTHS:
-            if outputs % width:
-                continue
-            panels = Panels(torch.ops.mkldnn.data_ptr(self._weight), outputs, inputs, width)
-            # One row and five rows use different kernels.
-            samples = [rows for rows in (1, 5) if rows <= kernels.product_rows(panels)]
-            if all(
-                _differ(kernels.product(x[:rows], panels, self._bias), expected[:rows])
-                <= _TOLERANCE[torch.bfloat16]
-                for rows in samples
-            ):
-                return panels
-        return None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute [..., in] to [..., out]."""
-        panels = self._panels
-        if self._kernels is not None and panels is not None and 0 < x.numel() <= self._most:
-            return self._kernels.product(x, panels, self._bias)
-        end, algorithm = self._end
-        return cast(
-            "Tensor",
-            torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, end, [], algorithm),
-        )
-
-
-class PlainLinear(nn.Module):
-    """A linear layer for inference on any device, through `F.linear`."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Keep `weight` [out, in]."""
-        super().__init__()
-        self._weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self._bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute [..., in] to [..., out]."""
-        return F.linear(x, self._weight, self._bias)
 
 
 class RMSNorm(nn.Module):
@@ -197,41 +107,13 @@ class FusedPart(nn.Module):
         return self._fused.take(self._index, x)
 
 
-def _differ(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference relative to the largest of `expected`; may be NaN."""
-    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
-
-
-def packs(dtype: torch.dtype) -> bool:
-    """Return True if oneDNN's packed products exist and agree with `F.linear` for `dtype`."""
-    if dtype not in _TOLERANCE:
-        return False
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(96, 64, generator=generator).to(dtype)
-    bias = torch.randn(96, generator=generator).to(dtype)
-    try:
-        linear = PackedLinear(weight, bias)
-        for shape in ((1, 1, 64), (1, 7, 64), (3, 64)):
-            x = torch.randn(shape, generator=generator).to(dtype)
-            error = _differ(linear(x), F.linear(x, weight, bias))
-            if not error <= _TOLERANCE[dtype]:
-                _logger.warning(
-                    "packed linears differ by %.3g in %s and are not used", error, dtype
-                )
-                return False
-    except (AttributeError, RuntimeError) as error:
-        _logger.warning("packed linears are not available in %s: %s", dtype, error)
-        return False
-    return True
-
-
 def accelerate(
     model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank | None = None
 ) -> None:
     """Replace the linears and norms of `model` in place.
 
     A linear whose weight another module shares (a head tied to the embedding table) is packed as a
-    copy; every other original weight is dropped as soon as it is replaced.
+    copy; every other original weight is dropped as soon as it is replaced. Quantised ones stay so.
 
     Args:
         model: on its device, in its final dtype.
@@ -246,14 +128,16 @@ def accelerate(
         for names in fused:
             siblings = [getattr(parent, name, None) for name in names]
             if all(type(sibling) is nn.Linear for sibling in siblings):
-                swap.fuse(path, parent, names, cast("list[nn.Linear]", siblings))
+                linears = cast("list[nn.Linear]", siblings)
+                if _join([linear.weight for linear in linears]):
+                    swap.fuse(path, parent, names, linears)
         for name, child in list(parent.named_children()):
             # Not a subclass, which computes something else (the router of Llama 4's experts).
             if type(child) is nn.Linear:
                 setattr(
                     parent,
                     name,
-                    swap.linear(path, [name], child.weight, child.bias, [child.out_features]),
+                    swap.linear(path, [name], [child.weight], child.bias),
                 )
             elif (norm := _faster_norm(child, native)) is not None:
                 setattr(parent, name, norm)
@@ -279,28 +163,34 @@ class _Swap(NamedTuple):
         self,
         path: str,
         names: Sequence[str],
-        weight: Tensor,
+        weights: Sequence[Tensor],
         bias: Tensor | None,
-        sizes: Sequence[int],
     ) -> nn.Module:
-        """Return one product for modules `names` of the parent at `path`, with outputs `sizes`."""
-        linear = (
-            PackedLinear(weight, bias, kernels=self.native)
-            if self.pack
-            else PlainLinear(weight, bias)
-        )
+        """Return one product for modules `names` of the parent at `path`, with their `weights`."""
+        linear = self._method(weights, bias)
         # The head is not in the body, and an expert sees only some of the positions.
         if self.bank is None or not path or "experts" in path.split("."):
             return linear
-        return self.bank.adapt(
-            linear, weight, [f"{path}.{name}" for name in names], sizes, self.native
+        places = [f"{path}.{name}" for name in names]
+        sizes = [len(weight) for weight in weights]
+        return self.bank.adapt(linear, weights[0], places, sizes, self.native)
+
+    def _method(self, weights: Sequence[Tensor], bias: Tensor | None) -> LinearMethod:
+        """Return the product with `weights`, one below another."""
+        kept = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
+        if kept:
+            return QuantisedLinear(QuantisedWeight.joined(kept), bias, self.native)
+        weight = weights[0].detach() if len(weights) == 1 else torch.cat(list(weights)).detach()
+        return (
+            PackedLinear(weight, bias, kernels=self.native)
+            if self.pack
+            else PlainLinear(weight, bias)
         )
 
     def fuse(
         self, path: str, parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear]
     ) -> None:
         """Replace several projections by one product."""
-        weight = torch.cat([linear.weight.detach() for linear in linears])
         biases: list[Tensor | None] = [linear.bias for linear in linears]
         joined = None
         if any(bias is not None for bias in biases):
@@ -310,10 +200,18 @@ class _Swap(NamedTuple):
                     for linear, bias in zip(linears, biases, strict=True)
                 ]
             )
-        sizes = [linear.out_features for linear in linears]
-        shared = _Fused(self.linear(path, names, weight, joined, sizes), sizes)
+        product = self.linear(path, names, [linear.weight for linear in linears], joined)
+        shared = _Fused(product, [linear.out_features for linear in linears])
         for index, name in enumerate(names):
             setattr(parent, name, FusedPart(shared, index))
+
+
+def _join(weights: Sequence[Tensor]) -> bool:
+    """Return True if one product can have all `weights`."""
+    kept = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
+    if len(kept) in (0, len(weights)):
+        return all(above.joins(below) for above, below in pairwise(kept))
+    return False
 
 
 def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
@@ -337,6 +235,6 @@ def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
     expected = module(x)
     for factor in (weight.detach().float(), 1 + weight.detach().float()):
         norm = RMSNorm(factor, eps, native)
-        if _differ(norm(x), expected) <= _TOLERANCE[weight.dtype]:
+        if differ(norm(x), expected) <= TOLERANCE[weight.dtype]:
             return norm
     return None

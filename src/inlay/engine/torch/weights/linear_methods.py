@@ -1,0 +1,194 @@
+"""Ways to keep the weight of a linear layer and to multiply with it.
+
+All are one thing to the rest of the engine, `LinearMethod`. On a CPU:
+- `PackedLinear` packs the weight once for oneDNN (`mkldnn::_reorder_linear_weight`,
+  `mkldnn::_linear_pointwise`), where `F.linear` repacks it in every call. These operators are
+  private to torch: if they are missing or disagree with `F.linear`, that is used instead. Products
+  of a few rows in bfloat16 use native kernels on the same layout, if there are any and they agree
+  with oneDNN's;
+- `QuantisedLinear` keeps codes of four or eight bits, and reads them as they are.
+
+`PlainLinear` runs on any device.
+"""
+
+import logging
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from inlay.engine.torch.native import Codes, Kernels, Panels
+from inlay.engine.torch.weights.quantised.weight import QuantisedWeight
+
+_logger = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+_PANEL_WIDTHS = (32, 64)
+"""Outputs per panel in oneDNN's layouts: with AMX, and without."""
+
+
+class LinearMethod(nn.Module):
+    """A weight [out, in] as it is kept, with its bias; `forward` maps [..., in] to [..., out].
+
+    Attributes:
+        nbytes: bytes that a product reads.
+        native_rows: maximum rows for the native kernel; 0 for none.
+    """
+
+    nbytes: int
+    native_rows: int = 0
+
+
+class PackedLinear(LinearMethod):
+    """A linear layer with its weight in oneDNN's packed layout; the original is not kept."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        gelu: bool = False,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """Pack `weight` [out, in].
+
+        Args:
+            weight: weight of the `nn.Linear`.
+            bias: its bias, or None.
+            gelu: apply the exact GELU in the same pass.
+            kernels: used for products of a few rows where possible.
+        """
+        super().__init__()
+        # Not a parameter: an opaque layout that must not be cast, moved or saved.
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self._bias = None if bias is None else bias.detach()
+        self.nbytes = torch.ops.mkldnn._nbytes(self._weight)
+        self._end = ("gelu", "none") if gelu else ("none", "")
+        self._kernels = kernels
+        self._panels: Panels | None = None
+        self._most = 0
+        if kernels is not None and weight.dtype is torch.bfloat16 and not gelu:
+            self._panels = self._find_panels(kernels, *weight.shape)
+        if kernels is not None and self._panels is not None:
+            self.native_rows = kernels.product_rows(self._panels)
+        self._most = self.native_rows * weight.shape[1]
+
+    def _find_panels(self, kernels: Kernels, outputs: int, inputs: int) -> Panels | None:
+        """Return the layout in which the native product agrees with oneDNN's, or None."""
+        if inputs % 2 or self.nbytes != 2 * outputs * inputs:
+            return None
+        x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+        expected = self(x).float()
+        for width in _PANEL_WIDTHS:
+            if outputs % width:
+                continue
+            panels = Panels(torch.ops.mkldnn.data_ptr(self._weight), outputs, inputs, width)
+            # One row and five rows use different kernels.
+            samples = [rows for rows in (1, 5) if rows <= kernels.product_rows(panels)]
+            if all(
+                differ(kernels.product(x[:rows], panels, self._bias), expected[:rows])
+                <= TOLERANCE[torch.bfloat16]
+                for rows in samples
+            ):
+                return panels
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute [..., in] to [..., out]."""
+        panels = self._panels
+        if self._kernels is not None and panels is not None and 0 < x.numel() <= self._most:
+            return self._kernels.product(x, panels, self._bias)
+        end, algorithm = self._end
+        return cast(
+            "Tensor",
+            torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, end, [], algorithm),
+        )
+
+
+class PlainLinear(LinearMethod):
+    """A linear layer for inference on any device, through `F.linear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep `weight` [out, in]."""
+        super().__init__()
+        self._weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self._bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.nbytes = weight.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute [..., in] to [..., out]."""
+        return F.linear(x, self._weight, self._bias)
+
+
+class QuantisedLinear(LinearMethod):
+    """A linear layer whose weight stays quantised.
+
+    Without native kernels, and with tiles for many rows, every product dequantises it first.
+    """
+
+    def __init__(
+        self, weight: QuantisedWeight, bias: Tensor | None, kernels: Kernels | None = None
+    ) -> None:
+        """Keep `weight`; `kernels` multiply with it."""
+        super().__init__()
+        self._weight = weight
+        self._bias = None if bias is None else bias.detach().contiguous()
+        self._kernels = kernels
+        self.nbytes = weight.nbytes
+        self.native_rows = 0 if kernels is None else kernels.quantised_product_rows()
+        self._most = self.native_rows * weight.inputs
+        self._codes = Codes(
+            weight.kind, weight.words, weight.scales, weight.shifts, weight.inputs,
+            weight.outputs, weight.group,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute [..., in] to [..., out]."""
+        if self._kernels is None or x.numel() > self._most:
+            return F.linear(x, self._weight.dense().to(x.dtype), self._bias)
+        order = self._weight.order
+        return self._kernels.quantised_product(
+            x if order is None else x[..., order], self._codes, self._bias
+        )
+
+
+def differ(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest of `expected`; may be NaN."""
+    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Return True if oneDNN's packed products exist and agree with `F.linear` for `dtype`."""
+    if dtype not in TOLERANCE:
+        return False
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(96, 64, generator=generator).to(dtype)
+    bias = torch.randn(96, generator=generator).to(dtype)
+    try:
+        linear = PackedLinear(weight, bias)
+        for shape in ((1, 1, 64), (1, 7, 64), (3, 64)):
+            x = torch.randn(shape, generator=generator).to(dtype)
+            error = differ(linear(x), F.linear(x, weight, bias))
+            if not error <= TOLERANCE[dtype]:
+                _logger.warning(
+                    "packed linears differ by %.3g in %s and are not used", error, dtype
+                )
+                return False
+    except (AttributeError, RuntimeError) as error:
+        _logger.warning("packed linears are not available in %s: %s", dtype, error)
+        return False
+    return True
+
+
+__all__ = [
+    "TOLERANCE",
+    "LinearMethod",
+    "PackedLinear",
+    "PlainLinear",
+    "QuantisedLinear",
+    "differ",
+    "packs",
+]

@@ -1,0 +1,135 @@
+"""The state dict of a quantised checkpoint, for transformers: read as it is accessed."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from inlay.engine.torch.weights.quantised.formats import Found, Read, find
+from inlay.engine.torch.weights.quantised.scheme import Scheme
+from inlay.engine.torch.weights.quantised.weight import KeptWeight, QuantisedWeight
+from inlay.errors import InvalidRequestError
+from inlay.tensors.table import stored_tensors
+
+_MERGED = re.compile(r"\.experts\.\d+\.")
+"""Weights that transformers merges into one: they are dequantised."""
+
+
+def check_has_scales(directory: Path) -> None:
+    """Refuse quantised weights without a quantisation config.
+
+    They would be read without their scales.
+
+    Raises:
+        InvalidRequestError: names such a weight.
+    """
+    for tensor in stored_tensors(directory):
+        if tensor.dtype.startswith("F8") or tensor.name.endswith((".qweight", ".weight_packed")):
+            raise InvalidRequestError(
+                f"{tensor.name} is {tensor.dtype}, and config.json has no quantization_config that "
+                "says how it is scaled"
+            )
+
+
+@contextmanager
+def quantised_weights(
+    directory: Path, scheme: Scheme, leave_out: tuple[str, ...], kept: "KeptWeights | None"
+) -> Iterator[dict[str, Any]]:
+    """Yield the `state_dict` for `from_pretrained`; each tensor is read when it is accessed.
+
+    Args:
+        directory: directory of the checkpoint.
+        scheme: how it stores its weights.
+        leave_out: name prefixes of tensors to skip.
+        kept: gets the weights that layers of the model keep quantised; without it all are
+            dequantised.
+
+    Raises:
+        InvalidRequestError: a weight without what it takes to read it, or in another form; the
+            message names it.
+    """
+    stored = {
+        tensor.name: tensor
+        for tensor in stored_tensors(directory)
+        if not tensor.name.startswith(leave_out or ("\0",))
+    }
+    found = find(scheme, stored)
+    parts = frozenset[str]().union(*(weight.parts for weight in found.values()))
+    with ExitStack() as opened:
+        files = {
+            file: opened.enter_context(safe_open(file, framework="pt"))
+            for file in {tensor.file for tensor in stored.values()}
+        }
+        slices = {name: files[tensor.file].get_slice(name) for name, tensor in stored.items()}
+
+        def read(name: str) -> Tensor:
+            tensor: Tensor = slices[name][...]
+            return tensor
+
+        yield {name: part for name, part in slices.items() if name not in parts} | {
+            name: _Weight(weight, read, None if _MERGED.search(name) else kept)
+            for name, weight in found.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """Stand-in for the slice of a file that transformers expects."""
+
+    found: Found
+    read: Read
+    kept: "KeptWeights | None"
+
+    def __getitem__(self, index: Any) -> Tensor:
+        codes = self.found.read(self.read)
+        if self.kept is not None and index is ... and codes.fits:
+            return self.kept.add(codes.kept())
+        return codes.dense()[index]
+
+
+class KeptWeights:
+    """The weights of a model that are quantised in memory as in the files."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Keep weights for a model of `dtype`."""
+        self._dtype = dtype
+        self._weights: list[KeptWeight] = []
+
+    def add(self, weight: QuantisedWeight) -> KeptWeight:
+        """Return the parameter in place of `weight`."""
+        self._weights.append(KeptWeight.of(weight, self._dtype))
+        return self._weights[-1]
+
+    def settle(self, model: nn.Module) -> None:
+        """Dequantise the weights of a loaded model that are not those of plain linear layers.
+
+        Raises:
+            InvalidRequestError: transformers has put something else in place of a weight.
+        """
+        lost = {id(weight) for weight in self._weights}
+        lost.difference_update(map(id, model.parameters()))
+        shapes = [tuple(weight.shape) for weight in self._weights if id(weight) in lost]
+        if shapes:
+            raise InvalidRequestError(
+                f"{len(shapes)} quantised weights, the first of shape {shapes[0]}, are merged or "
+                "cast as this model is loaded, which is not supported"
+            )
+        dequantise(model, lambda module: type(module) is not nn.Linear)
+
+
+def dequantise(model: nn.Module, where: Callable[[nn.Module], bool] = lambda module: True) -> None:
+    """Replace the quantised weights of a model's modules, in place, by their values."""
+    for module in filter(where, model.modules()):
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if isinstance(weight, KeptWeight):
+                dense = weight.quantised.dense().to(weight.dtype)
+                setattr(module, name, nn.Parameter(dense, requires_grad=False))
+
+
+__all__ = ["KeptWeights", "check_has_scales", "dequantise", "quantised_weights"]

@@ -1,0 +1,207 @@
+"""Weights of four or eight bits, in the layout of the native kernel.
+
+W[o, i] = (code[o, i] - zero[o, g]) * scale[o, g], where g is the group of input i. Products with
+them are those of the exact W, rounded once: activations are not quantised.
+
+Shapes: O outputs, I inputs, G groups, P panels of 16 outputs, n inputs in a word of 32 bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_LANES = 16
+
+
+class Kind(IntEnum):
+    """Codes: of four bits, whose 0 stands for -8; of eight, in two's complement; float8 e4m3.
+
+    The numbers are those of `native/quantised.cpp`.
+    """
+
+    INT4 = 0
+    INT8 = 1
+    FP8 = 2
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return 4 if self is Kind.INT4 else 8
+
+    @property
+    def per_word(self) -> int:
+        """Codes in a word of 32 bits."""
+        return 32 // self.bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedWeight:
+    """A matrix [O, I] of codes and their scales.
+
+    Attributes:
+        kind: kind of the codes.
+        words: [P, I / n, 16] int32, codes of even inputs in the low halves of words, lowest bits
+            first, those of odd inputs in the high halves.
+        scales: [P, G, 16] float32.
+        shifts: [P, G, 16] float32, zeros times scales; None if all zeros are 0.
+        outputs: O; the rest of the last panel is 0.
+        group: inputs that share a scale; the last group may have fewer.
+        order: [I] int64, which input each column is; None for their own order.
+    """
+
+    kind: Kind
+    words: Tensor
+    scales: Tensor
+    shifts: Tensor | None
+    outputs: int
+    group: int
+    order: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        group: int,
+        order: Tensor | None = None,
+    ) -> "QuantisedWeight":
+        """Pack codes.
+
+        Args:
+            kind: kind of the codes.
+            codes: [O, I] uint8, columns already in the order of `order`.
+            scales: [O, G].
+            zeros: [O, G], in units of the codes' values; None for 0.
+            group: inputs that share a scale, a multiple of `kind.per_word`, as I is.
+            order: as the attribute.
+        """
+        outputs, inputs = codes.shape
+        padding = -outputs % _LANES
+        count = kind.per_word
+        panels = F.pad(codes, (0, 0, 0, padding)).view(-1, _LANES, inputs // count, count)
+        words = torch.zeros(panels.shape[:3], dtype=torch.int32)
+        for place in range(count):
+            # Codes are unsigned: the highest bits of a word wrap to its sign.
+            shift = kind.bits * (place // 2) + 16 * (place % 2)
+            words |= panels[..., place].to(torch.int32) << shift
+        scales = scales.float()
+        shifts = None
+        if zeros is not None and bool(zeros.any()):
+            shifts = _panelled(scales * zeros, padding)
+        return cls(
+            kind,
+            words.transpose(1, 2).contiguous(),
+            _panelled(scales, padding),
+            shifts,
+            outputs,
+            group,
+            order,
+        )
+
+    @property
+    def inputs(self) -> int:
+        """Inputs of the matrix."""
+        return self.words.shape[1] * self.kind.per_word
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        parts = (self.words, self.scales, self.shifts)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def joins(self, other: "QuantisedWeight") -> bool:
+        """Return True if `other` can stand below this matrix in one."""
+        return (
+            (self.kind, self.group, self.inputs) == (other.kind, other.group, other.inputs)
+            and self.order is None
+            and other.order is None
+            and self.outputs % _LANES == 0
+        )
+
+    @staticmethod
+    def joined(weights: "Sequence[QuantisedWeight]") -> "QuantisedWeight":
+        """Return the matrices one below another; each joins the next."""
+        first = weights[0]
+        if len(weights) == 1:
+            return first
+        shifts = None
+        if any(weight.shifts is not None for weight in weights):
+            shifts = torch.cat(
+                [torch.zeros_like(w.scales) if w.shifts is None else w.shifts for w in weights]
+            )
+        return replace(
+            first,
+            words=torch.cat([weight.words for weight in weights]),
+            scales=torch.cat([weight.scales for weight in weights]),
+            shifts=shifts,
+            outputs=sum(weight.outputs for weight in weights),
+        )
+
+    def dense(self) -> Tensor:
+        """Return W, float32 [O, I]."""
+        panels, _, _ = self.words.shape
+        count, mask = self.kind.per_word, (1 << self.kind.bits) - 1
+        codes = torch.stack(
+            [
+                self.words >> (self.kind.bits * (place // 2) + 16 * (place % 2)) & mask
+                for place in range(count)
+            ],
+            dim=2,
+        ).flatten(1, 2)
+        values = _values(self.kind, codes)
+        for start in range(0, self.inputs, self.group):
+            part = values[:, start : start + self.group]
+            part *= self.scales[:, None, start // self.group]
+            if self.shifts is not None:
+                part -= self.shifts[:, None, start // self.group]
+        found = values.transpose(1, 2).reshape(panels * _LANES, -1)[: self.outputs]
+        if self.order is None:
+            return found
+        placed = torch.empty_like(found)
+        placed[:, self.order] = found
+        return placed
+
+
+def _panelled(of_groups: Tensor, padding: int) -> Tensor:
+    """[O, G] to [P, G, 16]."""
+    padded = F.pad(of_groups, (0, 0, 0, padding))
+    return padded.view(-1, _LANES, padded.shape[1]).transpose(1, 2).contiguous()
+
+
+def _values(kind: Kind, codes: Tensor) -> Tensor:
+    """Return the values of codes, float32."""
+    if kind is Kind.INT4:
+        return codes.float() - 8
+    narrow = codes.to(torch.uint8)
+    return narrow.view(torch.int8 if kind is Kind.INT8 else torch.float8_e4m3fn).float()
+
+
+class KeptWeight(nn.Parameter):
+    """A weight of a model as it is loaded, in place of the numbers it stands for.
+
+    It has the shape, dtype and device of the weight, and the memory of one element.
+
+    Attributes:
+        quantised: the weight.
+    """
+
+    quantised: QuantisedWeight
+
+    @staticmethod
+    def of(quantised: QuantisedWeight, dtype: torch.dtype) -> "KeptWeight":
+        """Return a parameter in place of `quantised`, of `dtype`."""
+        shape = (quantised.outputs, quantised.inputs)
+        kept = cast("KeptWeight", torch.zeros((), dtype=dtype).expand(shape))
+        found = KeptWeight(kept, requires_grad=False)
+        found.quantised = quantised
+        return found
+
+
+__all__ = ["KeptWeight", "Kind", "QuantisedWeight"]
