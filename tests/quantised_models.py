@@ -75,7 +75,9 @@ def packed(rows: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Te
     return torch.tensor(words, dtype=torch.int32).view(len(rows), -1)
 
 
-def pack_quantized(bits: int, *, zeros: bool = False, group: int = GROUP, ordered: bool = False) -> Form:
+def pack_quantized(
+    bits: int, *, zeros: bool = False, group: int = GROUP, ordered: bool = False
+) -> Form:
     def write(weight: Tensor) -> Written:
         size = weight.shape[1] if group == -1 else group
         groups = torch.arange(weight.shape[1]) // size
@@ -213,7 +215,8 @@ def write(name: str) -> tuple[Path, Path]:
         num_key_value_heads=2, head_dim=16, tie_word_embeddings=False,
     )  # fmt: skip
     stored = load_file(plain / "model.safetensors")
-    quantised, dense = {}, {}
+    quantised: dict[str, Tensor] = {}
+    dense: dict[str, Tensor] = {}
     for tensor, value in stored.items():
         module, _, _ = tensor.rpartition(".")
         if module.endswith(LAST) or (form.head and module == "lm_head"):

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
@@ -24,8 +22,9 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.weights.block_fp8 import block_of, dequantised, product
 from inlay.engine.torch.weights.families import check_positions, family_of, next_token_layers
+from inlay.engine.torch.weights.quantised.reading import quantised_weights
+from inlay.engine.torch.weights.quantised.scheme import Scheme, scheme_of
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling
@@ -95,7 +94,8 @@ def test_in_bfloat16_each_weight_is_the_product_rounded_once() -> None:
 
 def test_every_weight_is_read_as_the_formula_says() -> None:
     stored = load_file(next(tiny_r1().glob("*.safetensors")))
-    with dequantised(tiny_r1(), (128, 128), ("model.layers.2.",)) as weights:
+    scheme = Scheme("fp8", block=(128, 128))
+    with quantised_weights(tiny_r1(), scheme, ("model.layers.2.",), None) as weights:
         found = {name: part[...] for name, part in weights.items()}
     expected = {
         name: by_formula(tensor, stored[f"{name}_scale_inv"])
@@ -108,21 +108,6 @@ def test_every_weight_is_read_as_the_formula_says() -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     # As R1's: four blocks and a half, which blocks of one size would not be.
     assert stored["model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv"].shape == (5, 2)
-
-
-@given(
-    rows=st.integers(1, 40), columns=st.integers(1, 40), block=st.tuples(st.integers(1, 16), st.integers(1, 16)),
-    seed=st.integers(0, 99),
-)  # fmt: skip
-def test_any_weight_in_any_blocks_is_the_product_with_its_blocks_scale(
-    rows: int, columns: int, block: tuple[int, int], seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(rows, columns, generator=generator).to(torch.float8_e4m3fn)
-    scale = torch.rand(-(-rows // block[0]), -(-columns // block[1]), generator=generator)
-    of_row, of_column = torch.arange(rows) // block[0], torch.arange(columns) // block[1]
-    expected = weight.float() * scale[of_row[:, None], of_column[None, :]]
-    assert torch.equal(product(weight, scale, block), expected)
 
 
 def test_the_layer_that_predicts_further_tokens_changes_nothing_and_is_named(
@@ -144,7 +129,7 @@ def test_the_layer_that_predicts_further_tokens_changes_nothing_and_is_named(
 def test_the_published_configuration_is_one_this_engine_takes(tmp_path: Path) -> None:
     config = published()
     assert family_of(config).architecture == "DeepseekV3ForCausalLM"
-    assert block_of(config) == (128, 128)
+    assert scheme_of(config) == Scheme("fp8", block=(128, 128))
     assert next_token_layers(config) == ("model.layers.61.",)
     (tmp_path / "config.json").write_text(json.dumps(config))
     parsed = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)
@@ -167,13 +152,13 @@ def test_the_published_configuration_is_one_this_engine_takes(tmp_path: Path) ->
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size [128]"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size [128, 0]"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e5m2"}, "fp8, fmt e5m2"),
-        ({"quant_method": "awq"}, "quantised (awq)"),
+        ({"quant_method": "mxfp4"}, "quantised (mxfp4)"),
         ("fp8", "quantization_config is 'fp8', not an object"),
     ],
 )
 def test_another_way_of_quantising_is_refused_by_name(quantised: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        block_of({"quantization_config": quantised})
+        scheme_of({"quantization_config": quantised})
     assert message in refused.value.message
 
 
@@ -183,10 +168,10 @@ WEIGHT = "model.layers.0.mlp.down_proj.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda stored: stored.pop(f"{WEIGHT}_scale_inv"), f"{WEIGHT} is F8_E4M3 and has no {WEIGHT}_scale_inv beside it"),
+        (lambda stored: stored.pop(f"{WEIGHT}_scale_inv"), f"is quantised and has no {WEIGHT}_scale_inv"),
         (
             lambda stored: stored.update({f"{WEIGHT}_scale_inv": torch.ones(2, 1)}),
-            "of shape (2, 1); a weight of shape (192, 256) in blocks of 128 x 128 has scales of shape (2, 2)",
+            "of shape (2, 1); allowed: F32, BF16, F16 of shape (2, 2)",
         ),
         (
             lambda stored: stored.update({f"{WEIGHT}_scale_inv": torch.ones(2, 2, dtype=torch.uint8)}),

@@ -1,27 +1,40 @@
 """Checkpoints with weights of four and eight bits give what their dequantised twins give."""
 
+import json
+import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits
+from inlay.engine.torch.checks import check_settings
+from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.step import Core
+from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear_methods import QuantisedLinear
 from inlay.engine.torch.weights.quantised.formats import Codes
-from inlay.engine.torch.weights.quantised.weight import Kind
+from inlay.engine.torch.weights.quantised.weight import KeptWeight, Kind
+from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling
+from tests import adapters
 from tests.engine import reference
+from tests.engine.adapter_conformance import load as load_adapter
+from tests.engine.conformance import make_request, run
+from tests.equality.reference import model_of
 from tests.quantised_models import FORMS, write
 
 IDS = [int(n) for n in torch.randint(3, 250, (40,), generator=torch.Generator().manual_seed(7))]
@@ -39,19 +52,107 @@ def load(directory: Path, dtype: str = "float32") -> CausalModel:
     )
 
 
-def continued(model: CausalModel) -> list[int]:
+def outputs(model: CausalModel, count: int, **options: Any) -> list[Output]:
     bounds = EngineLimits(
         max_model_len=110, max_num_seqs=4, max_num_batched_tokens=32, page_size=16, num_pages=32
     )
     core = Core(model, bounds, Secret(bytes(32)), prefix_caching=True)
-    sampling = Sampling(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    prompt = Prompt.of(Tokens(IDS))
-    outputs: list[Output] = list(
-        core.admit(Request(id="one", prompts=(prompt,), params=sampling))
-    )
+    sampling = Sampling(max_tokens=count, temperature=0.0, ignore_eos=True, **options)
+    request = Request(id="one", prompts=(Prompt.of(Tokens(IDS)),), params=sampling)
+    found = list(core.admit(request))
     while len(core):
-        outputs += core.step()
-    return [id_ for output in outputs for id_ in output.token_ids]
+        found += core.step()
+    return [output for output in found if output.token_ids]
+
+
+def continued(model: CausalModel) -> list[int]:
+    return [id_ for output in outputs(model, NEW) for id_ in output.token_ids]
+
+
+def random_codes(kind: Kind, outputs: int, inputs: int, group: int, zeros: bool) -> Codes:
+    generator = torch.Generator().manual_seed(outputs * inputs)
+    codes = torch.randint(0, 1 << kind.bits, (outputs, inputs), generator=generator)
+    if kind is Kind.FP8:
+        codes[codes & 127 == 127] = 5  # NaN has a test of its own.
+    shape = (outputs, -(-inputs // group))
+    return Codes(
+        kind,
+        codes.to(torch.uint8),
+        torch.rand(shape, generator=generator) + 0.1,
+        torch.randint(-5, 6, shape, generator=generator, dtype=torch.int32) if zeros else None,
+        group,
+    )
+
+
+def defined(codes: Codes) -> Tensor:
+    """The weight by its definition, float64 [O, I]."""
+    value = {
+        Kind.INT4: lambda: codes.codes.double() - 8,
+        Kind.INT8: lambda: codes.codes.view(torch.int8).double(),
+        Kind.FP8: lambda: codes.codes.view(torch.float8_e4m3fn).double(),
+    }[codes.kind]()
+    groups = torch.arange(value.shape[1]) // codes.group
+    zeros = 0 if codes.zeros is None else codes.zeros[:, groups]
+    return (value - zeros) * codes.scales.double()[:, groups]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from(Kind), outputs=st.integers(1, 70), words=st.integers(1, 50),
+    group=st.sampled_from([8, 16, 32, 128, 1024]), zeros=st.booleans(), rows=st.integers(1, 19),
+    native=st.booleans(), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_a_product_is_that_of_the_exact_values_rounded_once(
+    kind: Kind, outputs: int, words: int, group: int, zeros: bool, rows: int, native: bool,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    codes = random_codes(kind, outputs, words * 8, group, zeros)
+    assert codes.fits
+    weight = defined(codes)
+    torch.testing.assert_close(codes.dense().double(), weight, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(codes.kept().dense().double(), weight, rtol=1e-5, atol=1e-3)
+    bias = torch.randn(outputs, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.randn(rows, words * 8, generator=torch.Generator().manual_seed(2)).to(dtype)
+    found = QuantisedLinear(codes.kept(), bias, kernels() if native else None)(x).double()
+    expected = F.linear(x.double(), weight, bias.double())
+    # float32 sums of the values and of their zeros; in bfloat16 one rounding, and without a kernel
+    # another of each weight.
+    size = x.double().abs() @ (weight.abs() + 16 * codes.scales.double().max()).T
+    bound = 1e-6 * size
+    if dtype is torch.bfloat16:
+        bound = bound + expected.abs() / 256 + (0 if native and kernels() else size / 256)
+    assert bool(((found - expected).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", Kind)
+def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(
+    kind: Kind, dtype: torch.dtype
+) -> None:
+    native = kernels()
+    if native is None:
+        pytest.skip("no compiler here")
+    product = QuantisedLinear(random_codes(kind, 56, 320, 64, True).kept(), None, native)
+    x = torch.randn(21, 320).to(dtype)
+    whole = product(x)
+    for rows in (1, 2, 3, 4, 5, 8, 13):
+        assert torch.equal(product(x[:rows]), whole[:rows])
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    native = kernels()
+    if native is None:
+        pytest.skip("no compiler here")
+    codes = random_codes(Kind.FP8, 32, 64, 32, False)
+    codes.codes[3, 5] = 127
+    product = QuantisedLinear(codes.kept(), None, native)
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows in (1, 9):
+            found = product(torch.ones(rows, 64, dtype=dtype))
+            assert bool(found[:, 3].isnan().all())
+            assert bool(found[:, :3].isfinite().all())
+            of_input = product(torch.full((rows, 64), float("nan"), dtype=dtype))
+            assert bool(of_input.isnan().all())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -59,5 +160,148 @@ def test_a_published_checkpoint_decodes_as_transformers_does_of_its_values(form:
     quantised, plain = pair(form)
     model = load(quantised)
     kept = [each for each in model._model.modules() if isinstance(each, QuantisedLinear)]
-    assert kept
+    # Two layers: query, key and value in one product, gate and up, output, down. Inputs in an order
+    # of their own cannot be shared.
+    assert len(kept) == (14 if "ordered" in form else 8) + FORMS[form].head
+    assert not [weight for weight in model._model.parameters() if isinstance(weight, KeptWeight)]
     assert continued(model) == reference.greedy(plain, Prompt.of(Tokens(IDS)), NEW)
+
+
+@pytest.mark.parametrize("form", ["pack-quantized, 4 bits", "awq", "fp8", "int-quantized"])
+def test_in_bfloat16_scores_are_as_near_as_those_of_the_values(form: str) -> None:
+    quantised, plain = pair(form)
+    model = load(quantised, "auto")
+    assert model.dtype == torch.bfloat16
+    (found,) = [output.logprobs[0] for output in outputs(model, 1, logprobs=20)]
+    with torch.no_grad():
+        exact = model_of(plain)(torch.tensor([IDS])).logits[0, -1].log_softmax(-1)
+    index, values = (torch.tensor(column) for column in zip(*found.top, strict=True))
+    # As for the families in bfloat16.
+    assert (values - exact[index]).abs().mean() / exact.std() < 0.06
+
+
+def test_without_native_kernels_the_tokens_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantised, plain = pair("gptq, 4 bits, zeros, ordered")
+    monkeypatch.setattr(linear, "kernels", lambda: None)
+    monkeypatch.setattr("inlay.engine.torch.model.kernels", lambda: None)
+    assert continued(load(quantised)) == reference.greedy(plain, Prompt.of(Tokens(IDS)), NEW)
+
+
+@pytest.mark.parametrize("form", ["gptq, 4 bits", "pack-quantized, 4 bits, ordered", "fp8"])
+async def test_adapters_are_added_and_all_is_the_same_after_sleep(
+    form: str, tmp_path: Path
+) -> None:
+    quantised, plain = pair(form)
+    settings_ = EngineSettings(
+        model=str(quantised), device="cpu", num_threads=1, dtype="float32", enable_lora=True,
+        max_lora_rank=8, kv_cache_memory_bytes=8 << 20,
+    )  # fmt: skip
+    path = adapters.make_lora(tmp_path, plain)
+    prompt = Prompt.of(Tokens(IDS))
+    engine = TorchEngine(settings_, Secret(bytes(32)))
+    await engine.start()
+    try:
+        await load_adapter(engine, "a", path)
+        for turn in ("before", "after"):
+            with_it, without = await run(
+                engine,
+                make_request(f"{turn} a", prompt, adapter="a"),
+                make_request(turn, prompt),
+            )
+            assert with_it.output == adapters.greedy(plain, path, prompt, 8)
+            assert without.output == reference.greedy(plain, prompt, 8)
+            if turn == "before":
+                await engine.sleep(1)
+                assert await engine.wake_up(())
+    finally:
+        await engine.close()
+
+
+def changed(form: str, directory: Path, **fields: Any) -> Path:
+    """A copy of a checkpoint with other fields in its `quantization_config`."""
+    shutil.copytree(pair(form)[0], directory)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= fields
+    file.write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("form", "fields", "message"),
+    [
+        ("awq", {"quant_method": "bitsandbytes"}, "quantised (bitsandbytes); the torch engine"),
+        ("awq", {"bits": 3}, "quantised (awq, 3 bits, version gemm)"),
+        ("awq", {"version": "gemv"}, "quantised (awq, 4 bits, version gemv)"),
+        ("awq", {"group_size": 0}, "quantised (awq, group_size 0)"),
+        ("gptq, 4 bits", {"bits": 2}, "quantised (gptq, 2 bits, checkpoint_format gptq)"),
+        ("gptq, 4 bits", {"checkpoint_format": "marlin"}, "checkpoint_format marlin"),
+        ("int-quantized", {"format": "marlin-24"}, "compressed-tensors, format marlin-24"),
+        ("int-quantized", {"config_groups": None}, "compressed-tensors, config_groups None"),
+        (
+            "int-quantized",
+            {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "compressed-tensors, sparsity sparse-24-bitmask",
+        ),
+        (
+            "int-quantized",
+            {"config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}}},
+            "compressed-tensors, float of 4 bits",
+        ),
+    ],
+)
+def test_another_quantisation_is_refused_by_name_before_anything_is_loaded(
+    form: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    directory = changed(form, tmp_path / "model", **fields)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(InvalidRequestError) as refused:
+        check_settings(EngineSettings(model=str(directory), device="cpu"), directory)
+    assert message in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+MODULE = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "message"),
+    [
+        ("awq", lambda stored: stored.pop(f"{MODULE}.scales"), f"has no {MODULE}.scales"),
+        (
+            "awq",
+            lambda stored: stored.update({f"{MODULE}.qzeros": torch.zeros(2, 8).int()}),
+            f"{MODULE}.qzeros is I32 of shape (2, 8); allowed: I32 of shape (3, 8)",
+        ),
+        (
+            "gptq, 4 bits",
+            lambda stored: stored.update({f"{MODULE}.g_idx": torch.zeros(96).int()}),
+            f"{MODULE}.g_idx does not give 32 inputs to each of 3 groups",
+        ),
+        (
+            "pack-quantized, 4 bits",
+            lambda stored: stored.update({f"{MODULE}.weight_shape": torch.tensor([64, 95])}),
+            "not 4 or 8 bits in whole words",
+        ),
+        (
+            "pack-quantized, 4 bits",
+            lambda stored: stored.update({f"{MODULE}.weight_scale": torch.ones(64, 5)}),
+            "which does not divide",
+        ),
+        (
+            "int-quantized",
+            lambda stored: stored.update({f"{MODULE}.weight_scale": torch.ones(63, 1)}),
+            f"{MODULE}.weight_scale has shape (63, 1), which does not divide",
+        ),
+    ],
+)
+def test_a_weight_whose_tensors_do_not_fit_is_refused_by_name(
+    form: str, change: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    directory = changed(form, tmp_path / "model")
+    stored = load_file(directory / "model.safetensors")
+    change(stored)
+    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InvalidRequestError) as refused:
+        load(directory)
+    assert message in refused.value.message

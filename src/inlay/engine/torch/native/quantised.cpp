@@ -2,11 +2,16 @@
 // g of input i.
 //
 // Codes are read as they are stored, once for all rows, and widened in registers, exactly: they are values of bfloat16. Scales are
-// applied in float32, to sums over a group. What a row gives does not depend on how many rows there are.
+// applied in float32, to sums over a group.
 //
 // Codes lie in panels of 16 outputs: [O / 16][I / n][16] words of 32 bits, of n = 8 or 4 inputs each. The low half of a word has the
 // even inputs, the first in the lowest bits, the high half the odd ones: shifting both gives a pair of inputs of 16 outputs.
 // Shapes: R rows, I inputs, O outputs, G groups.
+
+// Sums in the order that is written: what a row gives must not depend on how many rows there are.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-associative-math")
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -46,8 +51,8 @@ constexpr int pairs(int kind) { return static_cast<int>(per_word(kind)) / 2; }
 // Bytes ahead of what is read; inputs whose sum is scaled at once, at most.
 constexpr int64_t AHEAD = 2048, SEGMENT = 128;
 
-// Rows that share codes in registers, and rows that share widened ones in a cache, at a time.
-constexpr int FEW = 4, MORE = 8;
+// Rows that share widened codes in a cache at a time; up to four share codes in registers.
+constexpr int MORE = 8;
 
 float value_of_fp8(uint32_t code) {
     const int exponent = code >> 3 & 15, fraction = code & 7;
@@ -84,7 +89,10 @@ struct Floats {
         return {widen<KIND>(words >> (step * bits)), widen<KIND>(words >> (16 + step * bits))};
     }
 
-    static void add(Lanes& sum, const Pair& weights, const float* x) { sum += weights.first * x[0] + weights.second * x[1]; }
+    static void add(Lanes& sum, const Pair& weights, const float* x) {
+        sum += weights.first * x[0];
+        sum += weights.second * x[1];
+    }
 };
 
 #ifdef __AVX512BF16__
@@ -146,18 +154,7 @@ struct Halves {
 
 #endif
 
-// A product whose rows are ready: with sums of x over every segment, for zeros.
-template <typename Math>
-struct Ready {
-    const QuantisedProduct& a;
-    const Math& math;
-    const typename Math::X* x;
-    const float* sums;      // [R, segments]
-    int64_t first, segments;  // panel; inputs of a segment are at most SEGMENT and within a group
-    int64_t length;
-};
-
-template <typename Math, int KIND>
+template <int KIND>
 inline WideLanes words_at(const QuantisedProduct& a, int64_t panel, int64_t word) {
     const char* from = reinterpret_cast<const char*>(a.codes + (panel * (a.inputs / per_word(KIND)) + word) * LANES);
     // Into the second level: the first is too small for what is asked for ahead.
@@ -201,7 +198,7 @@ void few_rows(const QuantisedProduct& a, const Math& math, const typename Math::
         Lanes found[ROWS][PANELS] = {};
         for (int64_t i = start; i < end; i += WORD)
             for (int p = 0; p < PANELS; p++) {
-                const WideLanes words = words_at<Math, KIND>(a, panel + p, i / WORD);
+                const WideLanes words = words_at<KIND>(a, panel + p, i / WORD);
                 for (int step = 0; step < STEPS; step++) {
                     const auto weights = math.template decode<KIND>(words, step);
                     for (int r = 0; r < ROWS; r++) Math::add(found[r][p], weights, x + r * a.inputs + i + 2 * step);
@@ -240,7 +237,7 @@ void many_rows(const QuantisedProduct& a, const Math& math, const typename Math:
         auto* to = widened;
         for (int64_t i = start; i < end; i += WORD, to += STEPS * PANELS)
             for (int p = 0; p < PANELS; p++) {
-                const WideLanes words = words_at<Math, KIND>(a, panel + p, i / WORD);
+                const WideLanes words = words_at<KIND>(a, panel + p, i / WORD);
                 for (int step = 0; step < STEPS; step++) to[step * PANELS + p] = math.template decode<KIND>(words, step);
             }
         int64_t row = 0;
@@ -273,7 +270,13 @@ void product(const QuantisedProduct& a, const typename Math::X* x) {
     if (a.shifts)
         for (int64_t row = 0; row < a.rows; row++)
             each_segment(a, [&](int64_t start, int64_t end, int64_t, int64_t segment) {
-                for (int64_t i = start; i < end; i++) sums[row * segments + segment] += load(x[row * a.inputs + i]);
+                Lanes sum = {};
+                int64_t i = row * a.inputs + start;
+                const int64_t stop = row * a.inputs + end;
+                for (; i + LANES <= stop; i += LANES) sum += load_lanes(x + i);
+                float rest = 0;
+                for (; i < stop; i++) rest += load(x[i]);
+                sums[row * segments + segment] = sum_lanes(sum) + rest;
             });
     constexpr int64_t WIDE = 2;
     const int64_t count = (a.outputs + LANES - 1) / LANES, whole = count / WIDE, rest = count % WIDE;

@@ -1,16 +1,15 @@
-"""Quantised weights as they are published: which tensors a weight has, and what they say.
+"""Quantised weights as they are published: the tensors of each, and their meaning.
 
-| method | tensors beside each other, for a weight [O, I] in G groups of inputs |
-|---|---|
-| fp8 | `weight` [O, I] F8_E4M3, `weight_scale_inv` [O / rows, I / columns] |
-| compressed-tensors, not packed | `weight` [O, I] I8 or F8_E4M3, `weight_scale` [O, G], [O, 1], [1] \
-or by blocks; `weight_zero_point` I8 |
-| compressed-tensors, packed | `weight_packed` [O, I / n] I32, `weight_shape`, `weight_scale` [O, G]; \
-`weight_zero_point` [O / n, G] I32; `weight_g_idx` [I] |
-| awq | `qweight` [I, O / 8] I32, `qzeros` [G, O / 8] I32, `scales` [G, O] |
-| gptq | `qweight` [I / n, O] I32, `qzeros` [G, O / n] I32, `scales` [G, O], `g_idx` [I] |
+A weight [O, I] has G groups of inputs. Beside each other lie, for
+- fp8: `weight` [O, I] F8_E4M3, `weight_scale_inv` [O / rows, I / columns];
+- compressed-tensors, not packed: `weight` [O, I] I8 or F8_E4M3, `weight_scale` [O, G], [O, 1], [1]
+  or of blocks, `weight_zero_point` I8;
+- compressed-tensors, packed: `weight_packed` [O, I / n] I32, `weight_shape`, `weight_scale` [O, G],
+  `weight_zero_point` [O / n, G] I32, `weight_g_idx` [I];
+- AWQ: `qweight` [I, O / 8] I32, `qzeros` [G, O / 8] I32, `scales` [G, O];
+- GPTQ: `qweight` [I / n, O] I32, `qzeros` [G, O / n] I32, `scales` [G, O], `g_idx` [I].
 
-n codes are in a word of 32 bits, the first in its lowest bits, but for AWQ's: 0, 2, 4, 6, 1, 3, 5, 7.
+A word of 32 bits has n codes, the first in its lowest bits; but AWQ's has 0, 2, 4, 6, 1, 3, 5, 7.
 Shapes and dtypes are checked by the headers of files, before anything is read.
 """
 
@@ -321,7 +320,7 @@ def _placed(
     group: int,
     order: Tensor | None,
 ) -> Codes:
-    """Return codes by columns in `order`; those of eight bits, stored from 0, in two's complement."""
+    """Return codes stored from 0 as `Codes` has them, columns in `order`."""
     if kind is Kind.INT8:
         codes = codes ^ 128
     codes = codes if order is None else codes[:, order]

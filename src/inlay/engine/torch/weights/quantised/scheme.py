@@ -1,4 +1,4 @@
-"""What `config.json` says of a checkpoint's quantised weights; no torch."""
+"""Quantisation of a checkpoint's weights by its `config.json`; no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Block: TypeAlias = tuple[int, int]
 """Rows and columns that share a scale."""
 
 Method: TypeAlias = Literal["fp8", "compressed-tensors", "awq", "gptq"]
-"""Who published it, as `quant_method` says."""
+"""Name of a family of formats, as `quant_method` says."""
 
 _SERVED = (
     "the torch engine serves e4m3 fp8 scaled in blocks, compressed-tensors (pack-quantized, "
@@ -25,7 +25,7 @@ _BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a checkpoint stores its quantised weights.
+    """Storage of a checkpoint's quantised weights.
 
     Attributes:
         method: how tensors are named and laid out.
