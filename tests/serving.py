@@ -90,6 +90,16 @@ def starting(
                 process.wait()
 
 
+def until_stopping(served: Served) -> None:
+    """Return when the server has been told to stop and takes no more requests."""
+    while True:
+        try:
+            urllib.request.urlopen(served.url + "/ready").close()
+        except OSError:
+            return
+        time.sleep(0.02)
+
+
 def _wait_ready(process: subprocess.Popen[bytes], url: str, within: float) -> None:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.live import Fleet, until
 from tests.models import tiny
-from tests.serving import serving
+from tests.serving import serving, until_stopping
 
 LONG: dict[str, Any] = {
     "prompt": "It is",
@@ -87,21 +87,21 @@ def test_a_stream_open_at_ctrl_c_ends_with_an_error_event_within_the_drain_time(
         last = text[-4096:].split("\n\n")
         assert last[-2] == "data: [DONE]"
         assert "shutting down" in json.loads(last[-3][6:])["error"]["message"]
-        served.process.wait(10)
+        served.process.wait(90)
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once() -> None:
     with serving(
-        tiny("llama"), "--engine", "echo", "--max-model-len", 5_000_000, "--drain-timeout", 60
+        tiny("llama"), "--engine", "echo", "--max-model-len", 5_000_000, "--drain-timeout", 600
     ) as served:
         body = {**LONG, "max_tokens": 4_000_000, "stream": True}
         with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=180) as stream:
             next(stream.iter_text())
             served.process.send_signal(signal.SIGINT)
-            time.sleep(0.5)
+            until_stopping(served)
             served.process.send_signal(signal.SIGINT)
             try:
-                served.process.wait(10)
+                served.process.wait(90)
             except subprocess.TimeoutExpired:
                 pytest.fail("the server did not end")

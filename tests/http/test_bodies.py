@@ -91,10 +91,9 @@ def test_a_trickle_is_given_up_though_bytes_keep_coming(llama: Fleet) -> None:
         (parts.hostname or "", parts.port or 0), timeout=30
     ) as connection:
         connection.sendall(head(1000))
-        began = time.monotonic()
         connection.settimeout(0.05)
         answer = b""
-        while not answer and time.monotonic() - began < 10:
+        while not answer:
             connection.sendall(b" ")
             try:
                 answer = connection.recv(4096)

@@ -48,10 +48,12 @@ def judged(*workers: Seen, **missing: str) -> Health:
 
 
 @asynccontextmanager
-async def probing(engine: EchoEngine) -> AsyncIterator["asyncio.Queue[ModelCard]"]:
+async def probing(
+    engine: EchoEngine, seconds: float = 90
+) -> AsyncIterator["asyncio.Queue[ModelCard]"]:
     """The cards that a worker announces which probes `engine` all the time."""
     await engine.start()
-    host = EngineHost(engine, probe_interval=0.01, probe_timeout=0.05)
+    host = EngineHost(engine, probe_interval=0.01, probe_timeout=seconds)
     cards: asyncio.Queue[ModelCard] = asyncio.Queue()
     host.watch(cards.put_nowait)
     task = asyncio.create_task(host.probe())
@@ -88,7 +90,7 @@ async def test_an_engine_that_is_stuck_or_fails_shows(settings: EngineSettings) 
             raise EngineError("the device fell off the bus")
 
     for kind, reason in ((Stuck, "did not answer within 0.05 s"), (Failing, "fell off the bus")):
-        async with probing(kind(settings, Secret(bytes(32)))) as cards:
+        async with probing(kind(settings, Secret(bytes(32))), 0.05) as cards:
             assert (await cards.get()).probe is None
             card = await cards.get()
         found = judged(Seen("w", card))

@@ -90,12 +90,12 @@ def make_request(id_: str, length: int = 3, **fields: object) -> Request:
 
 
 async def embed(router: Router, request: Request, name: str = "echo") -> Payload:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         return await payload_of(await send(router, request, name), "embeddings")
 
 
 async def until_taken(engine: Gated, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while len(engine.taken) < count:
             engine.came.clear()
             await engine.came.wait()

@@ -78,7 +78,7 @@ class Fleet:
         }
 
     async def until_seen(self, number: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while len(self.where()) < number:  # noqa: ASYNC110 - engines in this process, on this loop
                 await asyncio.sleep(0)
 

@@ -227,7 +227,6 @@ def flood(start: bytes, piece: bytes, total: int) -> Callable[[httpx.Client], No
 
     def attack(client: httpx.Client) -> None:
         with connected(client) as connection:
-            connection.settimeout(5)
             connection.sendall(start)
             sent = 0
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from nats.js.kv import KeyValue
 
 from inlay.card import ModelCard
 from inlay.engine.echo import EchoEngine
@@ -12,6 +14,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import OverloadedError
 from inlay.transport.nats import worker as worker_module
 from inlay.transport.nats.cards import Cards
+from inlay.transport.nats.member import Member
 from tests.models import tiny
 from tests.transport.conftest import nats_server
 from tests.transport.fleet import SECRET, Fleet, found
@@ -41,6 +44,32 @@ async def test_it_warns_once_of_each_reason_however_often_it_tries(
     said = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert said == ["full", "away", "full"]
     await fleet.close()
+
+
+async def test_cards_are_listed_though_the_end_of_the_list_is_told_too_early(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watchall = KeyValue.watchall
+
+    async def ending_early(storage: KeyValue, **options: Any) -> KeyValue.KeyWatcher:
+        watcher = await watchall(storage, **options)
+        watcher._updates._queue.appendleft(None)  # type: ignore[attr-defined]
+        return watcher
+
+    monkeypatch.setattr(KeyValue, "watchall", ending_early)
+    member = await Member.join(nats_server.settings("listed"), "frontend")
+    assert await member.cards.workers() == set()
+    card = EchoEngine(EngineSettings(model=str(tiny("llama")), engine="echo"), SECRET)
+    await card.start()
+    for worker in ("one", "two", "three"):
+        await member.cards.put(worker, card.card)
+    assert await member.cards.workers() == {"one", "two", "three"}
+    for worker in ("one", "three"):
+        await member.cards.remove(worker)
+    assert await member.cards.workers() == {"two"}
+    await member.cards.remove("two")
+    assert await member.cards.workers() == set()
+    await member.leave()
 
 
 class Painter(EchoEngine):

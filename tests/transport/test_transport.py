@@ -357,7 +357,7 @@ async def test_messages_that_share_buffers_crosswise_do_not_wait_for_each_other(
     ours.send(Note("a", (one, other)))
     ours.send(Note("b", (other, one)))
     ours.send(Note("c", (one,)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         notes = [await theirs.receive() for _ in range(3)]
     assert [note.text for note in notes if isinstance(note, Note)] == ["a", "b", "c"]
 
@@ -457,7 +457,6 @@ async def test_a_peer_that_falls_silent_in_the_middle_of_a_message_is_gone(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inlay.transport.connection.PING_SECONDS", 0.05)
-    monkeypatch.setattr("inlay.transport.connection.SILENCE_SECONDS", 0.4)
     ours, theirs = await ends.pair()
     ours.send(Note("large", (Buffer(bytes(50_000_000)),)))
     ours.send(Note("behind the offer"))
@@ -465,6 +464,7 @@ async def test_a_peer_that_falls_silent_in_the_middle_of_a_message_is_gone(
     ours._transport.pause_reading()  # type: ignore[union-attr]
     ours._timer.cancel()  # type: ignore[union-attr]
     ours._writable = False
+    monkeypatch.setattr("inlay.transport.connection.SILENCE_SECONDS", 0.4)
     with pytest.raises(EOFError):
         await theirs.receive()
 

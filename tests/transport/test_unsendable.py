@@ -58,7 +58,7 @@ def make_request(id_: str, length: int, max_tokens: int, **sampling: Any) -> Req
 
 
 async def outputs_of(link: Link, request: Request) -> list[Output]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         return [output async for outputs in link.send(request) for output in outputs]
 
 

@@ -68,7 +68,7 @@ asyncio.run(main())
     worker_pid = int(await parent.stdout.readline())
     parent.kill()
     await parent.wait()
-    await asyncio.wait_for(asyncio.to_thread(_ended, worker_pid), 20)
+    await asyncio.wait_for(asyncio.to_thread(_ended, worker_pid), 90)
 
 
 def _ended(pid: int) -> None:

@@ -143,10 +143,23 @@ class Cards:
 
         Raises `OverloadedError` when that cannot be said now.
         """
+        found: set[str] = set()
         try:
-            return set(await self._storage.keys())
-        except nats.js.errors.NoKeysError:
-            return set()
+            if not (await self._storage.status()).values:
+                return found
+            watcher = await self._storage.watchall(meta_only=True)
+            try:
+                # It may say that there is no more while entries are on their way. The last one,
+                # which may be of a card that was removed, has none behind it.
+                delta = 1
+                while delta:
+                    entry = await watcher.updates()  # type: ignore[no-untyped-call]
+                    if entry is not None:
+                        delta = entry.delta or 0
+                        (found.discard if entry.operation else found.add)(entry.key)
+            finally:
+                await watcher.stop()  # type: ignore[no-untyped-call]
+            return found
         except (nats.errors.Error, TimeoutError) as error:
             raise OverloadedError(
                 f"NATS does not list the cards: {error}", retry_after=1
