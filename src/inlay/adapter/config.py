@@ -68,11 +68,6 @@ class LoraConfig:
     ranks: tuple[tuple[re.Pattern[str], int], ...] = ()
     alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
 
-    @property
-    def max_rank(self) -> int:
-        """The largest rank any module may have."""
-        return max([self.rank, *(rank for _, rank in self.ranks)])
-
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's matrices."""
         return int(_first(self.ranks, module, self.rank))

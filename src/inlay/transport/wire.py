@@ -366,10 +366,6 @@ class FrameReader:
         """Numbers of the offered messages that have no memory yet."""
         return frozenset(number for number, each in self._large.items() if each is None)
 
-    def refuse(self, number: int) -> None:
-        """Forget an offered message; what still comes of it is dropped."""
-        self._large.pop(number, None)
-
     def clear(self) -> None:
         """Forget every offered message, with the memory of what has come of it."""
         self._large.clear()
