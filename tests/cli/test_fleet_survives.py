@@ -1,4 +1,4 @@
-"""A fleet of processes whose parts are killed, drained, frozen and restarted for a minute, and clients that notice nothing."""
+"""A fleet of processes whose parts are killed, drained, frozen and restarted, and clients that notice nothing."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from tests.transport.nats_server import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SECONDS = float(os.environ.get("SURVIVE_SECONDS", "60"))
+SECONDS = float(os.environ.get("SURVIVE_SECONDS", "20"))
 STREAMS = 50
 WORKERS = 3
 FRONTENDS = 2
@@ -300,9 +300,7 @@ async def requests(client: openai.AsyncOpenAI) -> list[dict[str, Any]]:
     return made
 
 
-async def test_for_a_minute_nobody_notices_what_becomes_of_the_parts(
-    fleet: Fleet, clients: Clients
-) -> None:
+async def test_nobody_notices_what_becomes_of_the_parts(fleet: Fleet, clients: Clients) -> None:
     asked = await requests(clients.at(0))
     expected = await asyncio.gather(*(clients.ask(0, request) for request in asked))
     assert all(

@@ -1,6 +1,7 @@
 """Sequences preempted for another client decode as they would alone."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -40,6 +41,13 @@ def told(outputs: list[Output]) -> list[tuple[int, float]]:
     )
 
 
+@cache
+def expected_alone() -> dict[str, list[tuple[int, float]]]:
+    """What is told of each request where no other runs."""
+    alone = core(max_num_seqs=1, num_pages=64)
+    return {one.id: told(run(alone, one)[one.id].deltas) for one in make_requests()}
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"max_num_seqs": 4}, {"num_pages": 22, "max_model_len": 160}],
@@ -49,8 +57,7 @@ def told(outputs: list[Output]) -> list[tuple[int, float]]:
 def test_a_sequence_that_yields_to_another_client_goes_on_as_if_nothing_had_happened(
     changes: dict[str, int], prefix_caching: bool
 ) -> None:
-    alone = core(max_num_seqs=1, num_pages=64)
-    expected = {one.id: told(run(alone, one)[one.id].deltas) for one in make_requests()}
+    expected = expected_alone()
     engine: Core = core("llama", prefix_caching=prefix_caching, **changes)
     outputs: list[Output] = []
     for one in make_requests():
