@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "worker": SHARED | {"stages", "telemetry", "transport", "engine", "adapter", "tensors"},
     "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter"},
     "client": SHARED | {"media", "tensors", "render"},
+    "audit": {"errors", "client"},
     "demo": set[str](),
     "web": set[str](),
 }

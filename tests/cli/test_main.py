@@ -35,7 +35,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (["serv"], "inlay: unknown command serv, did you mean serve? (see inlay --help)"),
         (["--verbose"], "inlay: unknown option --verbose"),
         (["embeds"], "inlay: embeds takes one of: encode, inspect"),
-        (["embeds", "encod"], "upload, convert, did you mean encode? (see inlay --help)"),
+        (["embeds", "encod"], "upload, convert, audit, did you mean encode? (see inlay --help)"),
         (["embeds", "show"], "inlay: embeds takes one of: encode, inspect"),
         (["serve"], "inlay serve: MODEL is missing (see inlay serve --help)"),
         (["serve", "m", "--prot", "1"], "inlay serve: unknown option --prot, did you mean --port?"),

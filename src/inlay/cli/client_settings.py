@@ -1,4 +1,4 @@
-"""Settings classes of the commands that ask a server, and of `completion` and `embeds convert`."""
+"""Settings classes of commands that ask a server, of `completion`, `embeds convert` and `audit`."""
 
 from pathlib import Path
 from typing import Literal
@@ -205,4 +205,63 @@ class ConvertSettings(BaseModel):
         default="text",
         description="Say what was written as text, or as JSON on standard output; JSON needs "
         "--output.",
+    )
+
+
+class AuditSettings(BaseModel):
+    """`inlay embeds audit`."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    model: str = Field(
+        title="Texts",
+        description="Directory of the model that rows are for, or its name on the hub. Only the "
+        "tokenizer and the embedding table are read.",
+    )
+    texts: Path = Field(
+        title="Texts",
+        description="File of texts, one a line, or a JSON object a line: text and, where known, "
+        "names and others, entities that stand in it. - is standard input.",
+    )
+    public: Path | None = Field(
+        default=None,
+        title="Texts",
+        description="File of texts that attackers know, as --texts. Unless set, they know two "
+        "thirds of --texts, and the last third is read.",
+    )
+    plain: bool = Field(
+        default=False,
+        title="Texts",
+        description="A text is a whole prompt, not a user's message in the model's chat template.",
+    )
+    transform: list[str] = Field(
+        default_factory=lambda: ["none", "noise:1", "noise:4", "rotate", "shuffle"],
+        title="Attack",
+        description="What is sent in place of the table's rows, each audited: none, noise:LEVEL "
+        "(in units of the median norm), shuffle, permute, rotate, project:WIDTH, drop:SHARE.",
+    )
+    attackers: list[str] = Field(
+        default_factory=list,
+        title="Attack",
+        description="Attackers to try; all of them unless set: nearest, whitened, signature, "
+        "sorted, codebook, procrustes, ridge, least-squares, bigram, resends, resends-pairs, "
+        "reordered. Guesses without the rows are always beside them.",
+    )
+    resends: int = Field(
+        default=8,
+        ge=1,
+        le=64,
+        title="Attack",
+        description="Times that a text is sent, as chats send their history: new noise averages "
+        "out.",
+    )
+    seed: int = Field(default=0, ge=0, title="Attack", description="Seed of keys and noise.")
+    fail_above: list[str] = Field(
+        default_factory=list,
+        title="Report",
+        description="Exit with status 1 where the upper limit of the worst case is above a share: "
+        "METRIC=SHARE, with a metric of tokens, any-order, names, others, unseen, exact.",
+    )
+    output_format: Literal["text", "json"] = Field(
+        default="text", title="Report", description=_OUTPUT_FORMAT
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from inlay.cli.client_settings import (
+    AuditSettings,
     BenchSettings,
     BenchWriteSettings,
     ChatSettings,
@@ -96,6 +97,12 @@ def _upload(settings: UploadSettings, rest: Sequence[str]) -> int:
 
 def _convert(settings: ConvertSettings, rest: Sequence[str]) -> int:
     from inlay.cli.convert import run
+
+    return run(settings)
+
+
+def _audit(settings: AuditSettings, rest: Sequence[str]) -> int:
+    from inlay.cli.audit import run
 
     return run(settings)
 
@@ -260,6 +267,16 @@ COMMANDS = (
         run=_convert,
         positional=("file",),
         short={"output": "o"},
+    ),
+    Command(
+        name="embeds audit",
+        summary="Measure how much known attacks read from prompt embeddings.",
+        details="Sends texts through each transform and has attackers guess the tokens: a lower "
+        "bound of what rows reveal, beside what could be guessed without them. More texts give "
+        "narrower intervals.",
+        settings=AuditSettings,
+        run=_audit,
+        short={"output_format": "o"},
     ),
     Command(
         name="completion",

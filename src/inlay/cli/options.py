@@ -127,7 +127,7 @@ class Option:
     @property
     def default(self) -> str | None:
         """The default as one would write it, or None where it is required, empty or unset."""
-        value = self.field.default
+        value = self.field.get_default(call_default_factory=True, validated_data={})
         if self.field.is_required() or value is None or value in ("", []):
             return None
         if isinstance(value, bool):

@@ -1,0 +1,13 @@
+"""A measure of what rows reveal: known attacks on the rows of known texts.
+
+    texts.py, prompts.py        texts as prompts: token ids, the user's part
+    entities.py                 names and numbers in a text
+    transform.py                a `Transform`: what is sent in place of the table's rows
+    attacker.py, attackers/     an `Attacker`: guesses tokens; one module for each family
+    score.py, interval.py       counts of each prompt; shares, with intervals over prompts
+    run.py                      a transform against all attackers
+    report.py                   a table, JSON, the gate
+
+To add an attacker, write a class with `name`, `knows`, `fit` and `guess` (see `attacker.py`, and
+`attackers/nearest.py` for the shortest) and name it in `attackers/__init__.py`.
+"""

@@ -1,0 +1,40 @@
+"""All attackers, one module for each family."""
+
+from collections.abc import Callable, Sequence
+
+from inlay.audit.attacker import Attacker
+from inlay.audit.attackers.geometry import Signature, SortedValues
+from inlay.audit.attackers.nearest import Nearest, WhitenedNearest
+from inlay.audit.attackers.order import Reordered
+from inlay.audit.attackers.pairs import Codebook, LeastSquares, Procrustes, Ridge
+from inlay.audit.attackers.resends import Averaged
+from inlay.audit.attackers.sequence import ForwardBackward, Prior
+from inlay.errors import InvalidRequestError
+
+ALL: dict[str, Callable[[], Attacker]] = {
+    "nearest": Nearest,
+    "whitened": WhitenedNearest,
+    "signature": Signature,
+    "sorted": SortedValues,
+    "codebook": Codebook,
+    "procrustes": Procrustes,
+    "ridge": Ridge,
+    "least-squares": LeastSquares,
+    "bigram": ForwardBackward,
+    "resends": lambda: Averaged("resends", Nearest()),
+    "resends-pairs": lambda: Averaged("resends-pairs", LeastSquares()),
+    "reordered": lambda: Reordered(Nearest()),
+}
+"""By name; the prior always runs beside them."""
+
+
+def chosen(names: Sequence[str]) -> list[Attacker]:
+    """New attackers of those names, the prior first.
+
+    Raises:
+        InvalidRequestError: no attacker has such a name.
+    """
+    for name in names:
+        if name not in ALL:
+            raise InvalidRequestError(f"no attacker {name!r}; there are {', '.join(ALL)}")
+    return [Prior(), *(ALL[name]() for name in names)]

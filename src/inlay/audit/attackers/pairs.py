@@ -1,0 +1,175 @@
+"""Rows of known texts, sent through the same transform, and the maps that they teach."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from inlay.audit.attacker import Known, Knows, NotApplicableError, Sent
+from inlay.audit.attackers.nearest import CHUNK, nearest_ids, scores, whitener
+from inlay.audit.prompts import Floats, Ids
+
+_PENALTIES = (1e-4, 1e-2, 1.0, 100.0)
+_HELD_OUT = 0.2
+
+
+class Codebook:
+    """The mean row of each token that was seen: reads any key that is one row to one token."""
+
+    name = "codebook"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Average the rows of each token."""
+        rows, ids = known.pairs
+        self._ids, places, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        sums = np.zeros((len(self._ids), rows.shape[1]), np.float64)
+        np.add.at(sums, places, rows)
+        self._means = (sums / counts[:, None]).astype(np.float32)
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The token with the nearest mean."""
+        return [self._ids[nearest_ids(rows, self._means)] for rows in sent.rows]
+
+
+class Procrustes:
+    """The rotation that best takes the table's rows to those that were sent, taken back."""
+
+    name = "procrustes"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Find the rotation."""
+        rows, ids = known.pairs
+        product = rows.astype(np.float64).T @ known.table[ids].astype(np.float64)
+        left, _, right = np.linalg.svd(product, full_matrices=False)
+        self._back = (left @ right).astype(np.float32)
+        self._table = known.table
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The nearest token after the rotation was taken back."""
+        return [nearest_ids(rows @ self._back, self._table) for rows in sent.rows]
+
+
+class Ridge:
+    """The affine map from rows to the table's rows with the least error, by ridge regression."""
+
+    name = "ridge"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Solve for the map; its penalty is chosen on rows that were left out."""
+        rows, ids = known.pairs
+        wanted = known.table[ids].astype(np.float64)
+        inputs = _with_one(rows)
+        train = int(len(rows) * (1 - _HELD_OUT))
+        if train < 2:
+            raise NotApplicableError("there are too few pairs")
+        solved = [_ridge(inputs[:train], wanted[:train], penalty) for penalty in _PENALTIES]
+        errors = [
+            float(np.square(inputs[train:] @ each - wanted[train:]).mean()) for each in solved
+        ]
+        best = _PENALTIES[int(np.argmin(errors))]
+        self._map = _ridge(inputs, wanted, best).astype(np.float32)
+        self._table = known.table
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The token nearest to the mapped row."""
+        return [
+            nearest_ids(rows @ self._map[:-1] + self._map[-1], self._table) for rows in sent.rows
+        ]
+
+
+class Emission:
+    """Likelihood of a row for each token: an affine map of its own row, and Gaussian noise.
+
+    Covers rotations, projections and every noise that is the same for all tokens. Without rows of
+    known tokens the map is the identity and the noise the same in all directions.
+    """
+
+    def __init__(self, known: Known) -> None:
+        table = known.table
+        try:
+            rows, ids = known.pairs
+        except NotApplicableError:
+            known.check_width()
+            rows, ids = _read_by_nearest(known)
+        inputs = _with_one(table[ids])
+        solved = _ridge(inputs, rows.astype(np.float64), 1e-4)
+        noise = rows - inputs @ solved
+        # A floor of a thousandth of a row's own spread: no key is exact to more than rounding.
+        self._white = whitener(noise, 1e-6 * float(rows.var()))
+        self._offset = solved[-1].astype(np.float32)
+        self.points: Floats = (table @ solved[:-1].astype(np.float32)) @ self._white
+
+    @classmethod
+    def of(cls, known: Known) -> "Emission":
+        """The emission that was estimated from `known`, once for all attackers that use it."""
+        found = known.cached.get("emission")
+        if not isinstance(found, cls):
+            found = known.cached["emission"] = cls(known)
+        return found
+
+    def among(self, rows: Floats, words: Ids) -> tuple[Floats, Ids, Floats]:
+        """Likelihoods of some tokens, beside the likeliest of all; memory is bounded by `CHUNK`.
+
+        Args:
+            rows: (n, h).
+            words: (w,) token ids.
+
+        Returns:
+            (n, w) log likelihoods below the largest of a row; (n,) the likeliest of all tokens;
+            (n,) by how much more likely it is than the likeliest of `words`, in nats.
+        """
+        white = (rows - self._offset) @ self._white
+        step = max(1, CHUNK // len(self.points))
+        inside, best, surer = [], [], []
+        for start in range(0, len(rows), step):
+            logs = scores(white[start : start + step], self.points)
+            some = logs[:, words]
+            top = some.max(axis=1)
+            inside.append(some - top[:, None])
+            best.append(logs.argmax(axis=1))
+            surer.append(logs.max(axis=1) - top)
+        return np.concatenate(inside), np.concatenate(best), np.concatenate(surer)
+
+    def best(self, rows: Floats) -> Ids:
+        """The most likely token of each row."""
+        return nearest_ids((rows - self._offset) @ self._white, self.points)
+
+
+class LeastSquares:
+    """The most likely token by `Emission`: the map is undone and the noise whitened at once."""
+
+    name = "least-squares"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Estimate map and noise from pairs."""
+        _ = known.pairs
+        self._emission = Emission.of(known)
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The most likely token of each row."""
+        return [self._emission.best(rows) for rows in sent.rows]
+
+
+def _read_by_nearest(known: Known) -> tuple[Floats, Ids]:
+    rows = np.concatenate(known.sent)
+    return rows, nearest_ids(rows, known.table)
+
+
+def _with_one(rows: Floats) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    return np.concatenate([rows, np.ones((len(rows), 1))], axis=1).astype(np.float64)
+
+
+def _ridge(
+    inputs: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    wanted: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    penalty: float,
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Solve least squares with a penalty on all but the last input, in units of their variance."""
+    gram = inputs.T @ inputs
+    weight = penalty * float(np.trace(gram[:-1, :-1])) / (len(gram) - 1)
+    diagonal = np.full(len(gram), weight + 1e-12)
+    diagonal[-1] = 1e-12 * len(inputs)
+    return np.asarray(np.linalg.solve(gram + np.diag(diagonal), inputs.T @ wanted), np.float64)

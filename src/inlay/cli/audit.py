@@ -1,0 +1,72 @@
+"""`inlay embeds audit`: how much known attacks read from rows."""
+
+import sys
+
+import msgspec
+import numpy as np
+
+from inlay.audit.attackers import ALL, chosen
+from inlay.audit.prompts import PromptMaker
+from inlay.audit.report import as_data, described, failures, limits
+from inlay.audit.run import Audit
+from inlay.audit.texts import read_texts, split
+from inlay.audit.transform import named
+from inlay.cli.client_settings import AuditSettings
+from inlay.cli.files import read
+from inlay.cli.process import Console
+from inlay.cli.progress import waiting
+from inlay.client import PromptEmbedder
+
+_FAILED = 1
+
+
+def run(settings: AuditSettings) -> int:
+    """Write what was read; the exit status: 1 where more can be read than --fail-above allows.
+
+    Raises:
+        FileError: a file cannot be read.
+        InvalidRequestError: texts, transforms or attackers are no such thing.
+    """
+    console = Console(sys.stdout, sys.stderr)
+    doing = "the model's table"
+
+    def tell(text: str) -> None:
+        nonlocal doing
+        doing = text
+
+    with waiting(console, lambda: doing):
+        gate = limits(settings.fail_above)
+        attackers = tuple(settings.attackers or ALL)
+        chosen(attackers)
+        embedder = PromptEmbedder.from_pretrained(settings.model)
+        width = embedder.table.shape[1]
+        transforms = [named(spec, width, settings.seed) for spec in settings.transform]
+        maker = PromptMaker(embedder, chat=False if settings.plain else None)
+        prompts = maker.prompts(read_texts(read(settings.texts), str(settings.texts)))
+        if settings.public is not None:
+            public = maker.prompts(read_texts(read(settings.public), str(settings.public)))
+        else:
+            mine, others = split(len(prompts), settings.seed)
+            public = [prompts[index] for index in others]
+            prompts = [prompts[index] for index in mine]
+        audit = Audit(
+            prompts,
+            public,
+            embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32),
+            maker.template,
+            embedder.renderer.decode,
+            attackers,
+            settings.resends,
+            settings.seed,
+            tell,
+        )
+        found = [audit.of(transform) for transform in transforms]
+        failed = failures(gate, found)
+    if settings.output_format == "json":
+        data = as_data(audit, found) | {"model": settings.model, "failures": failed}
+        console.out(msgspec.json.encode(data).decode() + "\n")
+    else:
+        console.out("\n".join(described(audit, found)) + "\n")
+    for line in failed:
+        console.line(line)
+    return _FAILED if failed else 0

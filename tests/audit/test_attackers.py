@@ -1,0 +1,198 @@
+"""Attackers on rows whose truth is known: what must be read is read, and guesses are no find."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from inlay.audit.attacker import Known, Sent
+from inlay.audit.attackers import nearest, pairs
+from inlay.audit.attackers.order import Reordered
+from inlay.audit.attackers.pairs import Emission
+from inlay.audit.attackers.sequence import Bigram
+from inlay.audit.interval import shares, wilson
+from inlay.audit.prompts import AuditPrompt, Floats, Ids, Span, Template
+from inlay.audit.report import failures
+from inlay.audit.run import Audit, Audited
+from inlay.audit.score import METRICS, counts_of
+from inlay.audit.transform import named
+
+WORDS, WIDTH = 300, 32
+TABLE: Floats = np.random.default_rng(0).normal(0, 0.3, (WORDS, WIDTH)).astype(np.float32)
+TEMPLATE = Template(np.arange(3), np.arange(3, 6))
+
+
+def made(count: int, seed: int, words: int = WORDS) -> list[AuditPrompt]:
+    """Prompts whose tokens have frequencies as words do, a third of them names."""
+    rng = np.random.default_rng(seed)
+    frequent = 1 / np.arange(1, words - 5)
+    found = []
+    for index in range(count):
+        user = 6 + rng.choice(words - 6, size=rng.integers(6, 14), p=frequent / frequent.sum())
+        ids = np.concatenate([TEMPLATE.before, user, TEMPLATE.after])
+        spans = (Span(3, 5, name=True),)
+        found.append(AuditPrompt(index, ids, 3, len(ids) - 3, spans))
+    return found
+
+
+def audited(spec: str, *attackers: str, resends: int = 8) -> Audited:
+    audit = Audit(made(60, 1), made(200, 2), TABLE, TEMPLATE, str, attackers, resends)
+    return audit.of(named(spec, WIDTH, 5))
+
+
+def read(found: Audited, attacker: str, metric: str = "tokens") -> float:
+    (share,) = (each.shares[metric] for each in found.reads if each.attacker == attacker)
+    return share.value
+
+
+def test_rows_of_the_table_are_read_whole() -> None:
+    found = audited("none", "nearest", "signature", "procrustes", "least-squares", "bigram")
+    for each in found.reads[1:]:
+        assert each.shares["tokens"].value == each.shares["exact"].value == 1
+        assert each.advantage["tokens"] == 1
+
+
+def test_a_secret_rotation_falls_to_norms_and_template_without_a_pair() -> None:
+    found = audited("rotate", "nearest", "signature", "procrustes")
+    assert read(found, "nearest") < 0.1
+    assert read(found, "signature") >= 0.99
+    assert found.worst_unpaired["tokens"].attacker == "signature"
+    assert read(found, "procrustes") >= 0.99
+
+
+def test_a_secret_permutation_with_signs_falls_to_sorted_values_without_a_pair() -> None:
+    found = audited("permute", "nearest", "sorted")
+    assert read(found, "nearest") < 0.1
+    assert read(found, "sorted") == 1
+
+
+def test_a_projection_falls_to_pairs() -> None:
+    found = audited("project:20", "nearest", "sorted", "least-squares", "procrustes")
+    assert set(found.left_out) == {"nearest", "sorted"}
+    assert read(found, "least-squares") >= 0.99
+
+
+def test_noise_sent_again_averages_out() -> None:
+    once, often = audited("noise:2", "nearest"), audited("noise:2", "resends", resends=32)
+    assert read(often, "resends") > read(once, "nearest") + 0.2
+    assert "resends" in audited("none", "resends").left_out
+    assert "resends" in audited("noise:2", "resends", resends=1).left_out
+
+
+def test_shuffled_rows_give_their_tokens_and_then_much_of_their_order() -> None:
+    found = audited("shuffle", "nearest", "reordered")
+    assert read(found, "nearest", "any-order") == 1
+    assert read(found, "reordered", "any-order") == 1
+    assert "reordered" in audited("none", "reordered").left_out
+
+
+def test_dropped_rows_are_read_in_the_order_of_the_others() -> None:
+    found = audited("drop:0.5", "nearest", "codebook")
+    assert read(found, "nearest") == pytest.approx(0.5, abs=0.06)
+    assert "codebook" in found.left_out
+
+
+def test_rows_that_say_nothing_are_read_no_better_than_guessed_and_the_guess_counts() -> None:
+    found = audited("noise:1000", "nearest", "signature", "codebook", "bigram")
+    guessed = read(found, "prior")
+    assert guessed > 0.1
+    # The worst case is over all attackers, guessing among them: no gate passes below it.
+    assert found.worst["tokens"].share.value >= guessed
+    assert found.worst["tokens"].share.high > guessed
+    assert found.worst["names"].share.high < 0.25
+    assert failures({"tokens": guessed}, [found])
+    assert not failures({"tokens": 0.9, "names": 0.25}, [found])
+
+
+def test_a_codebook_reads_no_token_that_is_in_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inlay.audit.attacker.MAX_PAIRS", 200)
+    found = audited("rotate", "codebook", "procrustes")
+    unseen = {each.attacker: each.shares["unseen"] for each in found.reads}
+    assert unseen["codebook"].of > 50
+    assert unseen["codebook"].value == 0
+    assert unseen["procrustes"].value >= 0.99
+
+
+def known(count: int = 40) -> Known:
+    public = made(count, 3)
+    return Known(TABLE, TEMPLATE, public, [TABLE[each.ids] for each in public])
+
+
+def test_likelihoods_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    emission = Emission(known())
+    rows = TABLE[np.random.default_rng(4).integers(0, WORDS, 50)]
+    words = np.arange(0, WORDS, 3)
+    whole = emission.among(rows, words)
+    monkeypatch.setattr(pairs, "CHUNK", 7 * WORDS)
+    monkeypatch.setattr(nearest, "CHUNK", 7 * WORDS)
+    pieces = emission.among(rows, words)
+    np.testing.assert_allclose(pieces[0], whole[0], rtol=1e-4, atol=1e-3)
+    np.testing.assert_array_equal(pieces[1], whole[1])
+    np.testing.assert_allclose(pieces[2], whole[2], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_short_prompt_gets_its_likeliest_order(seed: int) -> None:
+    """Four tokens have so few orders that the beam drops none."""
+    facts = known(200)
+    bigram = Bigram.of(facts)
+    inner = [int(each) for each in bigram.ids if each > 5]
+    tokens = np.random.default_rng(seed).choice(inner[:12], size=4)
+
+    def score(order: Sequence[int]) -> float:
+        whole = [int(TEMPLATE.before[-1]), *order, int(TEMPLATE.after[0])]
+        places = [bigram.place(token) for token in whole]
+        return float(sum(np.log(bigram.follows[a, b]) for a, b in itertools.pairwise(places)))
+
+    best = max(score(order) for order in itertools.permutations(tokens.tolist()))
+    attacker = Reordered(nearest.Nearest())
+    shuffled = [each[np.argsort(each[:, 0])] for each in facts.sent]
+    attacker.fit(Known(TABLE, TEMPLATE, facts.public, shuffled))
+    ids = np.concatenate([TEMPLATE.before, tokens, TEMPLATE.after])
+    (guess,) = attacker.guess(Sent([TABLE[np.sort(ids)]]))
+    assert score(guess[3:-3].tolist()) == pytest.approx(best, abs=1e-3)
+
+
+def test_none_of_n_has_the_upper_limit_of_wilson() -> None:
+    assert wilson(0, 200)[1] == pytest.approx(0.0188, abs=1e-4)
+    (share,) = shares(np.stack([np.zeros((200, 1)), np.full((200, 1), 25)], axis=2))
+    assert (share.value, share.low, share.of) == (0, 0, 5000)
+    assert share.high == pytest.approx(0.0188, abs=1e-4)
+    (whole,) = shares(np.full((200, 1, 2), 25.0))
+    assert (whole.value, whole.high) == (1, 1)
+    assert whole.low == pytest.approx(1 - 0.0188, abs=1e-4)
+    (wider,) = shares(np.stack([np.zeros((200, 1)), np.full((200, 1), 25)], axis=2), comparisons=9)
+    assert wider.high > share.high
+
+
+@pytest.mark.parametrize("truth", [0.003, 0.02, 0.5])
+def test_the_upper_limit_holds_for_things_that_are_alike_within_a_prompt(truth: float) -> None:
+    rng = np.random.default_rng(7)
+    held = 0
+    for _ in range(25):
+        of = rng.integers(5, 20, (150, 1))
+        hits = of * (rng.random((150, 1)) < truth)
+        (share,) = shares(np.stack([hits, of], axis=2).astype(np.float64))
+        held += share.high >= truth
+    assert held >= 22
+
+
+def test_entities_count_where_every_token_is_right_and_the_template_never() -> None:
+    ids = np.array([0, 1, 2, 9, 8, 7, 6, 3, 4, 5])
+    prompt = AuditPrompt(0, ids, 3, 7, (Span(3, 5, name=True), Span(5, 7, name=False)))
+
+    def counts(guess: Ids, seen: Sequence[int] = (9, 8, 7, 6)) -> dict[str, list[float]]:
+        found = counts_of([prompt], [guess], np.array(seen))[0]
+        return dict(zip(METRICS, found.tolist(), strict=True))
+
+    whole = counts(ids)
+    assert whole["tokens"] == whole["any-order"] == [4, 4]
+    assert whole["names"] == whole["others"] == whole["exact"] == [1, 1]
+    half = counts(np.array([0, 1, 2, 9, 8, 7, 1, 3, 4, 5]), (9, 8))
+    assert half["tokens"] == [3, 4]
+    assert (half["names"], half["others"], half["exact"]) == ([1, 1], [0, 1], [0, 1])
+    assert half["unseen"] == [1, 2]
+    assert counts(np.array([0, 1, 2, 3, 4, 5]))["any-order"] == [0, 4]
+    # Another number of tokens: those that stand in the same order.
+    assert counts(np.array([0, 1, 2, 9, 7, 6, 3, 4, 5]))["tokens"] == [3, 4]
