@@ -117,11 +117,11 @@ def test_a_directory_belongs_to_one_store_at_a_time(opened: Opened, directory: P
 
 def test_a_closed_directory_touches_no_other(directory: Path) -> None:
     from inlay.store.directory import Directory
-    from inlay.store.entry import StoredFile
+    from inlay.store.entry import Description, StoredFile
     from inlay.store.file_format import FileFormat
     from inlay.store.names import Names
 
-    closed = Directory(directory, FileFormat(Names(SECRET), None))
+    closed = Directory(directory, FileFormat(Names(SECRET), None, Description))
     closed.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         closed.remove(StoredFile("0" * 32, 4096))

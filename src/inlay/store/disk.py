@@ -8,7 +8,7 @@ from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
 from inlay.store.background import Background
 from inlay.store.directory import Directory, Found
-from inlay.store.entry import Entry, StoredFile
+from inlay.store.entry import Description, Entry, StoredFile
 from inlay.store.file_format import DamagedFileError
 from inlay.store.index import StoreIndex
 
@@ -48,7 +48,11 @@ class DiskTier:
     """
 
     def __init__(
-        self, directory: Directory, ledger: StoreIndex, lock: threading.Lock, now: float
+        self,
+        directory: Directory[Description],
+        ledger: StoreIndex,
+        lock: threading.Lock,
+        now: float,
     ) -> None:
         self._directory = directory
         self._ledger = ledger
@@ -280,5 +284,5 @@ class DiskTier:
             self._directory.close()
 
 
-def _pinned_then_latest(found: Found) -> tuple[bool, float]:
+def _pinned_then_latest(found: Found[Description]) -> tuple[bool, float]:
     return not found.pinned, -found.used_at

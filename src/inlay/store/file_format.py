@@ -1,11 +1,13 @@
-"""The files of the disk tier: one header page, then the elements of one tensor, plain or sealed.
+"""The files of a disk tier: one header page, then one payload, plain or sealed.
+
+The payload of a stored prompt is the elements of a tensor; that of a run of pages, their records.
 
     0     magic, version, length of the description, length of the payload
     24    fingerprints of the secret and of the encryption key (zeros: not encrypted), salt
     72    BLAKE3 of the payload as it lies in the file
     104   keyed BLAKE3 of the whole page, these 32 bytes as zeros
     136   the description in msgpack, zeros up to 4096
-    4096  the payload: the elements, C order, little endian
+    4096  the payload; elements in C order, little endian
 
 All little endian. Without the secret no valid header can be made or changed, because of the keyed
 digest; the payload's digest in it covers the rest. No field is trusted, and no length used, before
@@ -16,14 +18,14 @@ import os
 import secrets
 import struct
 from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from blake3 import blake3
 
 from inlay.prompt import Buffer
-from inlay.store.entry import PAGE, Description
-from inlay.store.names import Names
+from inlay.store.entry import PAGE
 from inlay.store.sealing import CHUNK_BYTES, TAG_BYTES, Seal, Sealer, SealError, sealed_size
 
 MAGIC = b"inlay pe"
@@ -36,7 +38,32 @@ _fixed = struct.Struct("<8sHxxIQ8s8s32s32s32s")
 _MAC_AT = _fixed.size - DIGEST_BYTES
 _NO_KEY = bytes(8)
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Description)
+
+
+class Described(Protocol):
+    """What a file says of its payload; a msgspec type."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the payload before it is sealed."""
+        ...
+
+
+class FileKeys(Protocol):
+    """Keys that only files of one kind and secret are written with."""
+
+    @property
+    def file_key(self) -> bytes:
+        """32 bytes that authenticate the files."""
+        ...
+
+    @property
+    def fingerprint(self) -> bytes:
+        """8 bytes that tell two secrets apart and reveal neither."""
+        ...
+
+
+D = TypeVar("D", bound=Described)
 
 
 class DamagedFileError(Exception):
@@ -47,36 +74,43 @@ class LockedFileError(Exception):
     """A sound file whose encryption key we do not have."""
 
 
-class Header(msgspec.Struct, frozen=True):
+class Header(msgspec.Struct, Generic[D], frozen=True):
     """A header that was found sound.
 
     Attributes:
-        description: of the tensor.
+        description: of the payload.
         payload_bytes: bytes that follow the header.
         payload_digest: their BLAKE3.
         seal: what decrypts them, or None.
     """
 
-    description: Description
+    description: D
     payload_bytes: int
     payload_digest: bytes
     seal: Seal | None
 
 
-class FileFormat:
-    """Writes and reads files under one secret and, if given, one encryption key."""
+class FileFormat(Generic[D]):
+    """Writes and reads files under one secret and, if given, one encryption key.
 
-    __slots__ = ("_names", "_sealer")
+    Args:
+        keys: of the files.
+        sealer: encrypts them, or None.
+        description: type of their descriptions.
+    """
 
-    def __init__(self, names: Names, sealer: Sealer | None) -> None:
-        self._names = names
+    __slots__ = ("_decoder", "_keys", "_sealer")
+
+    def __init__(self, keys: FileKeys, sealer: Sealer | None, description: type[D]) -> None:
+        self._keys = keys
         self._sealer = sealer
+        self._decoder = msgspec.msgpack.Decoder(description)
 
     def file_size(self, num_bytes: int) -> int:
-        """Bytes of the file of a tensor of `num_bytes`."""
+        """Bytes of the file of a payload of `num_bytes`."""
         return HEADER_BYTES + (num_bytes if self._sealer is None else sealed_size(num_bytes))
 
-    def write(self, descriptor: int, description: Description, data: Buffer) -> None:
+    def write(self, descriptor: int, description: D, data: Buffer) -> None:
         """Write a whole file to an empty one. Raises `OSError`."""
         salt = secrets.token_bytes(SALT_BYTES)
         seal = None if self._sealer is None else self._sealer.seal(salt)
@@ -96,18 +130,18 @@ class FileFormat:
             VERSION,
             len(text),
             self.file_size(description.num_bytes) - HEADER_BYTES,
-            self._names.fingerprint,
+            self._keys.fingerprint,
             _NO_KEY if self._sealer is None else self._sealer.fingerprint,
             salt,
             hasher.digest(DIGEST_BYTES),
             bytes(DIGEST_BYTES),
         )
         page[_fixed.size : _fixed.size + len(text)] = text
-        page[_MAC_AT : _fixed.size] = blake3(page, key=self._names.file_key).digest(DIGEST_BYTES)
+        page[_MAC_AT : _fixed.size] = blake3(page, key=self._keys.file_key).digest(DIGEST_BYTES)
         os.lseek(descriptor, 0, os.SEEK_SET)
         _write_all(descriptor, memoryview(page))
 
-    def read_header(self, descriptor: int) -> Header:
+    def read_header(self, descriptor: int) -> Header[D]:
         """Check and decode the header, and that the file is as long as it says.
 
         Raises:
@@ -123,17 +157,17 @@ class FileFormat:
             _fixed.unpack_from(page)
         )
         if magic != MAGIC:
-            raise DamagedFileError("not a stored prompt")
+            raise DamagedFileError("not of this format")
         if version != VERSION:
             raise DamagedFileError(f"of version {version}; this build reads {VERSION}")
-        if fingerprint != self._names.fingerprint:
+        if fingerprint != self._keys.fingerprint:
             raise DamagedFileError(
                 f"written under the secret {fingerprint.hex()}; ours is "
-                f"{self._names.fingerprint.hex()}"
+                f"{self._keys.fingerprint.hex()}"
             )
         page[_MAC_AT : _fixed.size] = bytes(DIGEST_BYTES)
         if not secrets.compare_digest(
-            mac, blake3(page, key=self._names.file_key).digest(DIGEST_BYTES)
+            mac, blake3(page, key=self._keys.file_key).digest(DIGEST_BYTES)
         ):
             raise DamagedFileError("its header does not match its checksum")
         if size != HEADER_BYTES + payload_bytes:
@@ -143,19 +177,19 @@ class FileFormat:
         try:
             if seal is not None:
                 text = seal.open(text)
-            description = _decoder.decode(text)
+            description = self._decoder.decode(text)
         except (SealError, msgspec.DecodeError, msgspec.ValidationError) as error:
             raise DamagedFileError("its description cannot be read") from error
         return Header(description, payload_bytes, digest, seal)
 
     @staticmethod
-    def check(header: Header, description: Description) -> None:
-        """Raises `DamagedFileError` for the header of another prompt."""
+    def check(header: Header[D], description: D) -> None:
+        """Raises `DamagedFileError` for the header of another payload."""
         if header.description != description:
-            raise DamagedFileError("it holds another prompt")
+            raise DamagedFileError("it holds something else")
 
-    def read_payload(self, descriptor: int, header: Header) -> Buffer:
-        """The elements.
+    def read_payload(self, descriptor: int, header: Header[D]) -> Buffer:
+        """The payload.
 
         Raises:
             DamagedFileError: they do not match their checksum.

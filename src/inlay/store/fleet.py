@@ -86,7 +86,7 @@ class FleetStore:
     ) -> None:
         self._names = Names(secret)
         self._format = FileFormat(
-            self._names, None if encryption_key is None else Sealer(encryption_key)
+            self._names, None if encryption_key is None else Sealer(encryption_key), Description
         )
         self._shared = shared
         self._local = local

@@ -172,13 +172,17 @@ def room() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def fill(file: BinaryIO, file_format: FileFormat, description: Description, data: Buffer) -> None:
+def fill(
+    file: BinaryIO, file_format: FileFormat[Description], description: Description, data: Buffer
+) -> None:
     """Make an empty `file` a tensor's, and stand at its beginning."""
     file_format.write(file.fileno(), description, data)
     file.seek(0)
 
 
-def content_of(file: BinaryIO, file_format: FileFormat, description: Description) -> Buffer:
+def content_of(
+    file: BinaryIO, file_format: FileFormat[Description], description: Description
+) -> Buffer:
     """The elements of the tensor in `file`.
 
     Raises:

@@ -118,7 +118,7 @@ class PromptStore:
         self._disk: DiskTier | None = None
         sealer = None if encryption_key is None else Sealer(encryption_key)
         if directory is not None:
-            files = Directory(directory, FileFormat(self._names, sealer))
+            files = Directory(directory, FileFormat(self._names, sealer, Description))
             self._disk = DiskTier(files, self._ledger, self._lock, clock())
         self._tiers = Tiers(self._ledger, self._disk, self._lock)
 
