@@ -37,7 +37,7 @@ SECRET = Secret(bytes(32))
 class _Always(FetchPrice):
     """Fetches whatever it costs, which is to be measured."""
 
-    def is_worth(self, address: Address, positions: int, num_bytes: int) -> bool:
+    def is_worth(self, source: Address | str, positions: int, num_bytes: int) -> bool:
         return True
 
     def patience(self, positions: int, deadline: float | None) -> float:

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "adapter": SHARED | {"tensors"},
     "embedding": SHARED,
     "worker": SHARED | {"stages", "telemetry", "transport", "engine", "adapter", "tensors"},
-    "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter"},
+    "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store"},
     "client": SHARED | {"media", "tensors", "render"},
     "audit": {"errors", "client"},
     "demo": set[str](),

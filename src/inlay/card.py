@@ -202,6 +202,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     kv_pages_fetched: int = 0
     """Pages of keys and values that came from other workers; then those given to them."""
     kv_pages_given: int = 0
+    kv_pages_offloaded: int = 0
+    """Pages kept when the cache evicted them; then those that came back, and those kept that were
+    dropped because they were damaged."""
+    kv_pages_loaded: int = 0
+    kv_pages_refused: int = 0
+    kv_host_bytes: int = 0
+    """Of pages kept in host memory now; it changes both ways."""
     held_payloads: int = 0
     """Payloads that are kept for other workers now, and their bytes; they change both ways."""
     held_bytes: int = 0

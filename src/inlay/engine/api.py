@@ -96,6 +96,18 @@ class PeerUser(Protocol):
 
 
 @runtime_checkable
+class HostMemoryUser(Protocol):
+    """An engine that keeps in host memory what is to outlive its process."""
+
+    def use_host_memory(self, fd: int) -> None:
+        """Keep it in the memory of `fd`, which may have what an earlier process kept.
+
+        Called before the start. The descriptor is the engine's from here on.
+        """
+        ...
+
+
+@runtime_checkable
 class PageEngine(Protocol):
     """An engine that gives pages of its prefix cache to other workers; see its card's layout."""
 

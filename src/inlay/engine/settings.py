@@ -149,6 +149,13 @@ class EngineSettings(BaseModel):
         description="Give cached keys and values to the fleet's other workers of the model, and "
         "fetch theirs where that takes less time than computing them (engine torch).",
     )
+    kv_offloading_size: float | None = Field(
+        default=None,
+        gt=0,
+        description="GiB of host memory for keys and values that the cache evicts; they outlive a "
+        "crash of the engine, and are read back where that takes less time than computing them "
+        "(engine torch).",
+    )
     enforce_eager: bool = Field(
         default=False, description="Do not capture decoding as CUDA graphs (GPU only)."
     )
@@ -312,6 +319,21 @@ class EngineSettings(BaseModel):
         gt=0,
         description="Seconds without an answer to a probe after which the engine counts as stuck.",
     )
+
+    @property
+    def kv_offloading_bytes(self) -> int:
+        """Host memory for keys and values that the cache evicts."""
+        return int((self.kv_offloading_size or 0) * 1024**3)
+
+    @property
+    def keeps_evicted_kv(self) -> bool:
+        """True if keys and values are kept that the cache evicts."""
+        return self.enable_prefix_caching and self.kv_offloading_size is not None
+
+    @property
+    def moves_kv(self) -> bool:
+        """True if keys and values come from elsewhere than the model."""
+        return self.enable_prefix_caching and (self.enable_kv_fetch or self.keeps_evicted_kv)
 
     @property
     def max_media_items(self) -> dict[Kind, int]:

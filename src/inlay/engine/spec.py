@@ -105,6 +105,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
     "speculative_config": lambda settings: settings.speculative_config is not None,
     "enable_kv_fetch": lambda settings: settings.enable_kv_fetch,
+    "kv_offloading_size": lambda settings: settings.kv_offloading_size is not None,
     "language_model_only": lambda settings: settings.language_model_only,
     "task image": lambda settings: settings.task == "image",
     "part": lambda settings: settings.part != "pipeline",
@@ -134,6 +135,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "task encode",
                 "gpu_memory_utilization",
                 "enable_kv_fetch",
+                "kv_offloading_size",
                 "encoder_cache_bytes",
                 "mm_processor_kwargs",
                 "language_model_only",
@@ -150,10 +152,11 @@ ENGINES: Mapping[str, EngineSpec] = {
         missing=f"vLLM {_ELSEWHERE}",
         options=frozenset(_OPTIONS)
         - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs", "language_model_only"}
-        - {"enable_kv_fetch"}
+        - {"enable_kv_fetch", "kv_offloading_size"}
         - _IMAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",
+            "kv_offloading_size": "; after -- it is vLLM's own",
             "language_model_only": "; after -- it is vLLM's own, which refuses images",
         },
     ),

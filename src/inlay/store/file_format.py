@@ -41,7 +41,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Described(Protocol):
-    """What a file says of its payload; a msgspec type."""
+    """Description of a payload; a msgspec type."""
 
     @property
     def num_bytes(self) -> int:

@@ -15,8 +15,7 @@ with importing():
 def main() -> int:
     """Run a worker on the file descriptors named in the arguments."""
     configure("text")
-    socket_fd, arena_fd, arena_bytes = (int(argument) for argument in sys.argv[1:4])
-    return asyncio.run(run(socket_fd, arena_fd, arena_bytes))
+    return asyncio.run(run(*map(int, sys.argv[1:])))
 
 
 if __name__ == "__main__":

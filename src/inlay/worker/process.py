@@ -12,7 +12,7 @@ from types import MappingProxyType
 from inlay import engine, liveness
 from inlay.commands import AnyCommand
 from inlay.digest import Secret
-from inlay.engine.api import FailingEngine, PeerUser
+from inlay.engine.api import FailingEngine, HostMemoryUser, PeerUser
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
@@ -22,6 +22,7 @@ from inlay.telemetry import TelemetrySettings, Tracing, configure
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.local import Arena, Channel
+from inlay.transport.local.arena import anonymous_file
 from inlay.transport.messages import Boot, Failed, FromWorker, Listen, ToWorker
 from inlay.transport.peers import PeerConnections
 from inlay.transport.serve import serve
@@ -110,6 +111,7 @@ async def spawn(
     prompt_embeds: bool = True,
     listen: Listen | None = None,
     stage: StageCard | None = None,
+    host_memory: int | None = None,
 ) -> WorkerProcess:
     """Start a worker process for `settings`.
 
@@ -125,6 +127,7 @@ async def spawn(
         prompt_embeds: whether clients may send embeddings as prompts.
         listen: where it takes requests from other machines, if from any.
         stage: of a pipeline that it is, or None.
+        host_memory: descriptor of memory that it shares with those before and after it, or None.
 
     Raises:
         InvalidRequestError: it cannot run in the Python the settings name.
@@ -132,6 +135,7 @@ async def spawn(
     python = await interpreter(settings.engine_python)
     ours, theirs = socket.socketpair()
     arena = Arena(arena_bytes)
+    lent = () if host_memory is None else (host_memory,)
     with theirs:
         process = await asyncio.create_subprocess_exec(
             *(
@@ -141,8 +145,9 @@ async def spawn(
                 str(theirs.fileno()),
                 str(arena.fd),
                 str(arena_bytes),
+                *map(str, lent),
             ),
-            pass_fds=(theirs.fileno(), arena.fd),
+            pass_fds=(theirs.fileno(), arena.fd, *lent),
             env={
                 **os.environ,
                 **engine.environment(settings, os.environ),
@@ -184,6 +189,9 @@ def starting(
 
     Arguments as `spawn`'s.
     """
+    size = rank.settings.kv_offloading_bytes
+    # Of the rank, not of a process: a later one finds what was kept.
+    host_memory = anonymous_file(size) if size else None
 
     def start(restore: Sequence[AnyCommand]) -> Awaitable[WorkerProcess]:
         return spawn(
@@ -196,12 +204,15 @@ def starting(
             prompt_embeds=prompt_embeds,
             listen=listen,
             stage=stage,
+            host_memory=host_memory,
         )
 
     return start
 
 
-async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
+async def run(
+    socket_fd: int, arena_fd: int, arena_bytes: int, host_memory: int | None = None
+) -> int:
     """Run the child process; return its exit status."""
     arena = Arena(arena_bytes, arena_fd)
     channel: Channel[ToWorker] = await Channel.open(
@@ -225,6 +236,8 @@ async def run(socket_fd: int, arena_fd: int, arena_bytes: int) -> int:
         peers = PeerConnections(secret)
         if isinstance(runner, PeerUser):
             runner.use_peers(peers)
+        if host_memory is not None and isinstance(runner, HostMemoryUser):
+            runner.use_host_memory(host_memory)
         await _start(runner, channel, stop)
         cache = EmbedsCache(0 if boot.listen is None else boot.listen.cache_bytes, liveness.now)
         host = await host_of(

@@ -38,7 +38,7 @@ Tamper = Callable[[int, list[Payload]], list[Payload]]
 class Always(FetchPrice):
     """Whatever it costs."""
 
-    def is_worth(self, address: Address, positions: int, num_bytes: int) -> bool:
+    def is_worth(self, source: Address | str, positions: int, num_bytes: int) -> bool:
         return True
 
     def patience(self, positions: int, deadline: float | None) -> float:

@@ -21,15 +21,14 @@ from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.waits import GrammarWaits
-from inlay.engine.torch.loading import admission_of, card_of, core_of, encoder_of
+from inlay.engine.torch.loading import admission_of, card_of, core_of, encoder_of, exchange_of
 from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.requests import MediaRequests
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.pages.copying import Sealer
 from inlay.engine.torch.pages.exchange import PageExchange
 from inlay.engine.torch.receiver import Receiver, admit
-from inlay.engine.torch.replies import reject, resolve
+from inlay.engine.torch.replies import answering, reject, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
@@ -68,6 +67,7 @@ class TorchEngine:
         self._encodes: EncodeRequests | None = None
         self._peers: Peers | None = None
         self._exchange: PageExchange | None = None
+        self._host_memory: int | None = None
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
         self._sleep_state: SleepState | None = None
@@ -117,14 +117,14 @@ class TorchEngine:
     async def close(self) -> None:
         """End every request with "abort", stop the thread and release the model."""
         self._closing = True
-        if self._exchange is not None:
-            for request_id in self._exchange.stop_all():
-                self._deliver([self._receivers[request_id].aborted()])
+        stopped = [] if self._exchange is None else self._exchange.stop_all()
         if self._waits is not None:
-            for request_id in self._waits.stop_all():
-                self._deliver([self._receivers[request_id].aborted()])
+            stopped += self._waits.stop_all()
             self._waits.close()
+        self._deliver([self._receivers[request_id].aborted() for request_id in stopped])
         await self._end()
+        if self._exchange is not None:
+            await self._exchange.close()
         self._events.close()
 
     async def _end(self) -> None:
@@ -163,6 +163,8 @@ class TorchEngine:
             )
         elif level == 1:
             return
+        if self._exchange is not None:
+            await self._exchange.forget()
         model, self._model, self._admission = self._model, None, None
         await asyncio.to_thread(self._sleep_state.offload, [model], level)
 
@@ -253,6 +255,10 @@ class TorchEngine:
         """As `inlay.engine.api.PeerUser`."""
         self._peers = peers
 
+    def use_host_memory(self, fd: int) -> None:
+        """As `inlay.engine.api.HostMemoryUser`."""
+        self._host_memory = fd
+
     def abort(self, request_id: str) -> None:
         """End a request before the next step."""
         waits = [part for part in (self._exchange, self._waits) if part is not None]
@@ -275,9 +281,13 @@ class TorchEngine:
     async def reset_prefix_cache(self) -> int:
         """Evict every cached page that no request uses; return their number.
 
-        Raises `EngineError` if the engine is not running.
+        What was kept of evicted ones is forgotten too. Raises `EngineError` if the engine is not
+        running.
         """
-        return await self._ask(Core.reset_prefix_cache)
+        count = await self._ask(Core.reset_prefix_cache)
+        if self._exchange is not None:
+            await self._exchange.forget()
+        return count
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
         """Make a LoRA usable by requests that name it; all or nothing.
@@ -319,18 +329,8 @@ class TorchEngine:
         if self._loop is None or self._failure is not None or self._closing:
             raise self._failure or EngineError("the engine is not running")
         done: asyncio.Future[_T] = self._loop.create_future()
-
-        def answer(core: Core) -> Iterable[Output]:
-            try:
-                found = question(core)
-            except InlayError as error:
-                self._call(partial(reject, done, error))
-            else:
-                self._call(partial(resolve, done, found))
-            return ()
-
         self._asked.add(done)
-        self._send(answer)
+        self._send(answering(question, done, self._call))
         try:
             return await done
         finally:
@@ -480,9 +480,11 @@ class TorchEngine:
             grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
             self._waits = GrammarWaits(grammars, self._grammar_ready)
             self._card = card_of(settings, core, self._secret, encoder)
-        if settings.enable_kv_fetch and settings.enable_prefix_caching:
-            sealer = Sealer(core.cached.copier.shape, self._secret)
-            self._exchange = self._exchange or PageExchange(self._ask, sealer)
+        if settings.moves_kv:
+            self._exchange = self._exchange or exchange_of(
+                settings, core, self._secret, self._ask, self._host_memory
+            )
+            core.cached.offload_to(self._exchange.tiers)
         self._admission = admission_of(settings, core, encoder)
         encodes = encoder is not None and encoder.is_here
         self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None

@@ -1,8 +1,11 @@
 """Construction of a torch engine from its settings: core, metadata, request checks."""
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from inlay import __version__
 from inlay.card import Exactness, Limits, ModelCard
@@ -22,9 +25,13 @@ from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import media_encoder
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.pages.copying import Sealer
+from inlay.engine.torch.pages.exchange import AskCore, PageExchange
+from inlay.engine.torch.pages.host_memory import HostPages
+from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
-from inlay.errors import InvalidRequestError
+from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Media
 from inlay.request import Task
 
@@ -84,6 +91,37 @@ def core_of(
         encode=encode,
         speculator=None if speculation is None else Speculator(speculation),
     )
+
+
+def exchange_of(
+    settings: EngineSettings, core: Core, secret: Secret, ask: AskCore, host_memory: int | None
+) -> PageExchange:
+    """Return what brings pages to `core`, with the tiers that keep what its cache evicts.
+
+    Args:
+        settings: settings of the engine.
+        core: core of the engine.
+        secret: key of the pages' checksums.
+        ask: reaches the core.
+        host_memory: descriptor of memory lent to the engine, or None.
+
+    Raises:
+        EngineError: there is not enough memory.
+    """
+    sealer = Sealer(core.cached.copier.shape, secret)
+    tiers = None
+    if settings.keeps_evicted_kv:
+        if host_memory is None:
+            raise EngineError("no host memory was lent to the engine for --kv-offloading-size")
+        status = os.fstat(host_memory)
+        needed = status.st_size - 512 * status.st_blocks
+        if needed > (free := available_memory(torch.device("cpu"))):
+            raise EngineError(
+                f"--kv-offloading-size asks for {needed} bytes of host memory more, {free} are "
+                "available: lower it"
+            )
+        tiers = PageTiers(sealer, HostPages(sealer.shape, host_memory))
+    return PageExchange(ask, sealer, tiers, gives=settings.enable_kv_fetch)
 
 
 def encoder_of(settings: EngineSettings, model: CausalModel) -> MediaEncoder | None:
@@ -173,4 +211,4 @@ def card_of(
     )
 
 
-__all__ = ["admission_of", "card_of", "core_of", "encoder_of"]
+__all__ = ["admission_of", "card_of", "core_of", "encoder_of", "exchange_of"]

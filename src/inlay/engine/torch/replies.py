@@ -1,9 +1,13 @@
 """Answers to futures of the event loop, which their askers may have left."""
 
 import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
+from inlay.engine.torch.step import Core
 from inlay.errors import InlayError
+from inlay.request import Output
 
 _T = TypeVar("_T")
 
@@ -20,4 +24,23 @@ def reject(future: "asyncio.Future[_T]", error: InlayError) -> None:
         future.set_exception(error)
 
 
-__all__ = ["reject", "resolve"]
+def answering(
+    question: Callable[[Core], _T],
+    future: "asyncio.Future[_T]",
+    call: Callable[[Callable[[], object]], None],
+) -> Callable[[Core], Iterable[Output]]:
+    """Return a command that answers `question` to `future`, through `call` to its event loop."""
+
+    def answer(core: Core) -> Iterable[Output]:
+        try:
+            found = question(core)
+        except InlayError as error:
+            call(partial(reject, future, error))
+        else:
+            call(partial(resolve, future, found))
+        return ()
+
+    return answer
+
+
+__all__ = ["answering", "reject", "resolve"]

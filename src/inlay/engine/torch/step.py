@@ -299,6 +299,7 @@ class Core:
         if dirty:
             self.pages.scrub(dirty)
         spans = self.scheduler.schedule().chunks
+        self.cached.offload()
         for sequence, run in self.scheduler.to_encode:
             if self._encode is None:
                 raise EngineError("the engine has no encoder of images")

@@ -41,6 +41,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda stats: stats.image_cache_bytes,
     ),
     (
+        "inlay:kv_host_bytes",
+        "Bytes of keys and values kept in host memory.",
+        lambda stats: stats.kv_host_bytes,
+    ),
+    (
         "inlay:held_payloads",
         "Payloads held for the next stage of a pipeline.",
         lambda stats: stats.held_payloads,
@@ -114,6 +119,21 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "inlay:kv_pages_given",
         "Pages of keys and values that were given to other workers.",
         lambda stats: stats.kv_pages_given,
+    ),
+    (
+        "inlay:kv_pages_offloaded",
+        "Pages of keys and values that were kept when the cache evicted them.",
+        lambda stats: stats.kv_pages_offloaded,
+    ),
+    (
+        "inlay:kv_pages_loaded",
+        "Pages of keys and values that came back from host memory or disk.",
+        lambda stats: stats.kv_pages_loaded,
+    ),
+    (
+        "inlay:kv_pages_refused",
+        "Kept pages of keys and values that were dropped because they were damaged.",
+        lambda stats: stats.kv_pages_refused,
     ),
     (
         "inlay:image_cache_hits",

@@ -66,7 +66,7 @@ class Arena:
         """Create an arena of `size` bytes, or with `fd` map the one another process created."""
         self.size = size
         created = fd is None
-        self.fd = _anonymous_file(size) if fd is None else fd
+        self.fd = anonymous_file(size) if fd is None else fd
         self._map = mmap.mmap(
             self.fd, size, access=mmap.ACCESS_WRITE if created else mmap.ACCESS_READ
         )
@@ -226,7 +226,8 @@ def _address(memory: object) -> int:
     return int(np.frombuffer(memory, np.uint8).ctypes.data)  # type: ignore[call-overload]
 
 
-def _anonymous_file(size: int) -> int:
+def anonymous_file(size: int) -> int:
+    """Return a descriptor of memory that processes can share; pages come when written."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("inlay")
     else:

@@ -71,12 +71,20 @@ class PrefixCache:
         """Group and digest of every page with a digest."""
         return list(self._names.values())
 
+    @property
+    def oldest_idle(self) -> int | None:
+        """The page that `evict` would evict."""
+        return next(iter(self._idle), None)
+
+    def name(self, page: int) -> tuple[int, bytes]:
+        """Group and digest of a page that has one."""
+        return self._names[page]
+
     def evict(self) -> int | None:
         """Evict the least recently used idle page and return it; None if no page is idle."""
-        if not self._idle:
-            return None
-        page = next(iter(self._idle))
-        self.forget(page)
+        page = self.oldest_idle
+        if page is not None:
+            self.forget(page)
         return page
 
     def forget(self, page: int) -> bool:

@@ -1,6 +1,6 @@
 """Page table: free pages, reference counts, and pages to scrub before they are reused."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 
@@ -41,6 +41,10 @@ class PageTable:
     Every page is exactly one of: free, used (at least one reference), idle (no reference, but in
     the prefix cache), dirty (no reference, to be scrubbed before it is free). Page 0 is the null
     page: it pads block tables.
+
+    Attributes:
+        evicted: called with group, digest and number of each page that makes room for others, if it
+            gave finite logits; its content is there until somebody writes to it.
     """
 
     __slots__ = (
@@ -50,11 +54,13 @@ class PageTable:
         "_invalidated",
         "_references",
         "_verified",
+        "evicted",
         "num_pages",
     )
 
     def __init__(self, num_pages: int, cache: PrefixCache) -> None:
         self.num_pages = num_pages
+        self.evicted: Callable[[int, bytes, int], None] | None = None
         self._cache = cache
         self._free = list(range(num_pages, 0, -1))
         self._references = [0] * (num_pages + 1)
@@ -104,13 +110,19 @@ class PageTable:
             return False
         for run in runs:
             for _ in range(count):
-                page = self._free.pop() if self._free else self._cache.evict()
+                page = self._free.pop() if self._free else self._evict()
                 if page is None:
                     raise RuntimeError("the page table counted a page that is not there")
                 self._references[page] = 1
                 self._verified[page] = False
                 run.pages.append(page)
         return True
+
+    def _evict(self) -> int | None:
+        page = self._cache.oldest_idle
+        if page is not None and self.evicted is not None and self._verified[page]:
+            self.evicted(*self._cache.name(page), page)
+        return self._cache.evict()
 
     def share(self, run: PageRun, pages: Sequence[int]) -> None:
         """Append cached pages to `run`."""

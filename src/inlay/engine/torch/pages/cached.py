@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape
+from inlay.engine.torch.pages.tiers import Offloading, PageTiers
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 
@@ -35,6 +36,7 @@ class Lack:
         shape: of the records.
         cached: page index up to which it finds pages here.
         stop: page index up to which it can use pages.
+        present: (group, page index) of later pages that are here all the same.
     """
 
     sequence: Sequence
@@ -42,6 +44,7 @@ class Lack:
     shape: RecordShape
     cached: int
     stop: int
+    present: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def positions(self) -> int:
@@ -68,7 +71,7 @@ class Lack:
         count = min(map(self.shape.piece, groups), default=1)
         for start in range(self.cached, self.stop, count):
             for group in groups:
-                yield self._piece(group, start, min(start + count, self.stop))
+                yield from self._pieces(group, start, min(start + count, self.stop))
 
     def windows(self, stop: int) -> Iterator[Piece]:
         """Pieces of the groups with windows, to go on from page index `stop`."""
@@ -78,13 +81,16 @@ class Lack:
                 first = max(self.cached, self.bounds.first_page(group, stop * size))
                 count = self.shape.piece(group)
                 for start in range(first, stop, count):
-                    yield self._piece(group, start, min(start + count, stop))
+                    yield from self._pieces(group, start, min(start + count, stop))
 
-    def _piece(self, group: int, start: int, stop: int) -> Piece:
-        digests = (
-            self.sequence.page_digest(index, self.bounds.page_size) for index in range(start, stop)
-        )
-        return Piece(group, start, tuple(digest or b"" for digest in digests))
+    def _pieces(self, group: int, start: int, stop: int) -> Iterator[Piece]:
+        """Pieces of what is not present from page index `start` to `stop`."""
+        indices = range(start, stop)
+        for present, run in groupby(indices, lambda index: (group, index) in self.present):
+            if not present:
+                found = list(run)
+                digests = (self.sequence.page_digest(i, self.bounds.page_size) for i in found)
+                yield Piece(group, found[0], tuple(digest or b"" for digest in digests))
 
 
 class CachedPages:
@@ -97,6 +103,9 @@ class CachedPages:
         scheduler: whose cache it is.
         copier: of its pages.
         events: records of pages that the cache gains.
+
+    Attributes:
+        copier: as above.
     """
 
     def __init__(
@@ -105,6 +114,19 @@ class CachedPages:
         self.copier = copier
         self._scheduler = scheduler
         self._events = events
+        self._offloading: Offloading | None = None
+
+    def offload_to(self, tiers: PageTiers | None) -> None:
+        """Keep pages in `tiers`, if there are any, that the cache evicts from now on."""
+        if tiers is None:
+            return
+        self._offloading = Offloading(self.copier, tiers)
+        self._scheduler.table.evicted = self._offloading.evicted
+
+    def offload(self) -> None:
+        """Copy the pages that were evicted; to be called before anything is written to pages."""
+        if self._offloading is not None:
+            self._offloading.copy()
 
     def lack(self, sequence: Sequence) -> Lack:
         """Return the pages that `sequence`, which never runs, would have to compute.
@@ -118,8 +140,20 @@ class CachedPages:
             self._scheduler.cache.touch(page)
         room = self._scheduler.spare - self._scheduler.table.num_unreferenced(pages)
         stop = sequence.max_cacheable // bounds.page_size
-        stop = min(stop, cached + room // len(bounds.windows))
-        return Lack(sequence, bounds, self.copier.shape, cached, max(cached, stop))
+        stop = max(cached, min(stop, cached + room // len(bounds.windows)))
+        present = frozenset(self._present(sequence, cached, stop))
+        return Lack(sequence, bounds, self.copier.shape, cached, stop, present)
+
+    def _present(self, sequence: Sequence, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield (group, page index) of pages that are here, and keep them a while."""
+        bounds, cache = self._scheduler.bounds, self._scheduler.cache
+        for index in range(stop - 1, start - 1, -1):
+            digest = sequence.page_digest(index, bounds.page_size)
+            for group in range(len(bounds.windows)):
+                page = None if digest is None else cache.find(digest, group)
+                if page is not None:
+                    cache.touch(page)
+                    yield group, index
 
     @torch.inference_mode()
     def read(self, group: int, digests: Run[bytes]) -> Tensor:
@@ -160,6 +194,7 @@ class CachedPages:
         if len(new) > self._scheduler.spare or not table.grow([run], len(new)):
             return False
         if new:
+            self.offload()
             self.copier.write(piece.group, run.pages, data[new])
         for place, page in zip(new, run.pages, strict=True):
             cache.insert(piece.digests[place], page, piece.group)

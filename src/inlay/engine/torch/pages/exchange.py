@@ -1,4 +1,4 @@
-"""`PageExchange`: pages asked of peers for requests, and given to peers."""
+"""`PageExchange`: pages brought here for requests, and given to peers."""
 
 import asyncio
 import logging
@@ -8,14 +8,14 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from inlay import liveness
-from inlay.address import Address
 from inlay.card import Stats
 from inlay.digest import BLOCK_DIGEST_SIZE
 from inlay.engine.api import Peers
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import Sealer
-from inlay.engine.torch.pages.fetching import Fetch
+from inlay.engine.torch.pages.fetching import Fetch, PageSource, PeerSource, TierSource
 from inlay.engine.torch.pages.price import FetchPrice
+from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
@@ -41,24 +41,41 @@ class AskCore(Protocol):
 
 
 class PageExchange:
-    """Pages of one engine that come from and go to other workers. For one event loop.
+    """Pages of one engine that come from its tiers and from other workers, and go to these.
+
+    For one event loop.
 
     At most one piece is copied between two steps, whoever asks, so that running sequences go on.
 
     Args:
         ask: reaches the core.
         sealer: of the model's records.
+        tiers: where pages are kept that the cache evicts, or None.
         price: decides whether to fetch.
+        gives: whether peers are given pages.
 
     Attributes:
         price: as above.
+        tiers: as above.
         num_fetched: pages that came from peers.
+        num_loaded: pages that came from the tiers.
         num_given: pages that went to them.
     """
 
-    def __init__(self, ask: AskCore, sealer: Sealer, price: FetchPrice | None = None) -> None:
+    def __init__(
+        self,
+        ask: AskCore,
+        sealer: Sealer,
+        tiers: PageTiers | None = None,
+        price: FetchPrice | None = None,
+        *,
+        gives: bool = True,
+    ) -> None:
         self.price = price or FetchPrice()
+        self.tiers = tiers
         self.num_fetched = 0
+        self.num_loaded = 0
+        self._gives = gives
         self.num_given = 0
         self._core = ask
         self._sealer = sealer
@@ -69,18 +86,31 @@ class PageExchange:
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
 
     def counted(self, stats: Stats) -> Stats:
-        """Return `stats` with the pages that were fetched and given."""
-        return replace(stats, kv_pages_fetched=self.num_fetched, kv_pages_given=self.num_given)
+        """Return `stats` with what came and went."""
+        stats = stats if self.tiers is None else self.tiers.counted(stats)
+        return replace(
+            stats,
+            kv_pages_fetched=self.num_fetched,
+            kv_pages_given=self.num_given,
+            kv_pages_loaded=self.num_loaded,
+        )
 
     def start(self, request: Request, peers: Peers | None, done: Callable[[], object]) -> bool:
-        """Fetch what `request` lacks, then call `done`, whatever came; never after `stop`.
+        """Bring what `request` lacks, then call `done`, whatever came; never after `stop`.
 
-        Returns False, with nothing begun, if the request names no peer that has pages.
+        Returns False, with nothing begun, if nobody can have pages for it.
         """
-        addresses = request.peers_of(PAGES)
-        if peers is None or not addresses:
+        sources: list[PageSource] = []
+        if self.tiers is not None:
+            sources += [TierSource(self.tiers, tier) for tier in self.tiers.stores if len(tier)]
+        if peers is not None:
+            sources += [
+                PeerSource(request, address, peers, self._sealer)
+                for address in request.peers_of(PAGES)
+            ]
+        if not sources:
             return False
-        task = asyncio.create_task(self._prepare(request, addresses, peers, done))
+        task = asyncio.create_task(self._prepare(request, sources, done))
         self._fetching[request.id] = task
         return True
 
@@ -97,21 +127,25 @@ class PageExchange:
             self.stop_giving(request_id)
         return [request_id for request_id in tuple(self._fetching) if self.stop(request_id)]
 
+    async def forget(self) -> None:
+        """Forget what the tiers have."""
+        if self.tiers is not None:
+            await asyncio.to_thread(self.tiers.clear)
+
+    async def close(self) -> None:
+        """Close the tiers; nothing runs any more."""
+        if self.tiers is not None:
+            await asyncio.to_thread(self.tiers.close)
+
     async def _prepare(
-        self,
-        request: Request,
-        addresses: Sequence[Address],
-        peers: Peers,
-        done: Callable[[], object],
+        self, request: Request, sources: Sequence[PageSource], done: Callable[[], object]
     ) -> None:
         try:
             lack = await self._core(lambda core: core.lack(request))
             if lack.positions:
                 async with liveness.timeout(self.price.patience(lack.positions, request.deadline)):
                     # Requests with one prompt come together: one of them fetches for all.
-                    await self._flights.run(
-                        lack.name, lambda: self._fetch(request, lack, addresses, peers)
-                    )
+                    await self._flights.run(lack.name, lambda: self._fetch(request, lack, sources))
         except TimeoutError:
             log.info("request %s computes the pages that did not come in time", request.id)
         except InlayError as error:
@@ -122,35 +156,49 @@ class PageExchange:
         del self._fetching[request.id]
         done()
 
-    async def _fetch(
-        self, request: Request, lack: Lack, addresses: Sequence[Address], peers: Peers
-    ) -> None:
-        """Fill the cache from the first peer that is worth asking and gives anything."""
+    async def _fetch(self, request: Request, lack: Lack, sources: Sequence[PageSource]) -> None:
+        """Fill the cache from the tiers, and from the first peer that gives anything.
+
+        Each is asked for what is lacking then, if that is worth it.
+        """
         async with self._places:
-            for address in addresses:
-                if not self.price.is_worth(address, lack.positions, lack.num_bytes):
-                    continue
-                fetch = Fetch(request, lack, address, peers, self._between_steps, self._sealer)
-                began = liveness.now()
-                try:
-                    await fetch.run()
-                except asyncio.CancelledError:
-                    self.price.fetched(address, fetch.num_bytes, liveness.now() - began)
-                    raise
-                except InlayError as error:
-                    log.warning(
-                        "%s:%d gave %d pages: %s",
-                        address.host, address.port, fetch.num_pages, error.message,
-                    )  # fmt: skip
-                finally:
-                    self.num_fetched += fetch.num_pages
-                if fetch.num_pages:
-                    self.price.fetched(address, fetch.num_bytes, liveness.now() - began)
+            for source in sources:
+                if not lack.positions:
                     return
+                if not self.price.is_worth(source.name, lack.positions, lack.num_bytes):
+                    continue
+                num_pages = await self._fetch_from(source, lack)
+                if num_pages and isinstance(source, PeerSource):
+                    return
+                if num_pages:
+                    lack = await self._core(lambda core: core.lack(request))
+
+    async def _fetch_from(self, source: PageSource, lack: Lack) -> int:
+        """Return the number of pages that a source gave."""
+        fetch = Fetch(lack, source, self._between_steps, self._sealer.shape)
+        began = liveness.now()
+        cancelled = False
+        try:
+            await fetch.run()
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+        except InlayError as error:
+            log.warning("%s gave %d pages: %s", source.name, fetch.num_pages, error.message)
+        finally:
+            if isinstance(source, PeerSource):
+                self.num_fetched += fetch.num_pages
+            else:
+                self.num_loaded += fetch.num_pages
+            if fetch.num_pages or cancelled:
+                self.price.fetched(source.name, fetch.num_bytes, liveness.now() - began)
+        return fetch.num_pages
 
     def give(self, request: Request, emit: Emit) -> None:
         """As `inlay.engine.api.PageEngine.give_pages`."""
         query = request.params
+        if not self._gives:
+            raise InvalidRequestError("this worker gives no pages: see --enable-kv-fetch")
         if not isinstance(query, PageQuery):
             raise InvalidRequestError(f"a request to {request.task} has no pages to ask for")
         shape = self._sealer.shape

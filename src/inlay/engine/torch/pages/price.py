@@ -10,7 +10,7 @@ PATIENCE_SECONDS = 10.0
 LEAST_SECONDS = 0.5
 """Seconds that any fetch may take which was worth to begin."""
 KNOWN_SECONDS = 60.0
-"""Seconds after which a peer that was slow is tried again."""
+"""Seconds after which a source that was slow is tried again."""
 _LEAST_POSITIONS = 64
 """Positions of a step from which on its time is that of a prompt."""
 _WEIGHT = 0.3
@@ -18,9 +18,10 @@ _WEIGHT = 0.3
 
 
 class FetchPrice:
-    """Measures how fast prompts are computed here, and how fast each peer gives pages.
+    """Measures how fast prompts are computed here, and how fast each source gives pages.
 
-    With b bytes a position, B bytes a second from a peer and r positions a second here, a fetch
+    Sources are peers by their addresses, and tiers by their names. With b bytes a position, B bytes
+    a second from a source and r positions a second here, a fetch
     is worth it where B > b * r.
 
     Args:
@@ -30,7 +31,7 @@ class FetchPrice:
     def __init__(self, clock: Callable[[], float] = liveness.now) -> None:
         self._clock = clock
         self._positions_per_second: float | None = None
-        self._bytes_per_second: dict[Address, tuple[float, float]] = {}
+        self._bytes_per_second: dict[Address | str, tuple[float, float]] = {}
 
     def computed(self, positions: int, seconds: float) -> None:
         """Record a step that computed so many positions. In any thread."""
@@ -40,23 +41,23 @@ class FetchPrice:
                 rate if before is None else before + _WEIGHT * (rate - before)
             )
 
-    def fetched(self, address: Address, num_bytes: int, seconds: float) -> None:
+    def fetched(self, source: Address | str, num_bytes: int, seconds: float) -> None:
         """Record the bytes of a fetch that gave some, or that took too long."""
         rate = num_bytes / max(seconds, 1e-6)
-        before, _ = self._bytes_per_second.get(address, (rate, 0.0))
+        before, _ = self._bytes_per_second.get(source, (rate, 0.0))
         now = self._clock()
         self._bytes_per_second = {
-            peer: known
-            for peer, known in self._bytes_per_second.items()
+            other: known
+            for other, known in self._bytes_per_second.items()
             if now - known[1] < KNOWN_SECONDS
-        } | {address: (before + _WEIGHT * (rate - before), now)}
+        } | {source: (before + _WEIGHT * (rate - before), now)}
 
-    def is_worth(self, address: Address, positions: int, num_bytes: int) -> bool:
-        """True if a peer is expected to give pages in less time than they take to be computed.
+    def is_worth(self, source: Address | str, positions: int, num_bytes: int) -> bool:
+        """True if a source is expected to give pages in less time than they take to be computed.
 
         What was not measured yet, or long ago, is tried.
         """
-        known, computing = self._bytes_per_second.get(address), self._computing(positions)
+        known, computing = self._bytes_per_second.get(source), self._computing(positions)
         if known is None or computing is None or self._clock() - known[1] >= KNOWN_SECONDS:
             return True
         return num_bytes < computing * known[0]

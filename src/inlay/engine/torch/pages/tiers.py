@@ -1,0 +1,169 @@
+"""Tiers behind the prefix cache: pages that it evicts are kept, and found again."""
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from inlay.card import Stats
+from inlay.engine.torch.pages.copying import PageCopier, Sealer
+from inlay.engine.torch.pages.host_memory import HostPages
+from inlay.store.background import Background
+
+MAX_QUEUED_BYTES = 64 << 20
+"""Of evicted pages that wait to be sealed; pages that come meanwhile are not kept."""
+
+
+class Tier(Protocol):
+    """Records by group and digest. In any thread."""
+
+    @property
+    def name(self) -> str:
+        """Noun for it."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of records."""
+        ...
+
+    def has(self, group: int, digest: bytes) -> bool:
+        """True if there is a record of that name; it may turn out to be damaged."""
+        ...
+
+    def read(self, group: int, digests: Sequence[bytes]) -> Tensor:
+        """Return copies of the records of the first `digests`: uint8 [n, record_bytes]."""
+        ...
+
+    def drop(self, group: int, digest: bytes) -> None:
+        """Forget a record."""
+        ...
+
+
+class PageTiers:
+    """Tiers that evicted pages go to, and are looked for in, the fastest first.
+
+    Pages are sealed in a thread of its own. What comes faster than that is not kept.
+
+    Args:
+        sealer: of the model's records.
+        host: memory that takes them first, or None.
+
+    Attributes:
+        num_kept: pages that were kept when the cache evicted them.
+        num_damaged: records that were dropped, as they are not what was kept.
+    """
+
+    def __init__(self, sealer: Sealer, host: HostPages | None) -> None:
+        self.num_kept = 0
+        self.num_damaged = 0
+        self.host = host
+        self._sealer = sealer
+        self._lock = threading.Lock()
+        self._queued = 0
+        self._background = Background("inlay-pages")
+
+    @property
+    def stores(self) -> tuple[Tier, ...]:
+        """The tiers that there are, the fastest first."""
+        return () if self.host is None else (self.host,)
+
+    @property
+    def room(self) -> bool:
+        """True if pages that are evicted now can be kept."""
+        return self._queued < MAX_QUEUED_BYTES
+
+    def lack(self, group: int, digest: bytes) -> bool:
+        """True if no tier has a page of that name."""
+        return not any(store.has(group, digest) for store in self.stores)
+
+    def keep(self, group: int, digests: Sequence[bytes], records: Tensor) -> None:
+        """Keep pages, uint8 [n, record_bytes], without headers. Does not wait."""
+        with self._lock:
+            self._queued += records.nbytes
+        self._background.submit(partial(self._keep, group, digests, records))
+
+    def _keep(self, group: int, digests: Sequence[bytes], records: Tensor) -> None:
+        try:
+            self._sealer.seal(group, digests, records)
+            for digest, record in zip(digests, records, strict=True):
+                if self.host is not None:
+                    self.host.put(group, digest, record)
+            self.num_kept += len(digests)
+        finally:
+            with self._lock:
+                self._queued -= records.nbytes
+
+    def counted(self, stats: Stats) -> Stats:
+        """Return `stats` with what is kept."""
+        return replace(
+            stats,
+            kv_pages_offloaded=self.num_kept,
+            kv_pages_refused=self.num_damaged,
+            kv_host_bytes=0 if self.host is None else self.host.num_bytes,
+        )
+
+    def read(self, store: Tier, group: int, digests: Sequence[bytes]) -> Tensor:
+        """Return good records of the first `digests` that `store` has: uint8 [n, record_bytes].
+
+        One that is damaged is dropped. Blocks.
+        """
+        records = store.read(group, digests)
+        good = self._sealer.good(group, digests, records)
+        if good < len(records):
+            self.num_damaged += 1
+            store.drop(group, digests[good])
+        return records[:good]
+
+    def clear(self) -> None:
+        """Forget all pages. Blocks."""
+        self._background.flush()
+        if self.host is not None:
+            self.host.clear()
+
+    def flush(self) -> None:
+        """Return when all pages that came so far are kept."""
+        self._background.flush()
+
+    def close(self) -> None:
+        """Keep what came, and let go of the memory."""
+        self._background.close()
+        if self.host is not None:
+            self.host.close()
+
+
+class Offloading:
+    """Copies pages that a cache evicts, before they are overwritten. In the engine's thread.
+
+    Args:
+        copier: of the pages.
+        tiers: take them.
+    """
+
+    def __init__(self, copier: PageCopier, tiers: PageTiers) -> None:
+        self._copier = copier
+        self._tiers = tiers
+        self._evicted: dict[int, list[tuple[bytes, int]]] = {}
+
+    def evicted(self, group: int, digest: bytes, page: int) -> None:
+        """Note a page that is not in the cache any more; it keeps its content until `copy`."""
+        if self._tiers.lack(group, digest):
+            self._evicted.setdefault(group, []).append((digest, page))
+
+    @torch.inference_mode()
+    def copy(self) -> None:
+        """Copy what was noted; to be called before anything is written to pages."""
+        evicted, self._evicted = self._evicted, {}
+        for group, pages in evicted.items():
+            count = self._copier.shape.piece(group)
+            for start in range(0, len(pages), count):
+                piece = pages[start : start + count]
+                if self._tiers.room:
+                    records = self._copier.read(group, [page for _, page in piece])
+                    self._tiers.keep(group, [digest for digest, _ in piece], records)
+
+
+__all__ = ["Offloading", "PageTiers", "Tier"]

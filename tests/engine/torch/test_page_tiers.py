@@ -1,0 +1,180 @@
+"""Pages that the cache evicts are kept and come back: output is that of an engine that recomputes.
+
+What is kept may be torn, damaged or gone at any time, and changes no output.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.pages.tiers import PageTiers
+from inlay.errors import EngineError
+from inlay.prompt import Prompt, Tokens
+from inlay.transport.local.arena import anonymous_file
+from tests.engine import reference
+from tests.engine.conformance import SECRET, ids, make_request, run
+from tests.engine.torch.test_page_exchange import (
+    WINDOWED,
+    Always,
+    answers,
+    one_page_at_a_time,
+    settings,
+    started,
+)
+from tests.models import make, tiny
+
+MEMORY = 4 << 20
+
+
+@asynccontextmanager
+async def keeping(
+    config: EngineSettings, memory: int, **changes: Any
+) -> AsyncIterator[tuple[TorchEngine, PageTiers]]:
+    """An engine whose evicted pages are kept in `memory`, which outlives it."""
+    values = {"kv_offloading_size": 1, "enable_kv_fetch": False, **changes}
+    engine = TorchEngine(config.model_copy(update=values), SECRET)
+    engine.use_host_memory(os.dup(memory))
+    try:
+        await engine.start()
+        assert engine._exchange is not None
+        assert engine._exchange.tiers is not None
+        engine._exchange.price = Always()
+        yield engine, engine._exchange.tiers
+    finally:
+        await engine.close()
+
+
+@pytest.fixture
+def memory() -> Any:
+    descriptor = anonymous_file(MEMORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+async def told(engine: TorchEngine, tiers: PageTiers, *names: str) -> list[list[int]]:
+    """Outputs of prompts of 100 positions, after which what was evicted is kept."""
+    found = []
+    for name in names:
+        request = make_request(name, Prompt.of(Tokens(ids(ord(name), 100))))
+        found.append((await answers(engine, request))[0])
+    tiers.flush()
+    return found
+
+
+async def small(directory: Path, pages: int = 24) -> EngineSettings:
+    """Settings of an engine with so many pages."""
+    async with started(settings(directory)) as (engine,):
+        assert engine._model is not None
+        size = pages * engine._model.page_bytes(16)
+    return settings(directory, kv_cache_memory_bytes=size, max_model_len=160)
+
+
+@pytest.mark.parametrize(
+    "model", ["llama", "all windows", "windows among full", "latent", "bfloat16"]
+)
+async def test_what_was_evicted_comes_back_and_gives_the_same_output(
+    model: str, tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = {
+        "all windows": lambda: tiny("mistral"),
+        "windows among full": lambda: make("qwen3", tmp_path, **WINDOWED),
+        "latent": lambda: tiny("deepseek_v3"),
+        "bfloat16": lambda: tiny("llama", "bfloat16"),
+    }.get(model, lambda: tiny(model))()
+    one_page_at_a_time(monkeypatch)
+    config = await small(directory, 40 if "among" in model else 24)
+    names = "abcdef"
+    async with keeping(config, memory) as (engine, tiers):
+        truth = await told(engine, tiers, *names)
+        before = engine.stats()
+        assert before.kv_pages_offloaded > 0
+        assert before.kv_pages_loaded == 0
+        assert before.preemptions == 0
+        for _ in range(2):
+            for name, output in zip(names, truth, strict=True):
+                request = make_request(name, Prompt.of(Tokens(ids(ord(name), 100))))
+                assert await answers(engine, request) == (output, 96), name
+                tiers.flush()
+        after = engine.stats()
+        assert after.kv_pages_loaded > 0
+        assert after.kv_pages_refused == 0
+        assert 0 < after.kv_host_bytes <= MEMORY
+        # A prompt with rows shares the beginning that came back.
+        rows = reference.rows_of(reference.look_up(directory, ids(ord("a"), 100)[40:]))
+        mixed = Prompt.of(Tokens(ids(ord("a"), 40)), rows)
+        if model not in ("bfloat16", "all windows"):
+            assert await answers(engine, make_request("a", mixed)) == (truth[0], 32)
+
+
+async def test_an_engine_finds_what_one_before_it_kept(memory: int) -> None:
+    config = await small(tiny("llama"))
+    async with keeping(config, memory) as (engine, tiers):
+        truth = await told(engine, tiers, *"abcde")
+        kept = engine.stats().kv_host_bytes
+    # Another model's pages would be in the way of none.
+    async with keeping(await small(tiny("mistral")), memory) as (other, tiers):
+        assert other.stats().kv_host_bytes == 0
+    async with keeping(config, memory) as (engine, tiers):
+        assert engine.stats().kv_host_bytes == kept
+        assert await told(engine, tiers, *"abcde") == truth
+        assert engine.stats().kv_pages_loaded > 0
+        # An admin who resets the cache wants all of it gone.
+        await engine.reset_prefix_cache()
+        assert engine.stats().kv_host_bytes == 0
+        assert os.fstat(memory).st_blocks == 0
+        before = engine.stats().kv_pages_loaded
+        assert await told(engine, tiers, "a") == truth[:1]
+        assert engine.stats().kv_pages_loaded == before
+        await told(engine, tiers, *"bcde")
+        await engine.sleep(1)
+        assert os.fstat(memory).st_blocks == 0
+        await engine.wake_up(())
+        assert await told(engine, tiers, *"abcde") == truth
+
+
+@pytest.mark.parametrize("step", [7, 4096])
+async def test_memory_that_was_damaged_or_half_written_changes_nothing(
+    memory: int, step: int
+) -> None:
+    config = await small(tiny("llama"))
+    async with keeping(config, memory) as (engine, tiers):
+        truth = await told(engine, tiers, *"abcde")
+    content = bytearray(os.pread(memory, MEMORY, 0))
+    for place in range(0, len(content), step):
+        content[place] ^= 1
+    os.pwrite(memory, content, 0)
+    async with keeping(config, memory) as (engine, tiers):
+        for _ in range(2):
+            assert await told(engine, tiers, *"abcde") == truth
+        assert (engine.stats().kv_pages_refused > 0) == (step > 7)
+
+
+async def test_memory_that_holds_a_few_pages_is_not_exceeded(memory: int) -> None:
+    config = await small(tiny("llama"))
+    os.ftruncate(memory, 4096 + 6 * 4352)
+    async with keeping(config, memory) as (engine, tiers):
+        truth = await told(engine, tiers, *"abcdefgh")
+        assert tiers.host is not None
+        assert len(tiers.host) == tiers.host.num_slots <= 6
+        assert await told(engine, tiers, *"hgfedcba") == truth[::-1]
+        assert engine.stats().kv_pages_loaded > 0
+    os.ftruncate(memory, 4096)
+    with pytest.raises(EngineError, match="hold none: raise --kv-offloading-size"):
+        async with keeping(config, memory):
+            pass
+
+
+async def test_requests_of_one_prompt_bring_it_back_once(memory: int) -> None:
+    async with keeping(await small(tiny("llama"), 40), memory) as (engine, tiers):
+        truth = await told(engine, tiers, *"abcdefgh")
+        before = engine.stats().kv_pages_loaded
+        same = Prompt.of(Tokens(ids(ord("a"), 100)))
+        receivers = await run(engine, *(make_request(str(n), same) for n in range(4)))
+        assert [receiver.output for receiver in receivers] == [truth[0]] * 4
+        assert engine.stats().kv_pages_loaded - before == 6
