@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "worker": SHARED | {"stages", "telemetry", "transport", "engine", "adapter", "tensors"},
     "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store"},
     "client": SHARED | {"media", "tensors", "render"},
-    "audit": {"errors", "client"},
+    "audit": {"errors", "client", "tensors"},
     "demo": set[str](),
     "web": set[str](),
 }

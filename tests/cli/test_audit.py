@@ -1,14 +1,19 @@
 """`inlay embeds audit`: texts of the demo, the gate, and input that makes no sense."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from scripts.demo_training.audit_texts import lines
 from scripts.demo_training.world import build_world
 
 from inlay import demo
 from inlay.cli import main
+from inlay.client import PromptEmbedder
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +106,166 @@ def test_bytes_that_are_no_text_and_a_file_that_is_not_there(
     assert "is not UTF-8 text" in capsys.readouterr().err
     assert audit(tmp_path / "nothing") == 2
     assert "No such file" in capsys.readouterr().err
+
+
+MINE = """
+import numpy as np
+
+key = np.linalg.qr(np.random.default_rng(3).normal(size=(192, 192)))[0]
+
+
+def turn(rows, token_ids, rng):
+    assert rows.dtype == np.float32 and rows.shape == (len(token_ids), 192)
+    return rows @ key
+
+
+def broken(rows, token_ids, rng):
+    return rows / np.zeros_like(rows)
+
+
+def wrong(rows, token_ids, rng):
+    raise KeyError("no key")
+
+
+number = 3
+"""
+COMMAND = """
+import sys
+
+import numpy as np
+from safetensors.numpy import load, save
+
+given = load(sys.stdin.buffer.read())
+if "--fail" in sys.argv:
+    sys.exit("no more paper")
+if "--nothing" not in sys.argv:
+    mean = [
+        given["rows"][a:b].reshape(-1, 192)[::2]
+        for a, b in zip(given["offsets"], given["offsets"][1:])
+    ]
+    lengths = np.cumsum([0, *map(len, mean)])
+    sys.stdout.buffer.write(save({"rows": np.concatenate(mean)[:, :64].copy(), "offsets": lengths}))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine_of_audit.py").write_text(MINE, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine_of_audit", raising=False)
+    (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_function_of_the_users_is_audited(
+    mine: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--transform", "mine_of_audit:turn", "--attackers", "signature", "-o", "json")
+    assert audit(texts, *words) == 0
+    (found,) = json.loads(capsys.readouterr().out)["transforms"]
+    assert found["transform"] == "mine_of_audit:turn"
+    assert found["worst"]["tokens"]["value"] >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("mine_of_audit:broken", "holds NaN or infinity, which a server refuses"),
+        ("mine_of_audit:wrong", "failed at text 1: KeyError: 'no key' ("),
+        ("mine_of_audit:number", "is no function but int"),
+        ("mine_of_audit:nothing", "has no attribute 'nothing'"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value|divide by zero")
+def test_a_function_that_fails_is_named(
+    spec: str, said: str, mine: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(texts, "--transform", spec, "--public", str(texts)) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_command_may_drop_rows_and_change_their_width(
+    mine: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = shlex.join([sys.executable, str(mine / "command.py")])
+    words = ("--attackers", "nearest", "--attackers", "ridge", "-o", "json", "--resends", "1")
+    assert audit(texts, "--transform-command", command, *words) == 0
+    (found,) = json.loads(capsys.readouterr().out)["transforms"]
+    assert found["not_applicable"] == {
+        "nearest": "rows are 64 wide, the table's 192",
+        "ridge": "the number of rows is not that of the tokens",
+    }
+    assert found["worst"]["tokens"]["attacker"] == "prior"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{python}", "{mine}/command.py", "--fail"], "status 1 and said: no more paper"),
+        (["{python}", "{mine}/command.py", "--nothing"], "is cut short: it has 0 bytes"),
+        (["{mine}/nothing"], "No such file or directory"),
+        ([], "--transform-command is empty"),
+    ],
+)
+def test_a_command_that_fails_is_named(
+    words: list[str], said: str, mine: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = shlex.join(each.format(python=sys.executable, mine=mine) for each in words)
+    assert audit(texts, "--transform-command", command) == 1
+    assert said in capsys.readouterr().err
+
+
+def embedded(texts: Path) -> list[np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+    embedder = PromptEmbedder.from_pretrained(demo.model_dir())
+    messages = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
+    return [
+        embedder.embed_messages([{"role": "user", "content": each}]).rows.astype(np.float32)
+        for each in messages
+    ]
+
+
+def test_rows_that_were_made_already_are_audited(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = embedded(texts)
+    offsets = np.cumsum([0, *map(len, rows)])
+    save_file({"rows": np.concatenate(rows), "offsets": offsets}, tmp_path / "rows.safetensors")
+    given = ("--rows", str(tmp_path / "rows.safetensors"))
+    words = ("--attackers", "nearest", "--attackers", "resends", "-o", "json")
+    assert audit(texts, *given, *words) == 0
+    (found,) = json.loads(capsys.readouterr().out)["transforms"]
+    assert found["worst"]["tokens"]["value"] == 1
+    assert found["not_applicable"] == {"resends": "no prompt was sent twice"}
+    assert audit(texts, *given, "--public", str(texts)) == 2
+    assert "--rows are those of --texts" in capsys.readouterr().err
+
+
+ROWS = np.ones((240, 192), np.float32)
+EACH = np.arange(0, 241, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"rows": ROWS, "offsets": EACH[:-1]}, "offsets must go from 0 to the 240 of its rows"),
+        ({"rows": ROWS, "offsets": EACH[::-1].copy()}, "offsets must go from 0"),
+        ({"rows": ROWS, "offsets": np.array([0, 9, 4, 240])}, "offsets must not fall"),
+        ({"rows": ROWS, "offsets": np.array([0, 240])}, "rows of 1 texts, and --texts has 120"),
+        ({"rows": ROWS[:, :64].copy(), "offsets": EACH}, "made for another model? Name that one"),
+        ({"rows": ROWS * np.nan, "offsets": EACH}, "holds NaN or infinity"),
+        ({"rows": ROWS.astype(np.int32), "offsets": EACH}, "it must be F64 or F32 or F16 or BF16"),
+        ({"x": ROWS}, "holds x; it must hold `rows`"),
+    ],
+)
+def test_files_that_are_no_rows_of_these_texts_are_refused(
+    tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]],
+    said: str,
+    texts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_file(tensors, tmp_path / "rows.safetensors")
+    assert audit(texts, "--rows", str(tmp_path / "rows.safetensors")) == 1
+    assert said in capsys.readouterr().err

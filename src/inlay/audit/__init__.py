@@ -3,6 +3,7 @@
     texts.py, prompts.py        texts as prompts: token ids, the user's part
     entities.py                 names and numbers in a text
     transform.py                a `Transform`: what is sent in place of the table's rows
+    external.py, packed.py      a user's function, command or rows; files of rows
     attacker.py, attackers/     an `Attacker`: guesses tokens; one module for each family
     score.py, interval.py       counts of each prompt; shares, with intervals over prompts
     run.py                      a transform against all attackers

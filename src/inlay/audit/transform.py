@@ -92,7 +92,7 @@ def named(spec: str, width: int, seed: int) -> Transform:
             return RowTransform(spec, _drop(_number(spec, number, 0, 0.99)))
     raise InvalidRequestError(
         f"no transform {spec!r}: there are none, noise:LEVEL, shuffle, permute, rotate, "
-        "project:WIDTH and drop:SHARE"
+        "project:WIDTH, drop:SHARE and MODULE:FUNCTION"
     )
 
 

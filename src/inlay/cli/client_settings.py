@@ -235,10 +235,22 @@ class AuditSettings(BaseModel):
         description="A text is a whole prompt, not a user's message in the model's chat template.",
     )
     transform: list[str] = Field(
-        default_factory=lambda: ["none", "noise:1", "noise:4", "rotate", "shuffle"],
+        default_factory=list,
         title="Attack",
         description="What is sent in place of the table's rows, each audited: none, noise:LEVEL "
-        "(in units of the median norm), shuffle, permute, rotate, project:WIDTH, drop:SHARE.",
+        "(in units of the median norm), shuffle, permute, rotate, project:WIDTH, drop:SHARE, or "
+        "MODULE:FUNCTION of Python. none, noise:1, noise:4, rotate and shuffle unless set.",
+    )
+    transform_command: list[str] = Field(
+        default_factory=list,
+        title="Attack",
+        description="Command that reads rows as safetensors on standard input and writes those to "
+        "send on its output; audited too.",
+    )
+    rows: Path | None = Field(
+        default=None,
+        title="Attack",
+        description="Safetensors file of rows that were made of --texts; audited too.",
     )
     attackers: list[str] = Field(
         default_factory=list,

@@ -1,0 +1,157 @@
+"""Transforms of the user's: a function, a command, or rows that were already made."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from inlay.audit.packed import pack, unpack
+from inlay.audit.prompts import AuditPrompt, Floats
+from inlay.audit.transform import Rng, RowTransform, Transform, named
+from inlay.errors import InvalidRequestError
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+
+UserFunction = Callable[[Floats, npt.NDArray[np.int64], Rng], Floats]
+"""Rows to send, (m, k), of (n, h) float32 rows of the table and their (n,) token ids; the generator
+is for randomness that is new each time."""
+
+
+def transform_of(spec: str, width: int, seed: int) -> Transform:
+    """The transform of a name, or of MODULE:FUNCTION, which is imported.
+
+    Modules are found where Python finds them, and in the working directory.
+
+    Args:
+        spec: the word.
+        width: elements of a row of the table.
+        seed: of keys of transforms with a name.
+
+    Raises:
+        InvalidRequestError: no such transform.
+    """
+    match = _FUNCTION.fullmatch(spec)
+    return named(spec, width, seed) if match is None else _function(spec, *match.groups())
+
+
+@dataclass(frozen=True)
+class CommandTransform:
+    """A command that reads a file of `packed` on standard input and writes one on its output.
+
+    It is run once for all texts that are sent at a time, and not by a shell.
+
+    Attributes:
+        name: the command as it was given.
+    """
+
+    name: str
+    can_resend: bool = True
+
+    def send(
+        self, prompts: Sequence[AuditPrompt], rows: Sequence[Floats], rng: Rng
+    ) -> list[Floats]:
+        """Rows that the command wrote. Raises `InvalidRequestError` where it fails."""
+        what = f"--transform-command {self.name}"
+        try:
+            words = shlex.split(self.name)
+        except ValueError as error:
+            raise InvalidRequestError(f"{what}: {error}") from error
+        if not words:
+            raise InvalidRequestError("--transform-command is empty")
+        with tempfile.TemporaryDirectory() as directory:
+            given, made = Path(directory) / "in.safetensors", Path(directory) / "out.safetensors"
+            given.write_bytes(
+                pack(rows, [each.ids for each in prompts], int(rng.integers(1 << 31)))
+            )
+            try:
+                with given.open("rb") as stdin, made.open("wb") as stdout:
+                    done = subprocess.run(
+                        words, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False
+                    )
+            except OSError as error:
+                raise InvalidRequestError(f"{what}: {error.strerror}: {words[0]}") from error
+            if done.returncode:
+                said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
+                raise InvalidRequestError(
+                    f"{what}: ended with status {done.returncode} and said: {said[-1][:500]}"
+                )
+            return unpack(made, f"{what}: standard output")
+
+
+@dataclass(frozen=True, eq=False)
+class GivenRows:
+    """Rows that were made elsewhere, of all texts of a file.
+
+    Attributes:
+        name: of the file.
+        rows: of each text, by its index.
+    """
+
+    name: str
+    rows: Sequence[Floats]
+    can_resend: bool = False
+
+    @classmethod
+    def of(cls, file: Path, texts: int, width: int) -> "GivenRows":
+        """Read a file of `packed`.
+
+        Args:
+            file: where it lies.
+            texts: how many they are the rows of.
+            width: elements of a row of the table.
+
+        Raises:
+            InvalidRequestError: no such file, of another number of texts or another width.
+        """
+        rows = unpack(file, f"--rows {file}")
+        if len(rows) != texts:
+            raise InvalidRequestError(
+                f"--rows {file} has rows of {len(rows)} texts, and --texts has {texts}: one for "
+                "each is needed, in the same order"
+            )
+        if rows[0].shape[1] != width:
+            raise InvalidRequestError(
+                f"--rows {file} has rows of {rows[0].shape[1]} elements, and the model's have "
+                f"{width}: were they made for another model? Name that one with --model. A "
+                "transform that changes the width can be given with --transform-command"
+            )
+        return cls(file.name, rows)
+
+    def send(
+        self, prompts: Sequence[AuditPrompt], rows: Sequence[Floats], rng: Rng
+    ) -> list[Floats]:
+        """The rows of those texts."""
+        return [self.rows[prompt.index] for prompt in prompts]
+
+
+def _function(spec: str, module: str, name: str) -> Transform:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequestError(f"--transform {spec}: {error}") from error
+    if not callable(found):
+        raise InvalidRequestError(f"--transform {spec} is no function but {type(found).__name__}")
+    function: UserFunction = found
+
+    def on_rows(rows: Floats, prompt: AuditPrompt, rng: Rng) -> Floats:
+        try:
+            return function(rows.copy(), prompt.ids.copy(), rng)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise InvalidRequestError(
+                f"--transform {spec} failed at text {prompt.index + 1}: {type(error).__name__}: "
+                f"{error} ({where.filename}, line {where.lineno})"
+            ) from error
+
+    return RowTransform(spec, on_rows)
