@@ -42,7 +42,7 @@ _own = _Own()
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import large libraries within: no garbage collection looks at what they make, then or later.
+    """Import large libraries within: no garbage collection looks at what they make meanwhile.
 
     Looking through the objects of an engine's libraries, again and again while they are imported,
     took a quarter of the time of importing them.
@@ -52,7 +52,6 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
         if enabled:
             gc.enable()
 

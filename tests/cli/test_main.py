@@ -1,13 +1,16 @@
 """`inlay` itself: help, version, words that make no sense."""
 
+import inspect
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 import inlay
 from inlay.cli import main
+from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS
 
 
@@ -22,6 +25,14 @@ def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixtur
 def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*name.split(), "--help"], {}) == 0
     assert capsys.readouterr().out.startswith(f"usage: inlay {name}")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_each_command_is_run_with_its_settings_and_the_words_that_go_on(command: Command) -> None:
+    run = import_module(f"inlay.cli.{command.module}").run
+    takes = list(inspect.signature(run).parameters.values())
+    assert takes[0].annotation is command.settings
+    assert [each.name for each in takes[1:]] == ["rest"] * bool(command.rest)
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,7 +336,7 @@ class _Outer(BaseModel):
 def test_what_is_written_as_flags_is_read_back(
     ratio: float, name: str, flag: bool, words: list[str], count: int
 ) -> None:
-    command = Command("x", "", _Outer, lambda _settings, _rest: 0)
+    command = Command("x", "", _Outer, "main")
     line = [
         f"--ratio={ratio}",
         f"--name={name}",

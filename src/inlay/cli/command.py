@@ -1,13 +1,16 @@
 """A command: its settings class and what it does with an instance of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
 
 from pydantic import BaseModel
 
 from inlay.cli.options import Options
+from inlay.errors import InvalidRequestError
+from inlay.pace import importing
 
 
 class UsageError(Exception):
@@ -27,24 +30,39 @@ class Command:
         summary: one line.
         settings: the only source of its flags, environment variables, config keys and reference
             page.
-        run: does it, given an instance of `settings` and the words after `--`; returns the exit
-            status. It imports what it needs when it is called, so that help is quick.
+        module: of `inlay.cli`, whose function `run` does it: given an instance of `settings` and,
+            where `rest` is not empty, the words after `--`, it returns the exit status.
         details: what help says below the summary.
         positional: fields of `settings` that are given by their place.
         short: field name to one-letter flag.
         rest: what words after `--` are, which go on untouched; none are allowed where it is empty.
+        needs_nats: True if it cannot do without the client of NATS.
     """
 
     name: str
     summary: str
     settings: type[BaseModel]
-    run: Callable[[Any, Sequence[str]], int]
+    module: str
     details: str = ""
     positional: tuple[str, ...] = ()
     short: Mapping[str, str] = field(default_factory=dict)
     rest: str = ""
+    needs_nats: bool = False
 
     @cached_property
     def options(self) -> Options:
         """The options its settings class declares."""
         return Options.of(self.settings, positional=self.positional, short=self.short)
+
+    def run(self, settings: BaseModel, rest: Sequence[str]) -> int:
+        """Import the module, so late that help is quick, and do what it does; the exit status.
+
+        Raises:
+            InvalidRequestError: the client of NATS is not installed.
+        """
+        if self.needs_nats and find_spec("nats") is None:
+            raise InvalidRequestError("a fleet needs NATS' client: pip install 'inlay[nats]'")
+        with importing():
+            module = import_module(f"inlay.cli.{self.module}")
+        status: int = module.run(settings, rest) if self.rest else module.run(settings)
+        return status

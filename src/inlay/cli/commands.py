@@ -1,8 +1,5 @@
 """All commands."""
 
-from collections.abc import Sequence
-from importlib.util import find_spec
-
 from inlay.cli.client_settings import (
     AuditSettings,
     BenchSettings,
@@ -24,112 +21,6 @@ from inlay.cli.settings import (
     UploadSettings,
     WorkerSettings,
 )
-from inlay.errors import InvalidRequestError
-
-
-def _serve(settings: ServeSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.serve import run
-
-    return run(settings, rest)
-
-
-def _demo(settings: DemoSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.demo import run
-
-    return run(settings)
-
-
-def _nats(settings: NatsServerSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.nats import run
-
-    return run(settings, rest)
-
-
-def _worker(settings: WorkerSettings, rest: Sequence[str]) -> int:
-    _needs_nats()
-    from inlay.cli.worker import run
-
-    return run(settings, rest)
-
-
-def _frontend(settings: FleetFrontendSettings, rest: Sequence[str]) -> int:
-    _needs_nats()
-    from inlay.cli.frontend import run
-
-    return run(settings)
-
-
-def _status(settings: StatusSettings, rest: Sequence[str]) -> int:
-    _needs_nats()
-    from inlay.cli.status import run
-
-    return run(settings)
-
-
-def _doctor(settings: DoctorSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.doctor import run
-
-    return run(settings)
-
-
-def _needs_nats() -> None:
-    if find_spec("nats") is None:
-        raise InvalidRequestError("a fleet needs NATS' client: pip install 'inlay[nats]'")
-
-
-def _encode(settings: EncodeSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.encode import run
-
-    return run(settings)
-
-
-def _inspect(settings: InspectSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.inspect import run
-
-    return run(settings)
-
-
-def _upload(settings: UploadSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.upload import run
-
-    return run(settings)
-
-
-def _convert(settings: ConvertSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.convert import run
-
-    return run(settings)
-
-
-def _audit(settings: AuditSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.audit import run
-
-    return run(settings)
-
-
-def _chat(settings: ChatSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.chat import run
-
-    return run(settings, rest)
-
-
-def _bench(settings: BenchSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.bench import run
-
-    return run(settings)
-
-
-def _bench_write(settings: BenchWriteSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.bench.writing import run
-
-    return run(settings)
-
-
-def _completion(settings: CompletionSettings, rest: Sequence[str]) -> int:
-    from inlay.cli.completion import run
-
-    return run(settings)
-
 
 COMMANDS = (
     Command(
@@ -138,7 +29,7 @@ COMMANDS = (
         details="Stops on Ctrl-C or SIGTERM: open requests get --drain-timeout seconds to end, a "
         "second Ctrl-C ends at once. Words after -- go to the engine untouched.",
         settings=ServeSettings,
-        run=_serve,
+        module="serve",
         positional=("model",),
         rest="ENGINE ARGUMENTS",
     ),
@@ -149,7 +40,7 @@ COMMANDS = (
         "mixes both and a soft prompt, each with the server's answer, then keeps serving. With "
         "--images, the same for pictures.",
         settings=DemoSettings,
-        run=_demo,
+        module="demo",
     ),
     Command(
         name="nats",
@@ -157,7 +48,7 @@ COMMANDS = (
         details="The real server, with JetStream and messages of up to 15 MB. Words after -- go to "
         "it untouched: users, TLS, clusters. Stops on Ctrl-C or SIGTERM.",
         settings=NatsServerSettings,
-        run=_nats,
+        module="nats",
         rest="NATS-SERVER ARGUMENTS",
     ),
     Command(
@@ -167,7 +58,8 @@ COMMANDS = (
         "--drain-timeout seconds to end; what has not ended then goes on at another worker, as it "
         "does when a worker dies. A second Ctrl-C ends at once.",
         settings=WorkerSettings,
-        run=_worker,
+        module="worker",
+        needs_nats=True,
         positional=("model",),
         rest="ENGINE ARGUMENTS",
     ),
@@ -178,7 +70,8 @@ COMMANDS = (
         "where the workers have them: the same directories, or names on the hub. Stops as inlay "
         "serve does.",
         settings=FleetFrontendSettings,
-        run=_frontend,
+        module="frontend",
+        needs_nats=True,
     ),
     Command(
         name="status",
@@ -186,7 +79,8 @@ COMMANDS = (
         details="What their heartbeats say, asked for when it starts; and who is there but "
         "refused, and why.",
         settings=StatusSettings,
-        run=_status,
+        module="status",
+        needs_nats=True,
         short={"output_format": "o"},
     ),
     Command(
@@ -195,7 +89,7 @@ COMMANDS = (
         details="Starts no engine. NATS is tried where --nats says where it is. Exit status 1 "
         "when something would keep a server from working.",
         settings=DoctorSettings,
-        run=_doctor,
+        module="doctor",
         short={"output_format": "o"},
     ),
     Command(
@@ -206,7 +100,7 @@ COMMANDS = (
         "is one question and only the answer is printed. Ctrl-C ends an answer, Ctrl-D the chat; "
         "/help lists the commands within it.",
         settings=ChatSettings,
-        run=_chat,
+        module="chat",
         positional=("model",),
         short={"output_format": "o"},
         rest="SERVE OPTIONS",
@@ -217,7 +111,7 @@ COMMANDS = (
         details="Sends requests at a rate or so many at a time, and reports times to the first "
         "token, between tokens and to the end, by the names and definitions of vllm bench serve.",
         settings=BenchSettings,
-        run=_bench,
+        module="bench",
         short={"output_format": "o"},
     ),
     Command(
@@ -225,7 +119,7 @@ COMMANDS = (
         summary="Write the bodies of a measurement's requests, for inlay bench and other tools.",
         details="One JSON object a line, as inlay bench --bodies reads it.",
         settings=BenchWriteSettings,
-        run=_bench_write,
+        module="bench.writing",
         short={"output": "o"},
     ),
     Command(
@@ -235,7 +129,7 @@ COMMANDS = (
         "scale. Only the tokenizer and that table are read. The rows of an image are a value of "
         "image_embeds.",
         settings=EncodeSettings,
-        run=_encode,
+        module="encode",
         short={"output": "o"},
     ),
     Command(
@@ -244,7 +138,7 @@ COMMANDS = (
         details="A row that was taken straight from the table is shown as exact: with the file "
         "and the model anyone can read its text.",
         settings=InspectSettings,
-        run=_inspect,
+        module="inspect",
         positional=("file",),
         short={"output_format": "o"},
     ),
@@ -254,7 +148,7 @@ COMMANDS = (
         details='Prints the id, which requests name as {"ref": ID}. The same bytes always get the '
         "same id.",
         settings=UploadSettings,
-        run=_upload,
+        module="upload",
         positional=("file",),
         short={"output_format": "o"},
     ),
@@ -264,7 +158,7 @@ COMMANDS = (
         details="What was written is read again and compared. The table id is kept where the "
         "format has room for it.",
         settings=ConvertSettings,
-        run=_convert,
+        module="convert",
         positional=("file",),
         short={"output": "o"},
     ),
@@ -275,7 +169,7 @@ COMMANDS = (
         "bound of what rows reveal, beside what could be guessed without them. More texts give "
         "narrower intervals.",
         settings=AuditSettings,
-        run=_audit,
+        module="audit",
         short={"output_format": "o"},
     ),
     Command(
@@ -284,7 +178,7 @@ COMMANDS = (
         details='bash: eval "$(inlay completion bash)" in ~/.bashrc. zsh: eval "$(inlay completion '
         'zsh)" in ~/.zshrc, after compinit. fish: inlay completion fish | source in config.fish.',
         settings=CompletionSettings,
-        run=_completion,
+        module="completion",
         positional=("shell",),
     ),
 )

@@ -1,6 +1,7 @@
 """Starting a worker as a child process, and what runs in it."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -233,6 +234,7 @@ async def run(
         tracing = Tracing.open(telemetry.otlp_traces_endpoint, "inlay-worker")
         secret = Secret(boot.secret)
         runner = engine.create(settings, secret)
+        gc.freeze()  # of the engine's libraries, nothing is garbage while the model is loaded
         peers = PeerConnections(secret)
         if isinstance(runner, PeerUser):
             runner.use_peers(peers)

@@ -108,7 +108,7 @@ class SglangEngine:
         loaded = self._ready
         _ = self._process.client
         if request.id in self._followers:
-            raise InvalidRequestError(f"a work with id {request.id!r} is under way")
+            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         loaded.admission.check(request)
         refusals.check(
             loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}"
