@@ -2,12 +2,14 @@
 
 import re
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from inlay.api.schema.unserved import UNSERVED, unserved
 from inlay.errors import InvalidRequestError
-from inlay.http.quoting import shown_value
+from inlay.http.quoting import shown_at, shown_value
 from inlay.pace import yield_gil
 
 MAX_DEPTH = 64
@@ -42,6 +44,17 @@ def check_depth(value: object, param: str) -> None:
             return
         level = deeper
     raise InvalidRequestError(f"{param} is nested more than {MAX_DEPTH} levels deep", param=param)
+
+
+def string_at(item: Mapping[str, Any], field: str, where: str) -> str:
+    """Return a field of an object at `where`. Raises `InvalidRequestError` if it is no string."""
+    value = item.get(field)
+    if not isinstance(value, str):
+        raise InvalidRequestError(
+            f"{where}.{field} must be a string, got {shown_at(item, field)}",
+            param=f"{where}.{field}",
+        )
+    return value
 
 
 def check_ids(ids: "list[int] | tuple[int, ...]", vocab_size: int, param: str) -> None:

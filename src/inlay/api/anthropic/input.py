@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.api.anthropic.schema import MessagesInput
-from inlay.api.fields import check_depth
+from inlay.api.fields import check_depth, string_at
 from inlay.api.generation.parts import content_source
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
@@ -111,7 +111,7 @@ class _Turns:
                     turn, said = {"role": role}, []
                     self._result(block, place)
                 case "thinking":
-                    thought = _string(block, "thinking", place)
+                    thought = string_at(block, "thinking", place)
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
                 case "redacted_thinking":
                     pass  # encrypted by another server: nobody can read it here
@@ -133,7 +133,7 @@ class _Turns:
     def _part(self, kind: str, block: Mapping[str, Any], where: str) -> object:
         """Return a block as a part of a chat's content."""
         if kind == "text":
-            return {"type": "text", "text": _string(block, "text", where)}
+            return {"type": "text", "text": string_at(block, "text", where)}
         source = content_source(block, where) if kind == "prompt_embeds" else _image(block, where)
         self.sources.append(source)
         return source
@@ -151,7 +151,7 @@ class _Turns:
                 f"{where}.content must be a string or a list of blocks, got {shown_value(content)}",
                 param=f"{where}.content",
             )
-        id_ = _string(block, "tool_use_id", where)
+        id_ = string_at(block, "tool_use_id", where)
         failed = {"is_error": True} if block.get("is_error") is True else {}
         self.messages.append(
             {"role": "tool", "tool_call_id": id_, **failed, "content": content or ""}
@@ -167,16 +167,6 @@ def _kind(block: object, where: str, served: tuple[str, ...]) -> str:
             f"{where}.type must be one of {', '.join(served)}, got {got}", param=f"{where}.type"
         )
     return str(kind)
-
-
-def _string(item: Mapping[str, Any], field: str, where: str) -> str:
-    value = item.get(field)
-    if not isinstance(value, str):
-        raise InvalidRequestError(
-            f"{where}.{field} must be a string, got {shown_at(item, field)}",
-            param=f"{where}.{field}",
-        )
-    return value
 
 
 def _image(block: Mapping[str, Any], where: str) -> ImageSource:
@@ -202,9 +192,9 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}.input must be an object, got {shown_at(block, 'input')}",
             param=f"{where}.input",
         )
-    name, arguments = _string(block, "name", where), msgspec.json.encode(given).decode()
+    name, arguments = string_at(block, "name", where), msgspec.json.encode(given).decode()
     function = {"name": name, "arguments": arguments}
-    return {"id": _string(block, "id", where), "type": "function", "function": function}
+    return {"id": string_at(block, "id", where), "type": "function", "function": function}
 
 
 def functions(request: MessagesInput) -> list[dict[str, Any]] | None:
@@ -250,7 +240,7 @@ def choice_of_tool(request: MessagesInput) -> str | dict[str, Any] | None:
         case "none":
             return "none"
         case "tool" if choice is not None:
-            name = _string(choice, "name", "tool_choice")
+            name = string_at(choice, "name", "tool_choice")
             return {"type": "function", "function": {"name": name}}
     raise InvalidRequestError(
         "tool_choice must be an object of type 'auto', 'any', 'none', or 'tool' with name, got "

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from inlay.api.fields import string_at
 from inlay.api.generation.parts import MEDIA_PARTS, content_source, kind_of, media_source
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
@@ -105,11 +106,7 @@ def read_messages(
     result: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        if not isinstance(message.get("role"), str):
-            raise InvalidRequestError(
-                f"{where}.role must be a string, got {shown_at(message, 'role')}",
-                param=f"{where}.role",
-            )
+        string_at(message, "role", where)
         content = message.get("content")
         if content is None:
             # Other roles may have no content; a user's message has nothing else.
@@ -164,12 +161,7 @@ def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
         )
     if kind in _TEXT_PARTS:
         key = "refusal" if kind == "refusal" else "text"
-        text = part.get(key)
-        if not isinstance(text, str):
-            raise InvalidRequestError(
-                f"{where}.{key} must be a string, got {shown_at(part, key)}", param=f"{where}.{key}"
-            )
-        return {**part, "type": "text", "text": text}
+        return {**part, "type": "text", "text": string_at(part, key, where)}
     if kind == "prompt_embeds":
         return reader.take(content_source(part, where))
     if kind in MEDIA_PARTS:

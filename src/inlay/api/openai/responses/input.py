@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inlay.api.fields import string_at
 from inlay.api.generation.parts import in_content
 from inlay.api.openai.schema.responses import ResponsesRequest
 from inlay.errors import InvalidRequestError
@@ -184,7 +185,7 @@ class _Turns:
 
     def _call(self, item: Mapping[str, Any], where: str) -> None:
         call_id, name, arguments = (
-            _string(item, field, where) for field in ("call_id", "name", "arguments")
+            string_at(item, field, where) for field in ("call_id", "name", "arguments")
         )
         call = {
             "id": call_id,
@@ -201,8 +202,8 @@ class _Turns:
                 f"{shown_at(item, 'output')}",
                 param=f"{where}.output",
             )
-        more = {} if item.get("name") is None else {"name": _string(item, "name", where)}
-        call_id = _string(item, "call_id", where)
+        more = {} if item.get("name") is None else {"name": string_at(item, "name", where)}
+        call_id = string_at(item, "call_id", where)
         self.say("tool", output, f"{where}.output", tool_call_id=call_id, **more)
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
@@ -221,16 +222,6 @@ class _Turns:
         return self._turn
 
 
-def _string(item: Mapping[str, Any], field: str, where: str) -> str:
-    value = item.get(field)
-    if not isinstance(value, str):
-        raise InvalidRequestError(
-            f"{where}.{field} must be a string, got {shown_at(item, field)}",
-            param=f"{where}.{field}",
-        )
-    return value
-
-
 def _reasoning_text(item: Mapping[str, Any], field: str, where: str) -> str:
     parts = item.get(field)
     if parts is None:
@@ -240,7 +231,7 @@ def _reasoning_text(item: Mapping[str, Any], field: str, where: str) -> str:
             f"{where}.{field} must be a list of parts", param=f"{where}.{field}"
         )
     return "\n".join(
-        _string(part, "text", f"{where}.{field}[{index}]") for index, part in enumerate(parts)
+        string_at(part, "text", f"{where}.{field}[{index}]") for index, part in enumerate(parts)
     )
 
 
@@ -276,7 +267,7 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{shown_at(tool, 'type')}: inlay runs no tools itself",
             param=f"{where}.type",
         )
-    if not _string(tool, "name", where):
+    if not string_at(tool, "name", where):
         raise InvalidRequestError(f"{where}.name must not be empty", param=f"{where}.name")
     parameters = tool.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
@@ -326,7 +317,7 @@ def _allowed(choice: Mapping[str, Any]) -> Sequence[str]:
             raise InvalidRequestError(
                 f"{where} must be {{'type': 'function', 'name': ...}}", param=where
             )
-        names.append(_string(tool, "name", where))
+        names.append(string_at(tool, "name", where))
     return names
 
 
@@ -353,7 +344,7 @@ def format_of(request: ResponsesRequest) -> dict[str, Any] | None:
             f"text.format.schema must be a JSON schema, an object, got {shown_value(schema)}",
             param="text.format.schema",
         )
-    name = _string(wanted, "name", "text.format")
+    name = string_at(wanted, "name", "text.format")
     more = {
         field: wanted[field] for field in ("strict", "description") if wanted.get(field) is not None
     }
