@@ -73,7 +73,7 @@ def tab(
         viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
     )
     opened = Tab(context.new_page())
-    opened.page.set_default_timeout(60_000)
+    opened.page.set_default_timeout(180_000)
     opened.page.on("console", lambda message: opened.said.append(message.text))
     opened.page.on("pageerror", lambda error: opened.said.append(str(error)))
     try:

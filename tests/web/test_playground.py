@@ -83,7 +83,7 @@ def test_copied_requests_ask_the_same(browser: Any, url: str) -> None:
             if language == "JavaScript":
                 command = [*command, "--input-type=module"]
             done = subprocess.run(
-                command, input=snippet, capture_output=True, timeout=60, check=True, text=True
+                command, input=snippet, capture_output=True, timeout=180, check=True, text=True
             )
             answers[language] = done.stdout.strip()
         body = json.loads(answers.pop("curl"))
@@ -124,7 +124,7 @@ def test_a_file_becomes_a_chip_whose_rows_are_shown_and_that_stands_where_its_ma
                 "temperature": 0,
                 "messages": [{"role": "user", "content": content}],
             },
-            timeout=60,
+            timeout=180,
         ).json()
         assert answer["choices"][0]["message"]["content"] in opened.text(".turn .tokens")
 
