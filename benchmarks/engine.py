@@ -4,6 +4,7 @@
     python -m benchmarks.engine --layers 4 --rounds 3 --long
     python -m benchmarks.engine --only 'decode .* at 64|prefill 512'
     BENCH_VLLM=venv/bin/python python -m benchmarks.engine
+    python -m benchmarks.engine --int4 --no-transformers
 
 vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take
 turns for `--rounds` rounds; the table shows the best of each, because what a shared machine adds to
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 
 from benchmarks._environment import ensure
@@ -127,6 +129,38 @@ def write_model(directory: Path, layers: int) -> None:
             parameter.data.fill_(1)
     model.tie_weights()
     model.save_pretrained(directory)
+
+
+def write_int4(source: Path, directory: Path, *, head: bool) -> Path:
+    """Write the same shape with weights of 4 bits in groups of 128, as `pack-quantized`.
+
+    The head stays in bfloat16, tied to the embedding table, unless `head`.
+    """
+    directory.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    (file,) = source.glob("*.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    plain = load_file(file)
+    shapes = {name: value.shape for name, value in plain.items() if name.endswith("_proj.weight")}
+    stored = {name: value for name, value in plain.items() if name not in shapes}
+    if head:
+        config["tie_word_embeddings"] = False
+        shapes["lm_head.weight"] = stored["model.embed_tokens.weight"].shape
+    for name, (outputs, inputs) in shapes.items():
+        words = torch.randint(-(1 << 31), 1 << 31, (outputs, inputs // 8), generator=generator)
+        stored |= {
+            f"{name}_packed": words.int(),
+            f"{name}_shape": torch.tensor([outputs, inputs]),
+            f"{name}_scale": torch.full((outputs, inputs // 128), 0.004, dtype=torch.bfloat16),
+        }
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 def best_of(repeats: int, run: Callable[[], object]) -> float:
@@ -372,6 +406,9 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="Cases whose name this regular expression finds."
     )
+    parser.add_argument(
+        "--int4", action="store_true", help="The same shape with weights of 4 bits too."
+    )
     parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
     ensure("benchmarks.engine")
@@ -398,6 +435,10 @@ def main() -> None:
         contenders: dict[str, Contender] = {"inlay": ours}
         if not options.no_transformers:
             contenders["transformers"] = Transformers(directory)
+        if options.int4:
+            for kind, head in (("int4", False), ("int4 and head", True)):
+                of_four_bits = write_int4(directory, directory / kind, head=head)
+                contenders[kind] = Ours(of_four_bits, options.threads, 32, positions)
         python = os.environ.get("BENCH_VLLM")
         vllm = (
             Vllm(python, directory, options.threads, 32, positions * key_bytes) if python else None
