@@ -211,8 +211,8 @@ def write(name: str) -> tuple[Path, Path]:
     """Write a checkpoint of a form and its dequantised twin; return both directories."""
     form, root = FORMS[name], models_root() / f"quantised-{name}"
     plain = make(
-        "qwen3", root / "plain", hidden_size=64, intermediate_size=96, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, tie_word_embeddings=False,
+        "qwen3", root / "plain", hidden_size=64, intermediate_size=128, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=16, tie_word_embeddings=False,
     )  # fmt: skip
     stored = load_file(plain / "model.safetensors")
     quantised: dict[str, Tensor] = {}

@@ -88,8 +88,8 @@ class Codes(NamedTuple):
 
     Attributes:
         kind: 0 for codes of four bits, 1 for eight, 2 for float8 e4m3.
-        words: [panels, inputs / n, 16] int32.
-        scales: [panels, groups, 16] float32.
+        words: [panels, inputs / n, 64] int32.
+        scales: [panels, groups, 64] float32.
         shifts: as scales, or None.
         inputs: of the weight.
         outputs: of the weight.
@@ -158,6 +158,7 @@ class Kernels:
         self._finite = self._functions(library, "finite", *by_row)
         self._adapt = self._functions(adapters, "adapt", _pointer)
         self._quantised = self._functions(quantised, "quantised_product", _pointer)
+        self._dequantise = self._functions(quantised, "dequantise", _pointer)
         self._product = products.inlay_packed_product_bfloat16
         self._product.argtypes, self._product.restype = (_pointer,), None
         self._tiles = bool(products.inlay_have_tiles())
@@ -276,14 +277,31 @@ class Kernels:
         """
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], codes.outputs)
-        call = _QuantisedProduct(
-            x.data_ptr(), codes.words.data_ptr(), codes.scales.data_ptr(),
-            None if codes.shifts is None else codes.shifts.data_ptr(),
-            None if bias is None else bias.data_ptr(), out.data_ptr(), x.numel() // codes.inputs,
-            codes.inputs, codes.outputs, codes.group, codes.kind, torch.get_num_threads(),
-        )  # fmt: skip
-        self._quantised[x.dtype](ctypes.byref(call))
+        self._call_quantised(self._quantised, out, codes, x, bias)
         return out
+
+    def dequantised(self, codes: Codes, dtype: torch.dtype) -> Tensor:
+        """Return the weight [outputs, inputs] in float32 or bfloat16."""
+        out = torch.empty(codes.outputs, codes.inputs, dtype=dtype)
+        self._call_quantised(self._dequantise, out, codes, None, None)
+        return out
+
+    @staticmethod
+    def _call_quantised(
+        functions: "dict[torch.dtype, ctypes._NamedFuncPointer]",
+        out: Tensor,
+        codes: Codes,
+        x: Tensor | None,
+        bias: Tensor | None,
+    ) -> None:
+        call = _QuantisedProduct(
+            None if x is None else x.data_ptr(), codes.words.data_ptr(), codes.scales.data_ptr(),
+            None if codes.shifts is None else codes.shifts.data_ptr(),
+            None if bias is None else bias.data_ptr(), out.data_ptr(),
+            0 if x is None else x.numel() // codes.inputs, codes.inputs, codes.outputs,
+            codes.group, codes.kind, torch.get_num_threads(),
+        )  # fmt: skip
+        functions[out.dtype](ctypes.byref(call))
 
     def adapt(
         self,

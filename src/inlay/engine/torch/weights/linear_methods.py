@@ -147,12 +147,13 @@ class QuantisedLinear(LinearMethod):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
-        if self._kernels is None or x.numel() > self._most:
+        if self._kernels is None:
             return F.linear(x, self._weight.dense().to(x.dtype), self._bias)
-        order = self._weight.order
-        return self._kernels.quantised_product(
-            x if order is None else x[..., order], self._codes, self._bias
-        )
+        if self._weight.order is not None:
+            x = x[..., self._weight.order]
+        if x.numel() <= self._most:
+            return self._kernels.quantised_product(x, self._codes, self._bias)
+        return F.linear(x, self._kernels.dequantised(self._codes, x.dtype), self._bias)
 
 
 def differ(found: Tensor, expected: Tensor) -> float:

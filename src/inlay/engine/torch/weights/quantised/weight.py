@@ -3,7 +3,7 @@
 W[o, i] = (code[o, i] - zero[o, g]) * scale[o, g], where g is the group of input i. Products with
 them are those of the exact W, rounded once: activations are not quantised.
 
-Shapes: O outputs, I inputs, G groups, P panels of 16 outputs, n inputs in a word of 32 bits.
+Shapes: O outputs, I inputs, G groups, P panels of 64 outputs, n inputs in a word of 32 bits.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_LANES = 16
+_WIDTH = 64
 
 
 class Kind(IntEnum):
@@ -45,10 +45,10 @@ class QuantisedWeight:
 
     Attributes:
         kind: kind of the codes.
-        words: [P, I / n, 16] int32, codes of even inputs in the low halves of words, lowest bits
+        words: [P, I / n, 64] int32, codes of even inputs in the low halves of words, lowest bits
             first, those of odd inputs in the high halves.
-        scales: [P, G, 16] float32.
-        shifts: [P, G, 16] float32, zeros times scales; None if all zeros are 0.
+        scales: [P, G, 64] float32.
+        shifts: [P, G, 64] float32, zeros times scales; None if all zeros are 0.
         outputs: O; the rest of the last panel is 0.
         group: inputs that share a scale; the last group may have fewer.
         order: [I] int64, which input each column is; None for their own order.
@@ -83,9 +83,9 @@ class QuantisedWeight:
             order: as the attribute.
         """
         outputs, inputs = codes.shape
-        padding = -outputs % _LANES
+        padding = -outputs % _WIDTH
         count = kind.per_word
-        panels = F.pad(codes, (0, 0, 0, padding)).view(-1, _LANES, inputs // count, count)
+        panels = F.pad(codes, (0, 0, 0, padding)).view(-1, _WIDTH, inputs // count, count)
         words = torch.zeros(panels.shape[:3], dtype=torch.int32)
         for place in range(count):
             # Codes are unsigned: the highest bits of a word wrap to its sign.
@@ -122,7 +122,7 @@ class QuantisedWeight:
             (self.kind, self.group, self.inputs) == (other.kind, other.group, other.inputs)
             and self.order is None
             and other.order is None
-            and self.outputs % _LANES == 0
+            and self.outputs % _WIDTH == 0
         )
 
     @staticmethod
@@ -161,7 +161,7 @@ class QuantisedWeight:
             part *= self.scales[:, None, start // self.group]
             if self.shifts is not None:
                 part -= self.shifts[:, None, start // self.group]
-        found = values.transpose(1, 2).reshape(panels * _LANES, -1)[: self.outputs]
+        found = values.transpose(1, 2).reshape(panels * _WIDTH, -1)[: self.outputs]
         if self.order is None:
             return found
         placed = torch.empty_like(found)
@@ -170,9 +170,9 @@ class QuantisedWeight:
 
 
 def _panelled(of_groups: Tensor, padding: int) -> Tensor:
-    """[O, G] to [P, G, 16]."""
+    """[O, G] to [P, G, 64]."""
     padded = F.pad(of_groups, (0, 0, 0, padding))
-    return padded.view(-1, _LANES, padded.shape[1]).transpose(1, 2).contiguous()
+    return padded.view(-1, _WIDTH, padded.shape[1]).transpose(1, 2).contiguous()
 
 
 def _values(kind: Kind, codes: Tensor) -> Tensor:
