@@ -208,7 +208,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     kv_pages_loaded: int = 0
     kv_pages_refused: int = 0
     kv_host_bytes: int = 0
-    """Of pages kept in host memory now; it changes both ways."""
+    """Of pages kept in host memory now, and in files; they change both ways."""
+    kv_disk_bytes: int = 0
+    kv_disk_refused_files: int = 0
+    """Files of pages that were dropped: torn, changed or another's; then reads and writes of files
+    that failed."""
+    kv_disk_errors: int = 0
     held_payloads: int = 0
     """Payloads that are kept for other workers now, and their bytes; they change both ways."""
     held_bytes: int = 0

@@ -33,6 +33,7 @@ from inlay.pace import freeze_gc
 from inlay.request import Task
 from inlay.router import Router
 from inlay.stages.graph import StageCard
+from inlay.store.settings import StoreSettings
 from inlay.telemetry import Tracing, configure
 from inlay.transport.local import LocalPlane, RoutedPlane
 from inlay.worker import RestartGroup, Supervisor, starting
@@ -120,6 +121,7 @@ async def host(
     _tell_of(served, console)
     tracing = Tracing.open(settings.telemetry.otlp_traces_endpoint, "inlay-frontend")
     secret = settings.store.secret()
+    _check_kept(served, settings.store)
     store = settings.store.open(secret)
     places = [(one, rank) for one in served for rank in ranks_of(one.engine, os.environ)]
     plane = LocalPlane() if len(places) == 1 else RoutedPlane()
@@ -174,6 +176,17 @@ async def host(
             raise result
     if any(supervisor.card is None for supervisor in supervisors):
         raise asyncio.CancelledError
+
+
+def _check_kept(served: Sequence[Served], store: StoreSettings) -> None:
+    """Raise `InvalidRequestError` if no later start could read what engines write to disk."""
+    written = any(one.engine.kv_offloading_dir is not None for one in served)
+    if written and store.state_dir is None and store.secret_file is None:
+        raise InvalidRequestError(
+            "--kv-offloading-dir needs --state-dir or --secret-file: the files are encrypted with "
+            "a key of the secret, which must be the same after a restart",
+            param="kv_offloading_dir",
+        )
 
 
 def _library(engine: EngineSettings) -> str:

@@ -156,6 +156,15 @@ class EngineSettings(BaseModel):
         "crash of the engine, and are read back where that takes less time than computing them "
         "(engine torch).",
     )
+    kv_offloading_dir: Path | None = Field(
+        default=None,
+        description="Directory for keys and values that host memory, or without it the cache, has "
+        "no room for; they are encrypted, and found again after a restart with the same secret "
+        "(engine torch).",
+    )
+    kv_offloading_disk_size: float = Field(
+        default=10, gt=0, description="GiB of files in kv_offloading_dir at most."
+    )
     enforce_eager: bool = Field(
         default=False, description="Do not capture decoding as CUDA graphs (GPU only)."
     )
@@ -328,7 +337,8 @@ class EngineSettings(BaseModel):
     @property
     def keeps_evicted_kv(self) -> bool:
         """True if keys and values are kept that the cache evicts."""
-        return self.enable_prefix_caching and self.kv_offloading_size is not None
+        kept = self.kv_offloading_size is not None or self.kv_offloading_dir is not None
+        return self.enable_prefix_caching and kept
 
     @property
     def moves_kv(self) -> bool:

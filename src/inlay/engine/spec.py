@@ -106,6 +106,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "speculative_config": lambda settings: settings.speculative_config is not None,
     "enable_kv_fetch": lambda settings: settings.enable_kv_fetch,
     "kv_offloading_size": lambda settings: settings.kv_offloading_size is not None,
+    "kv_offloading_dir": lambda settings: settings.kv_offloading_dir is not None,
     "language_model_only": lambda settings: settings.language_model_only,
     "task image": lambda settings: settings.task == "image",
     "part": lambda settings: settings.part != "pipeline",
@@ -136,6 +137,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "gpu_memory_utilization",
                 "enable_kv_fetch",
                 "kv_offloading_size",
+                "kv_offloading_dir",
                 "encoder_cache_bytes",
                 "mm_processor_kwargs",
                 "language_model_only",
@@ -152,7 +154,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         missing=f"vLLM {_ELSEWHERE}",
         options=frozenset(_OPTIONS)
         - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs", "language_model_only"}
-        - {"enable_kv_fetch", "kv_offloading_size"}
+        - {"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"}
         - _IMAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",

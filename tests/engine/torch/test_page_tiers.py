@@ -4,17 +4,20 @@ What is kept may be torn, damaged or gone at any time, and changes no output.
 """
 
 import os
-from collections.abc import AsyncIterator
+import resource
+import zlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages.tiers import PageTiers
-from inlay.errors import EngineError
+from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.transport.local.arena import anonymous_file
 from tests.engine import reference
@@ -30,15 +33,16 @@ from tests.engine.torch.test_page_exchange import (
 from tests.models import make, tiny
 
 MEMORY = 4 << 20
+NAMES = "abcdefgh"
 
 
 @asynccontextmanager
 async def keeping(
-    config: EngineSettings, memory: int, **changes: Any
+    config: EngineSettings, memory: int, *, secret: Secret = SECRET, **changes: Any
 ) -> AsyncIterator[tuple[TorchEngine, PageTiers]]:
     """An engine whose evicted pages are kept in `memory`, which outlives it."""
     values = {"kv_offloading_size": 1, "enable_kv_fetch": False, **changes}
-    engine = TorchEngine(config.model_copy(update=values), SECRET)
+    engine = TorchEngine(config.model_copy(update=values), secret)
     engine.use_host_memory(os.dup(memory))
     try:
         await engine.start()
@@ -178,3 +182,143 @@ async def test_requests_of_one_prompt_bring_it_back_once(memory: int) -> None:
         receivers = await run(engine, *(make_request(str(n), same) for n in range(4)))
         assert [receiver.output for receiver in receivers] == [truth[0]] * 4
         assert engine.stats().kv_pages_loaded - before == 6
+
+
+MIB = 1 / 1024
+
+
+@pytest.mark.parametrize("size", [None, 1])
+async def test_what_memory_has_no_room_for_comes_back_from_disk(
+    size: int | None, memory: int, tmp_path: Path
+) -> None:
+    config = await small(tiny("llama"))
+    os.ftruncate(memory, 4096 + 6 * 4352)
+    options: dict[str, Any] = {"kv_offloading_size": size, "kv_offloading_dir": tmp_path / "pages"}
+    async with keeping(config, memory, **options) as (engine, tiers):
+        truth = await told(engine, tiers, *NAMES)
+        assert await told(engine, tiers, *NAMES) == truth
+    sizes = [path.stat().st_size for path in runs(tmp_path)]
+    assert sizes
+    async with keeping(config, memory, **options) as (engine, tiers):
+        # By their headers.
+        assert engine.stats().kv_disk_bytes >= sum(sizes)
+        assert await told(engine, tiers, *NAMES) == truth
+        stats = engine.stats()
+        assert stats.kv_pages_loaded > 6
+        assert (stats.kv_disk_refused_files, stats.kv_disk_errors, stats.kv_pages_refused) == (
+            0, 0, 0,
+        )  # fmt: skip
+        await engine.reset_prefix_cache()
+        assert not runs(tmp_path)
+        assert engine.stats().kv_disk_bytes == 0
+
+
+def runs(path: Path) -> list[Path]:
+    return sorted(path.glob("pages/*.pages"))
+
+
+async def test_files_show_nothing_and_belong_to_one_engine_of_one_secret(
+    memory: int, tmp_path: Path
+) -> None:
+    config = await small(tiny("llama"))
+    options: dict[str, Any] = {"kv_offloading_size": None, "kv_offloading_dir": tmp_path / "pages"}
+    async with keeping(config, memory, **options) as (engine, tiers):
+        truth = await told(engine, tiers, *NAMES)
+        with pytest.raises(InvalidRequestError, match="in use by another"):
+            async with keeping(config, memory, **options):
+                pass
+    files = runs(tmp_path)
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * len(files)
+    assert files[0].parent.stat().st_mode & 0o777 == 0o700
+    # What no key hides is alike from page to page; what is sealed does not get smaller.
+    content = b"".join(path.read_bytes()[4096:] for path in files)
+    assert len(zlib.compress(content)) > 0.99 * len(content)
+    async with keeping(config, memory, secret=Secret(bytes(32)), **options) as (engine, tiers):
+        assert engine.stats().kv_disk_refused_files == len(files)
+        assert not runs(tmp_path)
+        assert await told(engine, tiers, *NAMES) == truth
+
+
+def cut(files: list[Path]) -> None:
+    os.truncate(files[0], files[0].stat().st_size - 1)
+
+
+def swap(files: list[Path]) -> None:
+    first, second = (path.read_bytes() for path in files[:2])
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+
+
+def flip(files: list[Path]) -> None:
+    content = bytearray(files[0].read_bytes())
+    content[5000] ^= 1
+    files[0].write_bytes(content)
+
+
+def remove(files: list[Path]) -> None:
+    files[0].unlink()
+
+
+def exchange(files: list[Path]) -> None:
+    files[0].unlink()
+    files[0].symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("fault", "running"),
+    [(cut, False), (swap, False)] + [(each, True) for each in (cut, swap, flip, remove, exchange)],
+)
+async def test_a_file_that_was_cut_swapped_or_changed_is_dropped_and_changes_nothing(
+    fault: Callable[[list[Path]], None], running: bool, memory: int, tmp_path: Path
+) -> None:
+    config = await small(tiny("llama"))
+    options: dict[str, Any] = {"kv_offloading_size": None, "kv_offloading_dir": tmp_path / "pages"}
+    async with keeping(config, memory, **options) as (engine, tiers):
+        truth: list[list[int]] = []
+        for name in NAMES:
+            truth += await told(engine, tiers, name)
+            tiers.write_rest()
+        whole = runs(tmp_path)
+        assert len(whole) > 1
+        if running:
+            fault(whole)
+            for _ in range(2):
+                assert await told(engine, tiers, *NAMES) == truth
+            stats = engine.stats()
+            assert stats.kv_disk_refused_files + stats.kv_disk_errors > 0
+    if not running:
+        fault(whole)
+        async with keeping(config, memory, **options) as (engine, tiers):
+            for _ in range(2):
+                assert await told(engine, tiers, *NAMES) == truth
+
+
+async def test_a_disk_that_fills_costs_what_it_does_not_take(memory: int, tmp_path: Path) -> None:
+    config = await small(tiny("llama"))
+    options: dict[str, Any] = {"kv_offloading_size": None, "kv_offloading_dir": tmp_path / "pages"}
+    async with keeping(config, memory, **options) as (engine, tiers):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+        try:
+            truth = await told(engine, tiers, *NAMES)
+            tiers.write_rest()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert engine.stats().kv_disk_errors > 0
+        assert [path.name for path in (tmp_path / "pages").iterdir()] == ["lock"]
+        assert await told(engine, tiers, *NAMES) == truth
+
+
+async def test_files_stay_within_their_bound(memory: int, tmp_path: Path) -> None:
+    config = await small(tiny("llama"))
+    options: dict[str, Any] = {"kv_offloading_size": None, "kv_offloading_dir": tmp_path / "pages"}
+    bound = 0.25 * MIB
+    async with keeping(config, memory, **options, kv_offloading_disk_size=bound) as (engine, tiers):
+        truth = await told(engine, tiers, *NAMES)
+        tiers.write_rest()
+        for _ in range(3):
+            assert await told(engine, tiers, *NAMES) == truth
+            tiers.write_rest()
+            assert engine.stats().kv_disk_bytes <= bound * 1024**3
+            assert sum(path.stat().st_size for path in runs(tmp_path)) <= bound * 1024**3
+    assert runs(tmp_path)

@@ -164,7 +164,7 @@ class TorchEngine:
         elif level == 1:
             return
         if self._exchange is not None:
-            await self._exchange.forget()
+            await self._exchange.rest()
         model, self._model, self._admission = self._model, None, None
         await asyncio.to_thread(self._sleep_state.offload, [model], level)
 

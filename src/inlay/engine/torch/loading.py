@@ -26,6 +26,7 @@ from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import media_encoder
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.copying import Sealer
+from inlay.engine.torch.pages.disk import DiskPages
 from inlay.engine.torch.pages.exchange import AskCore, PageExchange
 from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.tiers import PageTiers
@@ -107,10 +108,11 @@ def exchange_of(
 
     Raises:
         EngineError: there is not enough memory.
+        InvalidRequestError: the directory cannot be used.
     """
     sealer = Sealer(core.cached.copier.shape, secret)
-    tiers = None
-    if settings.keeps_evicted_kv:
+    host = disk = None
+    if settings.kv_offloading_size is not None:
         if host_memory is None:
             raise EngineError("no host memory was lent to the engine for --kv-offloading-size")
         status = os.fstat(host_memory)
@@ -120,7 +122,14 @@ def exchange_of(
                 f"--kv-offloading-size asks for {needed} bytes of host memory more, {free} are "
                 "available: lower it"
             )
-        tiers = PageTiers(sealer, HostPages(sealer.shape, host_memory))
+        host = HostPages(sealer.shape, host_memory)
+    if settings.kv_offloading_dir is not None:
+        path = settings.kv_offloading_dir
+        if settings.data_parallel_rank is not None:
+            path /= f"rank-{settings.data_parallel_rank}"
+        size = int(settings.kv_offloading_disk_size * 1024**3)
+        disk = DiskPages(sealer.shape, secret, path, size)
+    tiers = PageTiers(sealer, host, disk) if settings.keeps_evicted_kv else None
     return PageExchange(ask, sealer, tiers, gives=settings.enable_kv_fetch)
 
 

@@ -46,6 +46,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda stats: stats.kv_host_bytes,
     ),
     (
+        "inlay:kv_disk_bytes",
+        "Bytes of files of keys and values.",
+        lambda stats: stats.kv_disk_bytes,
+    ),
+    (
         "inlay:held_payloads",
         "Payloads held for the next stage of a pipeline.",
         lambda stats: stats.held_payloads,
@@ -134,6 +139,16 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         "inlay:kv_pages_refused",
         "Kept pages of keys and values that were dropped because they were damaged.",
         lambda stats: stats.kv_pages_refused,
+    ),
+    (
+        "inlay:kv_disk_refused_files",
+        "Files of keys and values that were dropped because they were torn, changed or another's.",
+        lambda stats: stats.kv_disk_refused_files,
+    ),
+    (
+        "inlay:kv_disk_errors",
+        "Reads, writes and removals of files of keys and values that failed.",
+        lambda stats: stats.kv_disk_errors,
     ),
     (
         "inlay:image_cache_hits",

@@ -132,6 +132,11 @@ class PageExchange:
         if self.tiers is not None:
             await asyncio.to_thread(self.tiers.clear)
 
+    async def rest(self) -> None:
+        """Give the tiers' host memory back."""
+        if self.tiers is not None:
+            await asyncio.to_thread(self.tiers.rest)
+
     async def close(self) -> None:
         """Close the tiers; nothing runs any more."""
         if self.tiers is not None:

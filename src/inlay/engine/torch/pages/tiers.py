@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inlay.card import Stats
 from inlay.engine.torch.pages.copying import PageCopier, Sealer
+from inlay.engine.torch.pages.disk import MAX_RUN, DiskPages
 from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.store.background import Background
 
@@ -42,6 +43,14 @@ class Tier(Protocol):
         """Forget a record."""
         ...
 
+    def clear(self) -> None:
+        """Forget all. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it lies in."""
+        ...
+
 
 class PageTiers:
     """Tiers that evicted pages go to, and are looked for in, the fastest first.
@@ -51,16 +60,21 @@ class PageTiers:
     Args:
         sealer: of the model's records.
         host: memory that takes them first, or None.
+        disk: files that take what gives way there, or None.
 
     Attributes:
         num_kept: pages that were kept when the cache evicted them.
         num_damaged: records that were dropped, as they are not what was kept.
     """
 
-    def __init__(self, sealer: Sealer, host: HostPages | None) -> None:
+    def __init__(
+        self, sealer: Sealer, host: HostPages | None, disk: DiskPages | None = None
+    ) -> None:
         self.num_kept = 0
         self.num_damaged = 0
         self.host = host
+        self.disk = disk
+        self._runs: dict[int, list[tuple[bytes, Tensor]]] = {}
         self._sealer = sealer
         self._lock = threading.Lock()
         self._queued = 0
@@ -69,7 +83,7 @@ class PageTiers:
     @property
     def stores(self) -> tuple[Tier, ...]:
         """The tiers that there are, the fastest first."""
-        return () if self.host is None else (self.host,)
+        return tuple(tier for tier in (self.host, self.disk) if tier is not None)
 
     @property
     def room(self) -> bool:
@@ -90,12 +104,29 @@ class PageTiers:
         try:
             self._sealer.seal(group, digests, records)
             for digest, record in zip(digests, records, strict=True):
-                if self.host is not None:
-                    self.host.put(group, digest, record)
+                if self.host is None:
+                    # Its own memory: a run must not keep that of others.
+                    self._to_disk(group, digest, record.clone())
+                elif gone := self.host.put(group, digest, record):
+                    self._to_disk(*gone)
             self.num_kept += len(digests)
         finally:
             with self._lock:
                 self._queued -= records.nbytes
+
+    def _to_disk(self, group: int, digest: bytes, record: Tensor) -> None:
+        """Gather pages to a run, and write it once it is as long as a piece."""
+        if self.disk is None or self.disk.has(group, digest):
+            return
+        run = self._runs.setdefault(group, [])
+        run.append((digest, record))
+        if len(run) >= min(MAX_RUN, self._sealer.shape.piece(group)):
+            self._write(group)
+
+    def _write(self, group: int) -> None:
+        run = self._runs.pop(group)
+        if self.disk is not None:
+            self.disk.put(group, [name for name, _ in run], torch.stack([one for _, one in run]))
 
     def counted(self, stats: Stats) -> Stats:
         """Return `stats` with what is kept."""
@@ -104,6 +135,9 @@ class PageTiers:
             kv_pages_offloaded=self.num_kept,
             kv_pages_refused=self.num_damaged,
             kv_host_bytes=0 if self.host is None else self.host.num_bytes,
+            kv_disk_bytes=0 if self.disk is None else self.disk.num_bytes,
+            kv_disk_refused_files=0 if self.disk is None else self.disk.num_refused,
+            kv_disk_errors=0 if self.disk is None else self.disk.num_errors,
         )
 
     def read(self, store: Tier, group: int, digests: Sequence[bytes]) -> Tensor:
@@ -120,19 +154,39 @@ class PageTiers:
 
     def clear(self) -> None:
         """Forget all pages. Blocks."""
+        self._background.submit(self._clear)
+        self._background.flush()
+
+    def _clear(self) -> None:
+        self._runs.clear()
+        for tier in self.stores:
+            tier.clear()
+
+    def rest(self) -> None:
+        """Give host memory back to the system; what is on disk stays. Blocks."""
         self._background.flush()
         if self.host is not None:
             self.host.clear()
 
     def flush(self) -> None:
-        """Return when all pages that came so far are kept."""
+        """Return when all pages that came so far are kept; the last may be on no disk yet."""
         self._background.flush()
 
     def close(self) -> None:
-        """Keep what came, and let go of the memory."""
+        """Keep what came, and let go of memory and directory."""
+        self.write_rest()
         self._background.close()
-        if self.host is not None:
-            self.host.close()
+        for tier in self.stores:
+            tier.close()
+
+    def write_rest(self) -> None:
+        """Write runs that are not full yet. Blocks."""
+        self._background.submit(self._write_runs)
+        self._background.flush()
+
+    def _write_runs(self) -> None:
+        for group in tuple(self._runs):
+            self._write(group)
 
 
 class Offloading:
