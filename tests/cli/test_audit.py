@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from scripts.demo_training.world import build_world
 from inlay import demo
 from inlay.cli import main
 from inlay.client import PromptEmbedder
+from tests.serving import Served, free_port, serving
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +271,35 @@ def test_files_that_are_no_rows_of_these_texts_are_refused(
     save_file(tensors, tmp_path / "rows.safetensors")
     assert audit(texts, "--rows", str(tmp_path / "rows.safetensors")) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(command="demo") as served:
+        yield served
+
+
+def test_answers_to_the_rows_that_were_read_are_compared(
+    server: Served, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transforms = [f"--transform={each}" for each in ("none", "noise:4", "project:64")]
+    words = (*transforms, "--attackers", "nearest", "--url", server.v1)
+    assert audit(texts, *words, "-o", "json") == 0
+    clean, noisy, narrow = json.loads(capsys.readouterr().out)["transforms"]
+    assert clean["unanswered"] is None
+    assert clean["answers"]["same"]["value"] == 1
+    assert clean["answers"]["right"]["of"] == 40
+    assert clean["answers"]["right"]["value"] > 0.6
+    assert noisy["answers"]["same"]["value"] < 0.2
+    assert narrow["answers"] is None
+    assert "192" in narrow["unanswered"]
+    assert audit(texts, "--transform=none", "--attackers=nearest", "--url", server.v1) == 0
+    assert "answers the same: 100.0 [" in capsys.readouterr().out
+
+
+def test_a_server_that_is_not_there_is_named(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    assert audit(texts, *FAST, "--url", url) == 1
+    assert f"{url} cannot be reached" in capsys.readouterr().err

@@ -6,6 +6,7 @@
     external.py, packed.py      a user's function, command or rows; files of rows
     attacker.py, attackers/     an `Attacker`: guesses tokens; one module for each family
     score.py, interval.py       counts of each prompt; shares, with intervals over prompts
+    answers.py                  a model's answers to the same rows
     run.py                      a transform against all attackers
     report.py                   a table, JSON, the gate
 

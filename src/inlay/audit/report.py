@@ -37,11 +37,13 @@ def described(audit: Audit, found: Sequence[Audited]) -> Iterator[str]:
             cells = "".join(f"{_percent(read.shares[name]):>10}" for name in METRICS)
             yield f"  {read.attacker:<{width}}  {read.knows:<7}{cells}"
         for name, worst in each.worst.items():
-            share = worst.share
-            yield (
-                f"  worst {name}: {_percent(share)} [{100 * share.low:.1f}, "
-                f"{100 * share.high:.1f}] by {worst.attacker}"
-            )
+            yield f"  worst {name}: {_interval(worst.share)} by {worst.attacker}"
+        if each.answers is not None:
+            yield f"  answers the same: {_interval(each.answers.same)}"
+            if each.answers.right.of:
+                yield f"  answers right: {_interval(each.answers.right)}"
+        if each.unanswered is not None:
+            yield f"  answers: none: {each.unanswered}"
         for name, why in each.left_out.items():
             yield f"  {name} is not applicable: {why}"
         for sample in each.samples:
@@ -132,12 +134,20 @@ def _transform(each: Audited) -> dict[str, Any]:
             }
             for name, worst in (("worst", each.worst), ("worst_unpaired", each.worst_unpaired))
         },
+        "answers": None
+        if each.answers is None
+        else {"same": each.answers.same.as_json(), "right": each.answers.right.as_json()},
+        "unanswered": each.unanswered,
         "samples": [{"text": sample.text, "read": sample.read} for sample in each.samples],
     }
 
 
 def _percent(share: Share) -> str:
     return f"{100 * share.value:.1f}" if share.of else "-"
+
+
+def _interval(share: Share) -> str:
+    return f"{_percent(share)} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def _cut(text: str) -> str:

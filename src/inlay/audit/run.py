@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from inlay.audit.answers import Answers, Ask, compared
 from inlay.audit.attacker import Known, NotApplicableError, Sent
 from inlay.audit.attackers import chosen
 from inlay.audit.interval import Share, shares
@@ -76,6 +78,8 @@ class Audited:
         left_out: attackers that do not apply, and why.
         worst: by metric, of all attackers; metrics with nothing to read are left out.
         worst_unpaired: the same for attackers that need no pairs.
+        answers: to the same rows; None where they were not asked for, or `unanswered` says why.
+        unanswered: reason for there being none, or None.
         samples: some prompts, beside what was read of them.
     """
 
@@ -84,6 +88,8 @@ class Audited:
     left_out: dict[str, str]
     worst: dict[str, Worst]
     worst_unpaired: dict[str, Worst]
+    answers: Answers | None
+    unanswered: str | None
     samples: tuple[Sample, ...]
 
 
@@ -110,6 +116,7 @@ class Audit:
         attackers: names of `inlay.audit.attackers.ALL`.
         resends: times that each prompt is sent, at least 1.
         seed: of all randomness.
+        ask: has the model answer rows; None: answers are not compared.
         tell: is told what goes on.
 
     Raises:
@@ -124,6 +131,7 @@ class Audit:
     attackers: tuple[str, ...]
     resends: int = 8
     seed: int = 0
+    ask: Ask | None = None
     tell: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
@@ -136,7 +144,7 @@ class Audit:
             )
 
     def of(self, transform: Transform) -> Audited:
-        """Audit a transform.
+        """Audit a transform. The first also asks for the answers to the table's own rows.
 
         Raises:
             InvalidRequestError: the transform failed, or gave what cannot be sent.
@@ -166,10 +174,27 @@ class Audit:
             seconds = time.perf_counter() - began
             counts = counts_of(self.prompts, guesses, seen)
             tried.append(_Tried(attacker.name, attacker.knows, guesses, counts, seconds))
-        return self._audited(transform, tried, left_out)
+        answers, unanswered = None, None
+        if self.ask is not None:
+            self.tell(f"{transform.name}: answers")
+            try:
+                answers = compared(self.ask(sent[0]), self._clean, self.prompts)
+            except InvalidRequestError as error:
+                unanswered = error.message
+        return self._audited(transform, tried, left_out, answers, unanswered)
+
+    @cached_property
+    def _clean(self) -> Sequence[str]:
+        """Answers to the table's own rows."""
+        return self.ask([self.table[each.ids] for each in self.prompts]) if self.ask else ()
 
     def _audited(
-        self, transform: Transform, tried: Sequence[_Tried], left_out: dict[str, str]
+        self,
+        transform: Transform,
+        tried: Sequence[_Tried],
+        left_out: dict[str, str],
+        answers: Answers | None,
+        unanswered: str | None,
     ) -> Audited:
         found = [self._shares(each.counts) for each in tried]
         wide = [self._shares(each.counts, len(tried)) for each in tried]
@@ -201,6 +226,8 @@ class Audit:
             left_out,
             _worst(names, wide),
             _worst([names[index] for index in unpaired], [wide[index] for index in unpaired]),
+            answers,
+            unanswered,
             samples,
         )
 

@@ -12,6 +12,7 @@ from inlay.audit.report import as_data, described, failures, limits
 from inlay.audit.run import Audit
 from inlay.audit.texts import read_texts, split
 from inlay.audit.transform import Transform
+from inlay.cli.audit_answers import ServerAnswers
 from inlay.cli.client_settings import AuditSettings
 from inlay.cli.command import UsageError
 from inlay.cli.files import read
@@ -62,6 +63,11 @@ def run(settings: AuditSettings) -> int:
             mine, others = split(len(prompts), settings.seed)
             public = [prompts[index] for index in others]
             prompts = [prompts[index] for index in mine]
+        ask = None
+        if settings.url is not None:
+            ask = ServerAnswers(
+                settings.url, settings.api_key, settings.model_name, embedder.table.id
+            )
         audit = Audit(
             prompts,
             public,
@@ -71,6 +77,7 @@ def run(settings: AuditSettings) -> int:
             attackers,
             settings.resends,
             settings.seed,
+            ask,
             tell,
         )
         found = [audit.of(transform) for transform in transforms]

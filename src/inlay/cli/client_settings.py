@@ -221,7 +221,7 @@ class AuditSettings(BaseModel):
     texts: Path = Field(
         title="Texts",
         description="File of texts, one a line, or a JSON object a line: text and, where known, "
-        "names and others, entities that stand in it. - is standard input.",
+        "names and others, entities that stand in it, and the right answer. - is standard input.",
     )
     public: Path | None = Field(
         default=None,
@@ -268,6 +268,18 @@ class AuditSettings(BaseModel):
         "out.",
     )
     seed: int = Field(default=0, ge=0, title="Attack", description="Seed of keys and noise.")
+    url: str | None = Field(
+        default=None,
+        title="Answers",
+        description="Base URL of a server of the model, as OpenAI clients take it. Its answers to "
+        "the same rows are compared with those to the table's own.",
+    )
+    api_key: SecretStr | None = Field(default=None, title="Answers", description="Key to ask with.")
+    model_name: str | None = Field(
+        default=None,
+        title="Answers",
+        description="Name of the model at the server; its first one unless set.",
+    )
     fail_above: list[str] = Field(
         default_factory=list,
         title="Report",
