@@ -53,7 +53,7 @@ async def ready(call: Call) -> None:
     if not any(worker.well and worker.state != "asleep" for worker in found):
         said = "; ".join(worker.reason for worker in found)
         raise OverloadedError(f"no worker is well: {said}", retry_after=1)
-    lacking = _lacking([worker.card for worker in router.ready()])
+    lacking = _lacking([worker.card for worker in router.asked()])
     if lacking:
         raise OverloadedError(f"no pipeline has all its stages: {lacking}", retry_after=1)
     await call.json(Status("ready"))

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import is_
 from random import Random
@@ -11,6 +11,7 @@ from inlay import liveness
 from inlay.card import ModelCard
 from inlay.router.cache_tracker import CacheTracker
 from inlay.router.encoders import Encoders
+from inlay.router.graphs import Graphs
 from inlay.router.key_table import Keys
 from inlay.router.member import PoolMember
 from inlay.router.peers import Peers
@@ -58,6 +59,8 @@ class Fleet:
         self._watching: asyncio.Task[None] | None = None
         self._stale = True
         self._encoders: Encoders | None = None
+        self._graphs = Graphs()
+        self._there: list[Worker] = []
 
     def start(self, changed: Callable[[], None]) -> None:
         """Subscribe to cache events and loads, if the transport carries them.
@@ -112,9 +115,14 @@ class Fleet:
         return self._encoders
 
     def workers(self) -> Sequence[Worker]:
-        """The workers that are ready; the same list until that has changed."""
+        """The workers that requests may go to; the same list until that has changed."""
         self.refresh()
         return self._workers
+
+    def refused(self) -> Mapping[str, str]:
+        """Reasons by the id of each ready worker that no request goes to."""
+        self.refresh()
+        return self._graphs.refused
 
     def refresh(self) -> None:
         """See which workers there are now, unless nothing has changed."""
@@ -124,16 +132,17 @@ class Fleet:
         workers = self._plane.workers()
         cards = [worker.card for worker in workers]
         if (
-            len(workers) == len(self._workers)
-            and all(map(is_, workers, self._workers))
+            len(workers) == len(self._there)
+            and all(map(is_, workers, self._there))
             and all(map(is_, cards, self._cards))
         ):
             return
-        self._workers, self._cards = list(workers), cards
+        self._there, self._cards = list(workers), cards
+        self._workers = self._graphs.alike(workers)
         self._encoders = None
         grouped: dict[PoolKey, list[Worker]] = {key: [] for key in self._pools}
-        for worker, card in zip(workers, cards, strict=True):
-            grouped.setdefault(PoolKey.of(card), []).append(worker)
+        for worker in self._workers:
+            grouped.setdefault(PoolKey.of(worker.card), []).append(worker)
         self._pool_of = {}
         for key, some in grouped.items():
             if not some and not len(self._pools[key]):

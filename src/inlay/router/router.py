@@ -160,8 +160,8 @@ class Router:
         return self._catalog.adapters(card)
 
     def unavailable(self) -> Mapping[str, str]:
-        """As `inlay.transport.api.Plane.unavailable`."""
-        return self._plane.unavailable()
+        """As `inlay.transport.api.Plane.unavailable`, with those that are asked nothing."""
+        return {**self._plane.unavailable(), **self._fleet.refused()}
 
     def unreachable(self) -> str | None:
         """As `inlay.transport.api.Reaches`; None where the plane is never cut off."""
@@ -189,6 +189,10 @@ class Router:
     def ready(self) -> Sequence[Worker]:
         """Every ready worker, of whatever model."""
         return self._plane.workers()
+
+    def asked(self) -> Sequence[Worker]:
+        """The ready workers that requests may go to."""
+        return self._fleet.workers()
 
     def workers(self, name: str, task: Task | None = None) -> list[Worker]:
         """The ready workers of the model with this name of its own or alias; those for a `task`.

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
+from pathlib import PurePath
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -80,6 +81,22 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def links(self) -> tuple[tuple[Port, Port], ...]:
         """The edges, as (from, to)."""
         return tuple(_edge(edge) for edge in self.edges)
+
+    @property
+    def identity(self) -> bytes:
+        """The graph without the directories of its files, which machines may differ in."""
+        stages = {
+            name: msgspec.structs.replace(
+                stage,
+                model=PurePath(stage.model).name,
+                hidden=msgspec.structs.replace(
+                    stage.hidden, projector=PurePath(stage.hidden.projector or "").name
+                ),
+            )
+            for name, stage in self.stages.items()
+        }
+        same = msgspec.structs.replace(self, stages=stages)
+        return msgspec.json.encode(same, order="deterministic")
 
     def served_name(self, stage: str) -> str:
         """Name under which the workers of a stage are served.
