@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import threading
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -22,7 +23,7 @@ from inlay.engine.diffusers import engine as engine_module
 from inlay.engine.diffusers.engine import DiffusersEngine
 from inlay.engine.diffusers.painter import Painter, payload
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, Input, Output, Payload, Request, Task
 from tests.diffusion_models import save_flux, save_qwen_image, save_stable_diffusion
@@ -345,6 +346,35 @@ async def test_the_queue_is_bounded_and_a_closed_engine_takes_nothing() -> None:
             engine.abort(run.id)
     with pytest.raises(OverloadedError, match="closing"):
         Run(engine, params(), text("x"))
+
+
+@pytest.mark.parametrize("part", ["pipeline", "denoiser"])
+async def test_a_sleeping_engine_has_no_models_and_wakes_with_the_same_answers(part: str) -> None:
+    given = text(PROMPT) if part == "pipeline" else embeds((4, 32))
+    guidance = 3.0 if part == "pipeline" else 1.0
+    async with serving("sd", part=part) as engine:
+        before = [
+            bytes(one.data.view)
+            for one in await Run(engine, params(guidance=guidance), given).done()
+        ]
+        models = [weakref.ref(one) for one in engine._loaded.models.values()]
+        left = Run(engine, params(guidance=guidance, steps=200), given)
+        with pytest.raises(EngineError, match="1 requests are under way"):
+            await engine.sleep(1)
+        engine.abort(left.id)
+        await engine.sleep(1)
+        await engine.sleep(2)
+        assert models
+        assert [ref() for ref in models] == [None] * len(models)
+        with pytest.raises(OverloadedError, match="asleep"):
+            Run(engine, params(guidance=guidance), given)
+        assert not await engine.wake_up(["weights"])
+        assert await engine.wake_up(["kv_cache"])
+        after = [
+            bytes(one.data.view)
+            for one in await Run(engine, params(guidance=guidance), given).done()
+        ]
+        assert after == before
 
 
 def test_a_family_that_is_not_served_and_a_directory_without_weights_are_named(

@@ -209,7 +209,7 @@ class _Holder(nn.Module):
         self.first = nn.Linear(8, 8)
         self.tied = nn.Parameter(self.first.weight.detach(), requires_grad=False)
         self.rows = {"view": self.first.weight.detach()[2:4]}
-        self.beside = SleepState(lambda: None, "")  # type: ignore[arg-type, return-value]
+        self.beside = SleepState(lambda: None, "")  # type: ignore[type-var]
         self.beside._host_copy = (torch.arange(5.0),)  # type: ignore[assignment]
 
 

@@ -16,12 +16,13 @@ from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.diffusers.checks import Bounds
 from inlay.engine.diffusers.families.base import Painting
 from inlay.engine.diffusers.job import Job, Sketch
-from inlay.engine.diffusers.loading import load
+from inlay.engine.diffusers.loading import Loaded, load
 from inlay.engine.diffusers.model_card import bounds_of, card_of
 from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.sleep import TAGS, SleepState
 from inlay.errors import (
     DeadlineExceededError,
     EngineError,
@@ -60,6 +61,7 @@ class DiffusersEngine:
         self._work = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
+        self._asleep: SleepState[Loaded] | None = None
         self._probes = count()
         self._running = 0
         self._tokens = self._steps = self._positions = 0
@@ -81,11 +83,58 @@ class DiffusersEngine:
         """
         if self._driver is not None:
             raise EngineError("the engine was started before")
-        loaded = self._loaded = await self._thread.run(partial(load, self._settings))
-        self._painter = Painter(loaded)
+        loaded = await self._thread.run(partial(load, self._settings))
         self._bounds: Bounds = bounds_of(self._settings, loaded)
         self._card = card_of(self._settings, loaded, self._bounds, self._secret)
+        self._begin_with(loaded)
+
+    def _begin_with(self, loaded: Loaded) -> None:
+        self._loaded: Loaded = loaded
+        self._painter: Painter = Painter(loaded)
         self._driver = asyncio.create_task(self._drive())
+
+    def check_sleep(self, level: int) -> None:
+        """Accept every level."""
+
+    async def sleep(self, level: int) -> None:
+        """Release the memory of the models. Level 1 keeps the weights of a GPU in host memory.
+
+        Raises:
+            EngineError: the engine is not running, or it has requests.
+        """
+        if self._asleep is None:
+            if self._driver is None or self._closing:
+                raise EngineError("the engine is not running")
+            if self._jobs:
+                raise EngineError(f"{len(self._jobs)} requests are under way")
+            self._asleep = SleepState(partial(load, self._settings), self.card.weights_id)
+            # What is still computed for a request that has left ends before its models go.
+            self._closing = True
+            self._work.set()
+            await self._driver
+            models: list[Loaded | None] = [self._loaded]
+            del self._loaded, self._painter
+        elif level == 1:
+            return
+        else:
+            models = [None]
+        await self._thread.run(partial(self._asleep.offload, models, level))
+
+    async def wake_up(self, tags: Sequence[str]) -> bool:
+        """Restore the models; True once all of `inlay.engine.torch.sleep.TAGS` were asked for.
+
+        Raises:
+            InvalidRequestError: the files have changed; the engine stays asleep.
+            EngineError: they cannot be loaded any more; the engine stays asleep.
+        """
+        state = self._asleep
+        if state is None:
+            return True
+        if not await self._thread.run(partial(state.restore, tags or TAGS)):
+            return False
+        self._asleep, self._closing = None, False
+        self._begin_with(state.model())
+        return True
 
     async def close(self) -> None:
         """Abort all requests, stop the threads and release the models."""
@@ -103,8 +152,10 @@ class DiffusersEngine:
 
         Raises:
             InvalidRequestError: it can never run here.
-            OverloadedError: too much is queued, or the engine is closing.
+            OverloadedError: too much is queued, or the engine is closing or asleep.
         """
+        if self._asleep is not None:
+            raise OverloadedError("the engine is asleep", retry_after=1)
         if self._closing:
             raise OverloadedError("the engine is closing")
         if request.id in self._jobs:

@@ -1,7 +1,7 @@
 """Loading of a pipeline, or of the components of one of its parts."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -38,7 +38,8 @@ class Loaded:
         facts: of the whole pipeline.
         part: what is loaded.
         pipeline: diffusers' own, with the components of the part.
-        directory: of the pipeline.
+        models: those of the part, by their names in the pipeline.
+        path: directory of the pipeline.
         weights_id: 32 hex digits, of all that decides what the part makes.
         dtype: of the models.
         device: they run on.
@@ -48,7 +49,8 @@ class Loaded:
     facts: Facts
     part: Part
     pipeline: Any
-    directory: Path
+    models: Mapping[str, torch.nn.Module]
+    path: Path
     weights_id: str
     dtype: torch.dtype
     device: torch.device
@@ -98,7 +100,8 @@ def load(settings: EngineSettings) -> Loaded:
         facts=facts,
         part=part,
         pipeline=pipeline,
-        directory=directory,
+        models={each: getattr(pipeline, each) for each in _weighted(wanted)},
+        path=directory,
         weights_id=_identity(directory, wanted),
         dtype=dtype,
         device=device,

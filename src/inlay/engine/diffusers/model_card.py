@@ -39,7 +39,7 @@ def card_of(settings: EngineSettings, loaded: Loaded, bounds: Bounds, secret: Se
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
-        path=str(loaded.directory),
+        path=str(loaded.path),
         weights_id=loaded.weights_id,
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=0,

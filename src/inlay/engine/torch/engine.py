@@ -70,7 +70,7 @@ class TorchEngine:
         self._host_memory: int | None = None
         self._asked: set[asyncio.Future[Any]] = set()
         self._model: CausalModel | None = None
-        self._sleep_state: SleepState | None = None
+        self._sleep_state: SleepState[CausalModel] | None = None
         self._held: dict[str, tuple[Adapter, str]] = {}
         self._before = Stats()
         self._stats = Stats()
@@ -166,6 +166,8 @@ class TorchEngine:
         if self._exchange is not None:
             await self._exchange.rest()
         model, self._model, self._admission = self._model, None, None
+        if model is not None:
+            model.forget_workspace()
         await asyncio.to_thread(self._sleep_state.offload, [model], level)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:

@@ -11,13 +11,14 @@ import ctypes.util
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
 from inlay.card import Stats
-from inlay.engine.torch.model import CausalModel
 from inlay.errors import InvalidRequestError
 
 TAGS = ("weights", "kv_cache")
@@ -26,7 +27,29 @@ TAGS = ("weights", "kv_cache")
 _GAUGES = ("running", "waiting", "blocks_used", "blocks_total", "image_cache_bytes")
 
 
-class SleepState:
+class Restorable(Protocol):
+    """A loaded model, whose tensors `storages` finds."""
+
+    @property
+    def path(self) -> str | Path:
+        """Its directory."""
+        ...
+
+    @property
+    def weights_id(self) -> str:
+        """Identity of its weights."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device that it runs on."""
+        ...
+
+
+M = TypeVar("M", bound=Restorable)
+
+
+class SleepState(Generic[M]):
     """The weights of a sleeping engine, and the parts that are restored.
 
     Args:
@@ -34,14 +57,14 @@ class SleepState:
         weights_id: identity of the model that must be restored.
     """
 
-    def __init__(self, load: Callable[[], CausalModel], weights_id: str) -> None:
+    def __init__(self, load: Callable[[], M], weights_id: str) -> None:
         self._load = load
         self._weights_id = weights_id
-        self._host_copy: tuple[CausalModel, HostCopy] | None = None
-        self._model: CausalModel | None = None
+        self._host_copy: tuple[M, HostCopy] | None = None
+        self._model: M | None = None
         self._awake: set[str] = set()
 
-    def offload(self, models: list[CausalModel | None], level: int) -> None:
+    def offload(self, models: list[M | None], level: int) -> None:
         """Release the memory of the model in `models`, if any; no other reference may exist.
 
         Empties the list. Blocks.
@@ -50,7 +73,6 @@ class SleepState:
         self._awake.clear()
         model = models.pop()
         if model is not None and level == 1 and model.device.type == "cuda":
-            model.forget_workspace()
             self._host_copy = model, HostCopy(storages(model, model.device))
         del model
         give_back()
@@ -71,7 +93,7 @@ class SleepState:
         self._awake.update(tags)
         return self._awake.issuperset(TAGS)
 
-    def _back(self) -> CausalModel:
+    def _back(self) -> M:
         if self._host_copy is not None:
             model, aside = self._host_copy
             aside.restore()
@@ -85,7 +107,7 @@ class SleepState:
             )
         return model
 
-    def model(self) -> CausalModel:
+    def model(self) -> M:
         """The model, once its weights are restored."""
         return self._load() if self._model is None else self._model
 
