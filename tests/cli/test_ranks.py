@@ -26,6 +26,9 @@ def server() -> Iterator[Served]:
         "--served-model-name",
         "m",
         "--enable-sleep-mode",
+        # What was sent counts no longer as cached: the ranks' own events alone say who has what.
+        "--router-cache-ttl",
+        0.001,
     )
     with serving(
         tiny("llama"), "--data-parallel-size", RANKS, *words, "--admin-api-key", "chief"

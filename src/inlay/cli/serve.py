@@ -153,6 +153,7 @@ async def host(
             supervisor.kill()
 
     drained = False
+    await router.start()
     beside = [
         *(_beside(stop, supervisor.run()) for supervisor in supervisors),
         _beside(stop, announce()),
@@ -169,6 +170,7 @@ async def host(
         for task in beside:
             task.cancel()
         results = await asyncio.gather(*beside, return_exceptions=True)
+        await router.close()
         store.close()
         await plane.close()
     for result in results:

@@ -81,9 +81,7 @@ def test_a_prompt_goes_to_the_rank_that_has_it_until_all_forget(
         assert list(together.map(lambda prompt: ask(server, prompt), prompts)) == [0] * len(prompts)
     time.sleep(SETTLING_SECONDS)
     before = engines(server)
-    # Of rows some are now and then sent to the other rank after a reset; why is not found.
-    found = [ask(server, prompt) >= 192 - 32 for prompt in prompts]
-    assert sum(found) >= (len(prompts) if form is text else len(prompts) // 2)
+    assert all(ask(server, prompt) >= 192 - 32 for prompt in prompts)
     after = engines(server)
     # Those that came at once were spread, and each rank counts for itself.
     assert all(after[engine] > before[engine] for engine in after)
