@@ -49,7 +49,7 @@ ENGINE_VALUES = frozenset(
     fault-tolerance-config gdn-prefill-backend hf-config-path hf-overrides ignore-patterns
     io-processor-plugin ir-op-priority jit-monitor-mode kda-decode-backend kda-prefill-backend
     kernel-config kv-cache-dtype kv-cache-dtype-skip-layers kv-cache-metrics-sample
-    kv-offloading-backend kv-offloading-size linear-backend load-format
+    kv-offloading-backend linear-backend load-format
     log-config-file logging-config logits-processors logprobs-mode long-prefill-token-threshold
     lora-dtype lora-target-modules mamba-backend mamba-block-size mamba-cache-dtype
     mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm
@@ -154,7 +154,6 @@ INSTEAD: Mapping[str, str] = {
     "--h11-max-incomplete-event-size": "headers have bounds of their own, which are fixed",
     "--headless": "a worker without HTTP is `inlay worker`",
     "--hf-token": "set HF_TOKEN in the environment",
-    "--interleave-mm-strings": "leave it out, images stay where they are in a message",
     "--log-error-stack": "leave it out, errors inside the server are logged with their stack",
     "--log-level": _NONE + "; see --log-format and --no-log-requests",
     "--max-log-len": "prompts are never logged",

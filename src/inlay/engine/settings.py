@@ -40,6 +40,12 @@ def _with_processor_kwargs(value: str | None) -> str | None:
     return value
 
 
+def _interleaved(value: bool) -> bool:
+    if not value:
+        raise ValueError("images always stay where they are in a message")
+    return value
+
+
 class EngineSettings(BaseModel):
     """The served model, and the resources an engine may use.
 
@@ -201,6 +207,11 @@ class EngineSettings(BaseModel):
         '{"max_pixels": 602112}. Those that decide how many rows an image has, by family: '
         "max_pixels, min_pixels, size, max_patches, min_patches, do_image_splitting, "
         "max_soft_tokens.",
+    )
+    interleave_mm_strings: Annotated[bool, AfterValidator(_interleaved)] = Field(
+        default=True,
+        description="Images stay where they are in a message, for every chat template. It cannot "
+        "be switched off.",
     )
     enable_mm_embeds: bool = Field(
         default=False,

@@ -153,7 +153,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
         options=frozenset(_OPTIONS)
-        - {"encoder_cache_bytes", "task encode", "mm_processor_kwargs", "language_model_only"}
+        - {"encoder_cache_bytes", "task encode", "language_model_only"}
         - {"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"}
         - _IMAGES,
         hints={

@@ -4,7 +4,7 @@ Pictures are made into a tower's inputs by transformers' processors with the tor
 vLLM does; the other backend's pixels differ by up to 0.03.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -89,22 +89,31 @@ def _processor(directory: Path) -> Any:
     return AutoImageProcessor.from_pretrained(directory, backend="torchvision")
 
 
-def _inputs(directory: Path, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+def _inputs(
+    directory: Path, pictures: Sequence[Picture], processing: Mapping[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
     family = str(config_of(directory)["model_type"])
     images = [picture.image for picture in pictures]
     nested = [images] if family in ("idefics3", "smolvlm") else images
-    found = _processor(directory)(images=nested, return_tensors="pt", **_JOINT.get(family, {}))
+    given = {**_JOINT.get(family, {}), **(processing or {})}
+    found = _processor(directory)(images=nested, return_tensors="pt", **given)
     keys = ("pixel_values", "image_sizes", "image_grid_thw", "pixel_attention_mask")
     return {key: torch.as_tensor(found[key]) for key in keys if key in found}
 
 
-def greedy(directory: Path, spec: MediaSpec, parts: Parts, count: int) -> list[int]:
+def greedy(
+    directory: Path,
+    spec: MediaSpec,
+    parts: Parts,
+    count: int,
+    processing: Mapping[str, Any] | None = None,
+) -> list[int]:
     """`count` tokens of transformers' `generate` in float32, whatever they are."""
     ids = torch.tensor([ids_of(prompt_of(spec, parts))])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     pictures = [part for part in parts if isinstance(part, Picture)]
     if pictures:
-        inputs |= _inputs(directory, pictures)
+        inputs |= _inputs(directory, pictures, processing)
         if spec.mrope:
             inputs["mm_token_type_ids"] = (ids == IMAGE).long()
     with torch.no_grad():

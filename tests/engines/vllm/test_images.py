@@ -1,7 +1,8 @@
 """Models that take images in vLLM: the tokens of transformers, however an image comes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 class Vision:
     """An engine with a model that takes images."""
 
-    def __init__(self, engine: "VllmEngine", directory: Path) -> None:
+    def __init__(
+        self, engine: "VllmEngine", directory: Path, processing: Mapping[str, Any]
+    ) -> None:
         self.engine = engine
+        self.processing = processing
         self.directory = directory
         spec = engine.card.media
         assert spec is not None
@@ -62,7 +66,7 @@ class Vision:
         return images.prompt_of(self.spec, parts, **more)
 
     def wanted(self, parts: Parts) -> list[int]:
-        return images.greedy(self.directory, self.spec, parts, NEW)
+        return images.greedy(self.directory, self.spec, parts, NEW, self.processing)
 
     def embeds(self, picture: Picture) -> list[Segment]:
         """The segments of an image that a client encoded."""
@@ -85,11 +89,12 @@ class Vision:
 
 
 @asynccontextmanager
-async def started(family: str) -> AsyncIterator[Vision]:
+async def started(family: str, **processing: Any) -> AsyncIterator[Vision]:
     directory = images.directory_of(family)
-    settings = EngineSettings(model=str(directory), enable_mm_embeds=True, **FLAGS)
+    given = {"mm_processor_kwargs": json.dumps(processing)} if processing else {}
+    settings = EngineSettings(model=str(directory), enable_mm_embeds=True, **given, **FLAGS)
     async with running(settings) as engine:
-        yield Vision(engine, directory)
+        yield Vision(engine, directory, processing)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["qwen2_5_vl", "llava"])
@@ -98,10 +103,16 @@ async def vision(request: pytest.FixtureRequest) -> AsyncIterator[Vision]:
         yield found
 
 
-@pytest.mark.parametrize("family", ["mistral3", "qwen2_vl"])
-async def test_other_families_continue_as_transformers_does_and_are_cached(family: str) -> None:
-    """Of the first, tokens stand between the rows of an image."""
-    async with started(family) as vision:
+SMALLER = {"size": {"shortest_edge": 256, "longest_edge": 1024}}
+"""In place of the model's own, which are up to 2304."""
+
+
+@pytest.mark.parametrize(("family", "processing"), [("mistral3", {}), ("qwen2_vl", SMALLER)])
+async def test_other_families_continue_as_transformers_does_and_are_cached(
+    family: str, processing: dict[str, Any]
+) -> None:
+    """Of the first, tokens stand between an image's rows; of the second, they are of our size."""
+    async with started(family, **processing) as vision:
         told = Told(EngineHost(vision.engine))
         await vision.engine.reset_prefix_cache()
         await told.until(lambda keys: not keys)

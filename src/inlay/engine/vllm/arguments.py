@@ -14,7 +14,7 @@ from inlay.engine.model_files import dtype_name
 from inlay.engine.ranks import has_experts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import transfer_config
-from inlay.engine.vllm.images import takes_images
+from inlay.engine.vllm.images import processor_settings, takes_images
 from inlay.errors import InvalidRequestError
 
 _SAME = (
@@ -135,6 +135,10 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
         yield from ("--served-model-name", *settings.served_model_name)
     if "dtype" in given or "--dtype" not in settings.engine_arguments:
         yield from ("--dtype", dtype_name(settings, directory))
+    processor = processor_settings(settings, directory)
+    if processor is not None:
+        # vLLM makes room for the largest image by them, and gives them to the processor.
+        yield from ("--mm-processor-kwargs", json.dumps(processor))
     transfer = transfer_config(settings)
     if transfer is not None:
         yield from ("--kv-transfer-config", json.dumps(transfer))

@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,6 +33,7 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
         weights_id=weights_id(directory),
         backend=" ".join(_versions()),
         max_items=settings.max_media_items,
+        processor_kwargs=settings.processor_kwargs,
     )
     if spec is None or spec.image is None:
         return None
@@ -40,6 +42,17 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     return replace(
         spec, embeds=settings.enable_mm_embeds, placeholders=placeholders, video=None, audio=None
     )
+
+
+def processor_settings(settings: EngineSettings, directory: Path) -> dict[str, Any] | None:
+    """Arguments for transformers' processor by `--mm-processor-kwargs`; None where not given.
+
+    Raises:
+        InvalidRequestError: the processor of this family is not told them.
+    """
+    given = settings.processor_kwargs if takes_images(directory) else {}
+    spec = spec_of(directory, processor_kwargs=given) if given else None
+    return None if spec is None else spec.processor_settings(None)
 
 
 def _versions() -> list[str]:
@@ -52,4 +65,4 @@ def _versions() -> list[str]:
     return found
 
 
-__all__ = ["image_spec", "takes_images"]
+__all__ = ["image_spec", "processor_settings", "takes_images"]
