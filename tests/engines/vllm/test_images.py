@@ -91,7 +91,7 @@ class Vision:
 @asynccontextmanager
 async def started(family: str, **processing: Any) -> AsyncIterator[Vision]:
     directory = images.directory_of(family)
-    given = {"mm_processor_kwargs": json.dumps(processing)} if processing else {}
+    given: dict[str, Any] = {"mm_processor_kwargs": json.dumps(processing)} if processing else {}
     settings = EngineSettings(model=str(directory), enable_mm_embeds=True, **given, **FLAGS)
     async with running(settings) as engine:
         yield Vision(engine, directory, processing)
@@ -103,11 +103,13 @@ async def vision(request: pytest.FixtureRequest) -> AsyncIterator[Vision]:
         yield found
 
 
-SMALLER = {"size": {"shortest_edge": 256, "longest_edge": 1024}}
+SMALLER = {"size": {"shortest_edge": 256, "longest_edge": 1600}}
 """In place of the model's own, which are up to 2304."""
 
 
-@pytest.mark.parametrize(("family", "processing"), [("mistral3", {}), ("qwen2_vl", SMALLER)])
+@pytest.mark.parametrize(
+    ("family", "processing"), [("mistral3", {}), ("qwen2_vl", SMALLER), ("llava_next", {})]
+)
 async def test_other_families_continue_as_transformers_does_and_are_cached(
     family: str, processing: dict[str, Any]
 ) -> None:
