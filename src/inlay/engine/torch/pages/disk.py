@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -101,7 +103,7 @@ class DiskPages:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, tuple[StoredFile, PageRun]] = OrderedDict()
         self._places: dict[tuple[int, bytes], tuple[str, int]] = {}
-        self._read_last: tuple[str, Tensor] | None = None
+        self._read_last: tuple[str, npt.NDArray[np.uint8]] | None = None
         self._paused_until = 0.0
         self.num_bytes = self.num_refused = self.num_errors = 0
         try:
@@ -152,15 +154,16 @@ class DiskPages:
 
         A file that is not as it was written is dropped.
         """
-        found: list[Tensor] = []
+        found: list[npt.NDArray[np.uint8]] = []
         for digest in digests:
             place = self._places.get((group, digest))
             run = None if place is None else self._run(place[0])
             if place is None or run is None:
                 break
             found.append(run[place[1]])
-        size = self._shape.record_bytes(group)
-        return torch.stack(found) if found else torch.empty(0, size, dtype=torch.uint8)
+        # Copied: the memory of a file's records is read-only.
+        records = np.stack(found) if found else np.empty((0, self._shape.record_bytes(group)), "u1")
+        return torch.from_numpy(records)
 
     def drop(self, group: int, digest: bytes) -> None:
         """Forget a record, with its run."""
@@ -177,7 +180,7 @@ class DiskPages:
         """Let another engine have the directory; the files stay."""
         self._directory.close()
 
-    def _run(self, name: str) -> Tensor | None:
+    def _run(self, name: str) -> "npt.NDArray[np.uint8] | None":
         """Records of a file, uint8 [n, record_bytes]; None if it is gone."""
         last = self._read_last
         if last is not None and last[0] == name:
@@ -201,7 +204,7 @@ class DiskPages:
             return None
         self._note_use(file)
         width = self._shape.record_bytes(run.group)
-        records = torch.frombuffer(data.view, dtype=torch.uint8).view(-1, width)
+        records = np.frombuffer(data.view, np.uint8).reshape(-1, width)
         # Pages of a run are asked for one piece after the other.
         self._read_last = name, records
         return records
