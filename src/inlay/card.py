@@ -54,6 +54,9 @@ Feature: TypeAlias = Literal[
 """Features that a request may use beyond a plain continuation of its prompt."""
 
 
+Phase: TypeAlias = Literal["prefill", "decode", "both"]
+"""Parts of a request that a worker may be meant for: computing prompts, making tokens."""
+
 Prompts: TypeAlias = Literal["any", "rows", "mixed"]
 """With which prompts: any, those with rows, or those with rows and tokens."""
 
@@ -267,6 +270,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         refusals: what it cannot do safely, or at all.
         kv_layout: form of the pages of keys and values that it gives to workers of the same, and
             takes from them; empty if it gives none.
+        phase: of requests that the worker is meant for. It takes the others too: routers weigh it.
         kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
         address: where frontends of other machines connect to it.
@@ -307,6 +311,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     seeds: bool = True
     kv_events: bool = False
     kv_layout: str = ""
+    phase: Phase = "both"
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     asleep: int = 0

@@ -161,7 +161,13 @@ class WakeUp(Command[Woken], frozen=True, tag="wake_up"):
 
 
 class Drain(Command[Draining], frozen=True, tag="drain"):
-    """Take no more requests."""
+    """Take no more requests.
+
+    Attributes:
+        give_up: abort those that run, too: they go on at another worker.
+    """
+
+    give_up: bool = False
 
 
 AnyCommand: TypeAlias = (

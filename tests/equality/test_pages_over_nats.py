@@ -3,19 +3,28 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+from msgspec.structs import replace
+
+from inlay.adapter.library import AdapterLibrary
+from inlay.engine.api import Engine
+from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.prompt import Prompt, Tokens
 from inlay.router import Router
 from inlay.router.kv_index import keys_of
 from inlay.router.resume import ResumingStream
+from inlay.router.settings import RouterSettings
 from inlay.routing import routing_chain
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.peers import PeerConnections
+from inlay.worker.adapters import AdapterRegistry
+from inlay.worker.host import EngineHost
 from tests.engine import reference
 from tests.engine.conformance import SECRET, ids, make_request
 from tests.engine.torch.test_page_exchange import Always, settings
-from tests.models import tiny
+from tests.models import make, tiny
 from tests.router.sending import IDLE
 from tests.transport.conftest import nats_server
 from tests.transport.fleet import Fleet, FleetWorker, found
@@ -29,9 +38,10 @@ COUNT = 24
 class Pair:
     """A frontend, and two workers of one model that may ask each other."""
 
-    def __init__(self, fleet: Fleet, plane: NatsPlane) -> None:
+    def __init__(self, fleet: Fleet, plane: NatsPlane, settings: RouterSettings) -> None:
         self.fleet = fleet
-        self.router = Router(plane, secret=SECRET)
+        self.plane = plane
+        self.router = Router(plane, settings, secret=SECRET)
         self.engines: dict[str, TorchEngine] = {}
         self.workers: dict[str, FleetWorker] = {}
 
@@ -86,22 +96,36 @@ async def rest(stream: ResumingStream) -> list[int]:
 
 @asynccontextmanager
 async def pair(server: NatsServer, family: str = "llama") -> AsyncIterator[Pair]:
+    config = settings(tiny(family), served_model_name=["m"])
+    async with fleet_of(server, config, config) as both:
+        yield both
+
+
+def hosted(engine: Engine) -> EngineHost:
+    library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 20)
+    return EngineHost(engine, AdapterRegistry(engine, library, SECRET, most=2, drain_seconds=5))
+
+
+@asynccontextmanager
+async def fleet_of(
+    server: NatsServer, *configs: EngineSettings, router: RouterSettings | None = None
+) -> AsyncIterator[Pair]:
+    """A worker with each of some settings, in this order."""
     fleet = Fleet(server)
     plane = await fleet.frontend(SECRET)
-    both = Pair(fleet, plane)
+    both = Pair(fleet, plane, router or RouterSettings())
     peers = []
     try:
-        for _ in range(2):
-            config = settings(tiny(family), served_model_name=["m"])
+        for config in configs:
             engine, own = TorchEngine(config, SECRET), PeerConnections(SECRET)
             peers.append(own)
             engine.use_peers(own)
-            worker = await fleet.worker(engine, secret=SECRET)
+            worker = await fleet.worker(engine, secret=SECRET, host=hosted)
             assert engine._exchange is not None
             engine._exchange.price = Always()
             both.engines[worker.worker.id] = engine
             both.workers[worker.worker.id] = worker
-        await found(plane, 2)
+        await found(plane, len(configs))
         await both.router.start()
         yield both
     finally:
@@ -136,6 +160,35 @@ async def test_a_prompt_that_another_worker_has_is_fetched_and_answered_alike(
         assert set(both.router.loads().values()) == {IDLE}
         for engine in both.engines.values():
             assert engine.stats().blocks_used == 0
+
+
+async def test_what_a_drained_worker_gives_up_goes_on_with_its_pages(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    request = make_request("r", Prompt.of(Tokens(ids(3, 150))), 2500)
+    directory = make("llama", tmp_path, max_position_embeddings=4096)
+    config = settings(directory, served_model_name=["m"])
+    async with fleet_of(nats_server, config, config) as both:
+        # As one worker answers it, for another tenant.
+        (truth,) = await both.router.send("m", [replace(request, salt="truth")])
+        expected = await rest(truth)
+        (stream,) = await both.router.send("m", [request])
+        found_, drained = [], both.workers[stream.worker.partition(".")[0]]
+        draining = None
+        async for outputs in stream:
+            found_ += [id_ for output in outputs for id_ in output.token_ids]
+            if draining is None:
+                draining = asyncio.create_task(drained.worker.drain(0))
+        assert found_ == expected
+        assert draining is not None
+        await draining
+        (fetched,) = [
+            engine.stats().kv_pages_fetched
+            for id_, engine in both.engines.items()
+            if id_ != drained.worker.id
+        ]
+        # All of the prompt, and what was shown.
+        assert fetched >= 150 // 16
 
 
 async def test_a_draining_worker_still_gives_its_pages(nats_server: NatsServer) -> None:

@@ -98,6 +98,7 @@ def _worker(worker: FleetWorker) -> dict[str, Any]:
         "model": card.name,
         "aliases": list(card.aliases),
         "task": str(card.role),
+        "role": card.phase,
         "tasks": [str(task) for task in card.tasks],
         "state": state,
         "running": stats.running,
@@ -138,7 +139,7 @@ def _row(worker: dict[str, Any]) -> Sequence[str]:
     return (
         worker["id"],
         worker["model"],
-        worker["task"],
+        worker["task"] if worker["role"] == "both" else worker["role"],
         worker["state"],
         str(worker["running"]),
         str(worker["waiting"]),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from inlay.card import Phase
 from inlay.embedding.config import PoolingMode
 from inlay.errors import InvalidRequestError
 from inlay.media.spec import Kind, max_items_of
@@ -170,6 +171,12 @@ class EngineSettings(BaseModel):
     )
     kv_offloading_disk_size: float = Field(
         default=10, gt=0, description="GiB of files in kv_offloading_dir at most."
+    )
+    role: Phase = Field(
+        default="both",
+        description="Part of requests that the fleet's routers prefer this worker for: prefill "
+        "computes prompts, decode makes tokens and fetches the prompts' keys and values. Each takes "
+        "whole requests too. prefill and decode imply --enable-kv-fetch.",
     )
     enforce_eager: bool = Field(
         default=False, description="Do not capture decoding as CUDA graphs (GPU only)."
@@ -354,7 +361,12 @@ class EngineSettings(BaseModel):
     @property
     def moves_kv(self) -> bool:
         """True if keys and values come from elsewhere than the model."""
-        return self.enable_prefix_caching and (self.enable_kv_fetch or self.keeps_evicted_kv)
+        return self.exchanges_pages or self.keeps_evicted_kv
+
+    @property
+    def exchanges_pages(self) -> bool:
+        """True if pages of the cache go to other workers and come from them."""
+        return self.enable_prefix_caching and (self.enable_kv_fetch or self.role != "both")
 
     @property
     def max_media_items(self) -> dict[Kind, int]:

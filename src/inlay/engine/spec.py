@@ -67,6 +67,12 @@ def check_options(settings: EngineSettings) -> None:
         InvalidRequestError: as said.
     """
     spec = ENGINES[settings.engine]
+    if settings.role != "both" and not settings.enable_prefix_caching:
+        raise InvalidRequestError(
+            f"--role {settings.role} needs prefix caching: what other workers fetch is what it has "
+            "cached",
+            param="role",
+        )
     if spec.check:
         _import(spec.check)(settings)
     for option, is_set in _OPTIONS.items():
@@ -107,6 +113,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "enable_kv_fetch": lambda settings: settings.enable_kv_fetch,
     "kv_offloading_size": lambda settings: settings.kv_offloading_size is not None,
     "kv_offloading_dir": lambda settings: settings.kv_offloading_dir is not None,
+    "role": lambda settings: settings.role != "both",
     "language_model_only": lambda settings: settings.language_model_only,
     "task image": lambda settings: settings.task == "image",
     "part": lambda settings: settings.part != "pipeline",
@@ -138,6 +145,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "enable_kv_fetch",
                 "kv_offloading_size",
                 "kv_offloading_dir",
+                "role",
                 "encoder_cache_bytes",
                 "mm_processor_kwargs",
                 "language_model_only",
@@ -153,12 +161,13 @@ ENGINES: Mapping[str, EngineSpec] = {
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
         options=frozenset(_OPTIONS)
-        - {"encoder_cache_bytes", "task encode", "language_model_only"}
+        - {"encoder_cache_bytes", "task encode", "language_model_only", "role"}
         - {"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"}
         - _IMAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",
+            "role": "; it has --kv-transfer-config",
             "language_model_only": "; after -- it is vLLM's own, which refuses images",
         },
     ),

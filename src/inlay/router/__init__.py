@@ -11,6 +11,9 @@
     kv_index.py         KvIndex                block keys to sets of workers, over key_table.py
     policies.py         Policy                 round-robin, least-loaded, power-of-two, kv; sessions
     admission_queue.py  AdmissionQueue         requests that wait, fair among clients
+    placing.py          Placing                sends requests to the workers that are chosen
+    handover.py         Handover               a prompt computed at one worker, decoded at another
+    fetch_price.py      FetchPrice             what a fetched position costs, beside a computed one
     load_reservation.py LoadReservation        the load a request adds to its worker until it ends
     cache_tracker.py    CacheTracker           KV events of workers, numbered, with snapshots
     peers.py            Peers                  loads that frontends of a fleet send each other

@@ -21,11 +21,12 @@ class LoadReservation:
         ended: called with the client once it has ended.
         client: that sent it.
         computed: called once, when the prompt has been computed, or will not be.
+        first_token: called when the first output token comes.
     """
 
     __slots__ = (
-        "_client", "_computed", "_decode", "_ended", "_length", "_member", "_new", "_pool",
-        "_prefill",
+        "_client", "_computed", "_decode", "_ended", "_first_token", "_length", "_member", "_new",
+        "_pool", "_prefill",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +39,7 @@ class LoadReservation:
         ended: Callable[[str | None], None],
         client: str | None = None,
         computed: Callable[[], object] = lambda: None,
+        first_token: Callable[[], object] = lambda: None,
     ) -> None:
         self._pool = pool
         self._member = member
@@ -48,6 +50,7 @@ class LoadReservation:
         self._new = 0
         self._client = client
         self._computed: Callable[[], object] | None = computed
+        self._first_token = first_token
         pool.change(member, requests=1, prefill=prefill, client=client)
 
     def take(self, outputs: Sequence[Output]) -> None:
@@ -60,6 +63,7 @@ class LoadReservation:
             self._decode = self._length
             self._pool.change(self._member, prefill=-self._prefill, decode=self._length)
             self._prefill = 0
+            self._first_token()
             self._tell_computed()
         elif self._new >= _GROWS_BY:
             self._decode += self._new

@@ -4,7 +4,7 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from inlay.card import Address, ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.request import Request, Task
+from inlay.router.fetch_price import FetchPrice
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
@@ -22,6 +23,14 @@ from inlay.transport.api import Worker
 
 MAX_HOLDERS = 2
 """Workers that are named for the pages of one prompt."""
+LEAST_HANDOVER = 256
+"""Positions to compute from which on a prompt may be computed at another worker."""
+_OUT_OF_ROLE = 0.02
+"""Cost of a position of a prompt at a prefill worker that also decodes it, beside computing it.
+
+So little, that the role decides between equals: in simulation (`benchmarks/roles_simulation.py`)
+higher ones leave prefill workers idle, and the others decode slower.
+"""
 
 
 class PoolKey(NamedTuple):
@@ -54,11 +63,15 @@ class Chosen(NamedTuple):
         member: the worker.
         cached: positions of the prompt that it has cached, as far as is known.
         holders: workers that it may fetch more from, the one with the most first.
+        work: positions to compute, and those to fetch at their price.
+        prefiller: the worker that computes the prompt for it, where that is better.
     """
 
     member: PoolMember
     cached: int
     holders: tuple[Address, ...] = ()
+    work: int = 0
+    prefiller: "Chosen | None" = None
 
 
 class Pool:
@@ -68,12 +81,17 @@ class Pool:
         policy: chooses a worker.
         settings: of the router.
         clock: monotonic seconds.
+
+    Attributes:
+        index: of the blocks that its workers have cached.
+        price: of positions that one of them fetches from another.
     """
 
     def __init__(
         self, policy: Policy, settings: RouterSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.index = KvIndex()
+        self.price = FetchPrice(settings.router_fetch_weight, clock)
         self._policy = policy
         self._settings = settings
         self._clock = clock
@@ -138,6 +156,12 @@ class Pool:
         self._decode: Positions = np.array([load.decode for load in loads], np.int64)
         holders = [(member.told, member.young, member.old) for member in members]
         self._holders: Positions = np.array(holders, np.int64).reshape(-1, 3).T.copy()
+        layouts = [member.card.kv_layout if member.card.address else "" for member in members]
+        # Pages of one layout go from each to each; workers with several do not exchange any.
+        shared = {layout for layout in layouts if layout}
+        self._exchanges = np.array([len(shared) == 1 and bool(layout) for layout in layouts], bool)
+        self._awake = np.array([not member.card.asleep for member in members], bool)
+        self._prefills = np.array([member.card.phase == "prefill" for member in members], bool)
         self._able = {}
         self._differ = len({member.takes_rows for member in members}) > 1
 
@@ -179,6 +203,11 @@ class Pool:
         return self._seated[0].card if self._seated else None
 
     @property
+    def has_prefill_workers(self) -> bool:
+        """True if some of its workers are meant for prompts."""
+        return bool(self._prefills.any())
+
+    @property
     def asleep(self) -> bool:
         """True if it has workers, and all of them are asleep."""
         return bool(self._seated) and all(member.card.asleep for member in self._seated)
@@ -208,6 +237,7 @@ class Pool:
         only: Collection[str] | None = None,
         avoid: Collection[str] = (),
         full_too: bool = False,
+        splits: bool = False,
         client: str | None = None,
     ) -> Chosen | None:
         """The worker for a prompt, or None where none can take it now.
@@ -225,6 +255,7 @@ class Pool:
             only: ids of workers that may have it; None for all.
             avoid: ids of workers that must not.
             full_too: full workers count, for every client.
+            splits: the prompt may be computed at another worker.
             client: that sent the prompt.
         """
         seats = self._seats_able(adapter, rows)
@@ -239,36 +270,101 @@ class Pool:
             seats = seats[~np.isin(seats, self._seats_of(avoid))]
         if not len(seats):
             return None
-        everywhere = None if keys is None else self._cached(keys)
-        cached = None if everywhere is None else everywhere[seats]
-        if len(seats) == 1:
-            chosen = 0
-        elif session is not None:
-            slack = self._settings.router_session_slack
-            chosen = rendezvous_hash(session, self._hashes[seats], self._num_requests[seats], slack)
-        else:
-            chosen = self._policy.choose(
-                View(seats, self._prefill[seats], self._decode[seats], cached, length)
-            )
-        member = self._seated[int(seats[chosen])]
-        if everywhere is None or cached is None:
-            return Chosen(member, 0)
-        here = int(cached[chosen])
-        return Chosen(member, here, self._holders_of(everywhere, member.card, here))
+        cached = None if keys is None else self._cached(keys)
+        spared = self._spared(cached)
+        of_role = self._of_role(seats, spared, length)
+        seat = self._choose(of_role, None if cached is None else spared, length, session)
+        prefiller = None
+        if splits and length - spared[seat] >= LEAST_HANDOVER and self._exchanges[seat]:
+            prefiller = self._prefiller(seat, seats, spared, length)
+        return self._chosen(seat, cached, spared, length, prefiller)
 
-    def _holders_of(self, cached: Positions, card: ModelCard, here: int) -> tuple[Address, ...]:
-        """Workers with a page more than the `here` positions that the one of `card` has."""
-        if not card.kv_layout:
+    def _choose(
+        self, seats: Positions, spared: Positions | None, length: int, session: str | None
+    ) -> int:
+        if len(seats) == 1:
+            return int(seats[0])
+        if session is not None:
+            slack = self._settings.router_session_slack
+            requests = self._num_requests[seats]
+            return int(seats[rendezvous_hash(session, self._hashes[seats], requests, slack)])
+        known = None if spared is None else spared[seats]
+        view = View(seats, self._prefill[seats], self._decode[seats], known, length)
+        return int(seats[self._policy.choose(view)])
+
+    def _chosen(
+        self,
+        seat: int,
+        cached: Positions | None,
+        spared: Positions,
+        length: int,
+        prefiller: Chosen | None = None,
+    ) -> Chosen:
+        member, here = self._seated[seat], 0 if cached is None else int(cached[seat])
+        holders = () if cached is None else self._holders_of(cached, seat)
+        return Chosen(member, here, holders, length - int(spared[seat]), prefiller)
+
+    def _spared(self, cached: Positions | None) -> Positions:
+        """Positions of a prompt that each worker need not compute, by seat.
+
+        Those that it can fetch count as far as that is cheaper.
+        """
+        if cached is None:
+            return np.zeros(len(self._seated), np.int64)
+        gain = 1 - self.price.value
+        holds = self._exchanges & self._awake
+        if gain <= 0 or not holds.any():
+            return cached
+        fetched = np.maximum(cached[holds].max() - cached, 0) * self._exchanges
+        found: Positions = cached + (gain * fetched).astype(np.int64)
+        return found
+
+    def _of_role(self, seats: Positions, spared: Positions, length: int) -> Positions:
+        """Those of some seats, prefill workers or others, that are to take a whole request."""
+        prefills = self._prefills[seats]
+        if not prefills.any() or prefills.all():
+            return seats
+        weights = self._settings
+        cost = weights.router_prefill_weight * (self._prefill - spared)[seats]
+        cost += weights.router_decode_weight * self._decode[seats]
+        out_of_role = weights.router_prefill_weight * _OUT_OF_ROLE * length
+        overflows = cost[prefills].min() + out_of_role < cost[~prefills].min()
+        found: Positions = seats[prefills if overflows else ~prefills]
+        return found
+
+    def _prefiller(
+        self, seat: int, seats: Positions, spared: Positions, length: int
+    ) -> Chosen | None:
+        """Prefill worker that is to compute a prompt for the worker at `seat`, if any is.
+
+        Computed there, the prompt waits for the prompts before it, and, at a decode worker, delays
+        each sequence that runs. Computed elsewhere, its pages have a price.
+        """
+        if self._prefills[seat]:
+            return None
+        able = seats[self._prefills[seats] & self._exchanges[seats]]
+        if not len(able):
+            return None
+        work = length - int(spared[seat])
+        here = float(self._prefill[seat] + work)
+        if self._seated[seat].card.phase == "decode":
+            delay = self._settings.router_interference_weight * int(self._num_requests[seat])
+            here += delay * work
+        costs = self._prefill[able] + length - spared[able] + self.price.value * work
+        best = int(np.argmin(costs))
+        if costs[best] >= here:
+            return None
+        return self._chosen(int(able[best]), None, spared, length)
+
+    def _holders_of(self, cached: Positions, seat: int) -> tuple[Address, ...]:
+        """Workers with a page more than the one at `seat`, the one with the most first."""
+        if not self._exchanges[seat]:
             return ()
-        seats = np.flatnonzero(cached >= here + card.block_size)
-        seats = seats[np.argsort(-cached[seats], kind="stable")]
-        cards = (self._seated[seat].card for seat in seats.tolist())
-        holders = (
-            one.address
-            for one in cards
-            if one.address is not None and one.kv_layout == card.kv_layout and not one.asleep
-        )
-        return tuple(islice(holders, MAX_HOLDERS))
+        least = int(cached[seat]) + self._seated[seat].card.block_size
+        seats = np.flatnonzero((cached >= least) & self._exchanges & self._awake)
+        seats = seats[np.argsort(-cached[seats], kind="stable")][:MAX_HOLDERS]
+        addresses = (self._seated[one].card.address for one in seats.tolist())
+        return tuple(address for address in addresses if address is not None)
 
     def _with_room_for(self, length: int, seats: Positions) -> Positions:
         """Seats that may queue `length` more positions; any number where nothing is computed."""

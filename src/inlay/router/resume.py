@@ -24,6 +24,7 @@ from inlay.errors import (
 from inlay.outputs import coalesce, drop_known, trim_to_offset
 from inlay.request import Output, PromptLogprobs, Request, Usage
 from inlay.resuming import behind, inexact
+from inlay.router.handover import Handover
 from inlay.router.load_reservation import LoadReservation
 from inlay.transport.api import Stream, Worker
 
@@ -41,6 +42,14 @@ WAIT_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 0.5
 """Before a request goes to a worker again that has lost it once."""
+
+
+class _GivenUpError(OverloadedError):
+    """The worker gave the request up by itself; it still has its pages."""
+
+
+class _PromptComputed(Exception):  # no error
+    """The prefill worker's part is over."""
 
 
 class Sent:
@@ -67,7 +76,9 @@ class ResumingStream:
         request: the first attempt, which has been sent.
         sent: it.
         workers: those of its pool that are ready now and could take it.
-        send: sends a further attempt to one of the workers it is given.
+        send: sends a further attempt to one of the workers it is given; the card is that of a
+            worker which has the pages of the attempt before, or None.
+        handover: where the request goes on after its first token; `sent` is the prompt alone.
     """
 
     def __init__(
@@ -76,12 +87,14 @@ class ResumingStream:
         sent: Sent,
         *,
         workers: Callable[[], Sequence[Worker]],
-        send: Callable[[Sequence[Worker], Request], Sent],
+        send: Callable[[Sequence[Worker], Request, ModelCard | None], Sent],
+        handover: Handover | None = None,
     ) -> None:
         self._first = self._request = request
         self._sent = sent
         self._workers = workers
         self._send = send
+        self._handover = handover
         self._began = asyncio.get_running_loop().time()
         self._cancelled = False
         self._failed_on: set[str] = set()
@@ -100,6 +113,12 @@ class ResumingStream:
         """Stop the request; needs no answer."""
         self._cancelled = True
         self._sent.cancel()
+        self._end_handover()
+
+    def _end_handover(self) -> None:
+        handover, self._handover = self._handover, None
+        if handover is not None:
+            handover.end()
 
     async def __aiter__(self) -> AsyncGenerator[Sequence[Output], None]:
         ended = False
@@ -114,6 +133,9 @@ class ResumingStream:
                         yield batch
                     if error is not None:
                         raise error
+            except _PromptComputed:
+                sent.load.end()
+                await self._hand_over()
             except OverloadedError as error:
                 sent.load.end()
                 if self._cancelled:
@@ -122,8 +144,9 @@ class ResumingStream:
                 await self._resume(error)
             finally:
                 sent.load.end()
+                self._end_handover()
 
-    def _kept_of(self, outputs: Sequence[Output]) -> tuple[list[Output], InlayError | None]:
+    def _kept_of(self, outputs: Sequence[Output]) -> tuple[list[Output], Exception | None]:
         """(what is to be shown, what ends the attempt after it)."""
         batch: list[Output] = []
         for output in outputs if len(outputs) == 1 else coalesce(outputs):
@@ -131,8 +154,12 @@ class ResumingStream:
                 kept = self._kept(output)
             except InlayError as error:
                 return batch, error
-            if kept is not None:
-                batch.append(kept)
+            if kept is None:
+                continue
+            if self._handover is not None and kept.finish_reason == "length":
+                batch.append(msgspec.structs.replace(kept, finish_reason=None, usage=None))
+                return batch, _PromptComputed()
+            batch.append(kept)
         return batch, None
 
     def _aborted(self) -> Output:
@@ -150,7 +177,7 @@ class ResumingStream:
         if output.attempt != self._request.attempt:
             return None
         if output.finish_reason == "abort" and not self._cancelled:
-            raise OverloadedError("the worker gave the request up", retry_after=1)
+            raise _GivenUpError("the worker gave the request up", retry_after=1)
         if output.offset > len(self._shown):
             raise EngineError(f"the worker left out {output.offset - len(self._shown)} tokens")
         if output.offset < len(self._shown):
@@ -207,15 +234,10 @@ class ResumingStream:
             ) from error
         self._failed_on.add(self._sent.worker.id)
         workers = await self._wait_for_workers(error)
-        self._request = msgspec.structs.replace(
-            behind(self._first, self._given),
-            attempt=attempt,
-            prior_output=tuple(self._shown),
-            deadline=self._remaining(),
-        )
         last = self._sent.worker.id
+        holder = self._sent.card if isinstance(error, _GivenUpError) else None
         try:
-            self._sent = self._send(workers, self._request)
+            self._send_next(workers, attempt, holder)
         except (NotFoundError, OverloadedError):
             raise error from None
         here = self._sent.worker.id
@@ -227,6 +249,30 @@ class ResumingStream:
             len(self._shown),
             error.message,
         )
+        if self._cancelled:
+            self._sent.cancel()
+
+    def _send_next(self, workers: Sequence[Worker], attempt: int, holder: ModelCard | None) -> None:
+        """Send what is left to one of some workers. Raises `OverloadedError` if they are gone."""
+        self._request = msgspec.structs.replace(
+            behind(self._first, self._given),
+            attempt=attempt,
+            prior_output=tuple(self._shown),
+            deadline=self._remaining(),
+        )
+        self._sent = self._send(workers, self._request, holder)
+
+    async def _hand_over(self) -> None:
+        """Go on at the worker where there is a place, or at any. Raises as `_resume`."""
+        handover, prefiller = self._handover, self._sent
+        fitting = [worker for worker in self._workers() if self._fits(worker.card)]
+        wanted = [one for one in fitting if handover is not None and one.id == handover.worker.id]
+        try:
+            if not fitting:
+                raise OverloadedError("no worker can go on with the request", retry_after=1)
+            self._send_next(wanted or fitting, self._request.attempt + 1, prefiller.card)
+        except (NotFoundError, OverloadedError) as error:
+            await self._resume(OverloadedError(error.message, retry_after=1))
         if self._cancelled:
             self._sent.cancel()
 

@@ -3,27 +3,26 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
-from typing import NamedTuple, TypeAlias
-
-import msgspec
+from typing import TypeAlias
 
 from inlay.card import Adapter, ModelCard
-from inlay.digest import BLOCK_SIZE, Secret
-from inlay.errors import DeadlineExceededError, OverloadedError
-from inlay.request import PAGES, Diffusion, Request, Source, Task
+from inlay.digest import Secret
+from inlay.errors import OverloadedError
+from inlay.request import Request, Task
 from inlay.router.admission_queue import AdmissionQueue
 from inlay.router.catalog import Catalog, ServedModel
 from inlay.router.fleet import Fleet
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
-from inlay.router.load_reservation import LoadReservation
 from inlay.router.places import Places
-from inlay.router.pool import Chosen, Pool, PoolKey
+from inlay.router.placing import Placed, Placing, cancel
+from inlay.router.pool import Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
+from inlay.router.stats import RouterStats
 from inlay.routing import WorkerLoad, routing_chain
 from inlay.transport.api import Drains, Plane, Reaches, Worker
 
@@ -37,37 +36,6 @@ _DEFAULTS = RouterSettings()
 
 _Line: TypeAlias = tuple[str, PoolKey, str | None, bool]
 """Key of requests that wait for the same workers: model, pool, adapter, and need of rows."""
-
-
-class _Placed(NamedTuple):
-    """A request, as it was sent, and what it answers."""
-
-    request: Request
-    sent: Sent
-
-
-class RouterStats:
-    """Counters of one router, by the name of the model.
-
-    Attributes:
-        decisions: requests sent, by (model, True for a further attempt).
-        looked_up: blocks of prompts that were looked up in the index of workers' caches.
-        hits: blocks of these that the chosen worker had, as far as was known.
-    """
-
-    def __init__(self) -> None:
-        self.decisions: Counter[tuple[str, bool]] = Counter()
-        self.looked_up: Counter[str] = Counter()
-        self.hits: Counter[str] = Counter()
-
-    def add_decision(self, model: str, requests: int, *, further: bool) -> None:
-        """Count requests of one prompt that were sent."""
-        self.decisions[model, further] += requests
-
-    def add_lookup(self, model: str, blocks: int, hits: int) -> None:
-        """Count the blocks of one lookup."""
-        self.looked_up[model] += blocks
-        self.hits[model] += hits
 
 
 class Router:
@@ -98,12 +66,11 @@ class Router:
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
         self._catalog = Catalog(self._fleet.workers, self._reasons)
-        self._waiting: AdmissionQueue[_Line, list[_Placed]] = AdmissionQueue(
-            settings, _cancel, clock
-        )
+        self._waiting: AdmissionQueue[_Line, list[Placed]] = AdmissionQueue(settings, cancel, clock)
         self._watching: asyncio.Task[None] | None = None
         self._places = Places(settings.router_queue_size)
         self.stats = RouterStats()
+        self._placing = Placing(self._fleet, self.stats, self._ended, clock)
 
     async def start(self) -> None:
         """Subscribe to cache events and loads, where the transport carries them."""
@@ -267,9 +234,9 @@ class Router:
         keys = await self._keys(pool, first)
         came = self._clock()
 
-        def place() -> list[_Placed] | None:
+        def place() -> list[Placed] | None:
             self._check(name, pool, first.adapter, rows)
-            return self._place(pool, requests, keys, session, self._clock() - came)
+            return self._placing.place(pool, requests, keys, session, self._clock() - came)
 
         line = (base.name, PoolKey.of(base), first.adapter, rows)
         placed = None if self._waiting.waits(line, first.client) else place()
@@ -281,18 +248,19 @@ class Router:
                 sent,
                 workers=self._equivalent_workers(sent.card, request),
                 send=self._resend,
+                handover=handover,
             )
-            for request, sent in placed
+            for request, sent, handover in placed
         ]
 
     async def _wait(
         self,
         line: _Line,
-        place: Callable[[], list[_Placed] | None],
+        place: Callable[[], list[Placed] | None],
         requests: Sequence[Request],
         *,
         admitted: bool,
-    ) -> list[_Placed]:
+    ) -> list[Placed]:
         if self._watching is None and not self._fleet.watching:
             self._watching = asyncio.create_task(self._watch())
         try:
@@ -313,8 +281,12 @@ class Router:
         adapter, rows = request.adapter, request.has_embeds
         return lambda: self._catalog.equivalent_workers(card, adapter, rows=rows)
 
-    def _resend(self, workers: Sequence[Worker], request: Request) -> Sent:
+    def _resend(
+        self, workers: Sequence[Worker], request: Request, holder: ModelCard | None
+    ) -> Sent:
         """Send a further attempt to one of some workers, without waiting: it has had its turn.
+
+        `holder` is of the worker that has the pages of the attempt before.
 
         Raises:
             OverloadedError: they are gone.
@@ -322,7 +294,8 @@ class Router:
         pool = self._fleet.pool(workers[0].card)
         chain = self._chain(pool, request)
         keys = None if chain is None else chain()
-        placed = self._place(pool, [request], keys, None, 0, only=[worker.id for worker in workers])
+        only = [worker.id for worker in workers]
+        placed = self._placing.place(pool, [request], keys, None, 0, only=only, holder=holder)
         if placed is None:
             raise self._no_worker(workers[0].card.name)
         return placed[0].sent
@@ -366,91 +339,6 @@ class Router:
             )
         )
 
-    def _place(
-        self,
-        pool: Pool,
-        requests: Sequence[Request],
-        keys: Keys | None,
-        session: str | None,
-        waited: float,
-        *,
-        only: Collection[str] | None = None,
-    ) -> list[_Placed] | None:
-        """Send the requests now; None where no worker has room.
-
-        Workers that turn out to be gone are skipped. With `only`, they go to one of these, even if
-        it is full.
-        """
-        first = requests[0]
-        length = _length(first)
-        gone: set[str] = set()
-        while True:
-            chosen = pool.choose(
-                length,
-                keys,
-                adapter=first.adapter,
-                rows=pool.needs_rows(first),
-                session=session,
-                only=only,
-                avoid=gone,
-                full_too=only is not None,
-                client=first.client,
-            )
-            if chosen is None:
-                return None
-            member = chosen.member
-            try:
-                placed = self._send_to(pool, chosen, requests, length, waited)
-            except OverloadedError:
-                gone.add(member.id)
-                continue
-            model = member.card.name
-            self.stats.add_decision(model, len(placed), further=only is not None)
-            if keys is not None:
-                self.stats.add_lookup(model, len(keys), chosen.cached // BLOCK_SIZE)
-                self._fleet.sent(pool, member, keys)
-            return placed
-
-    def _send_to(
-        self,
-        pool: Pool,
-        chosen: Chosen,
-        requests: Sequence[Request],
-        length: int,
-        waited: float,
-    ) -> list[_Placed]:
-        """Send the requests to a worker.
-
-        Raises `OverloadedError` when it is gone; it has none of them then.
-        """
-        placed: list[_Placed] = []
-        member, prefill = chosen.member, length - chosen.cached
-        pages = (Source(PAGES, chosen.holders),) if chosen.holders else ()
-        try:
-            for request in requests:
-                request = _with_waited_deadline(request, waited)
-                request, encoding = self._fleet.encoders.assign(request, member.card)
-                if pages:
-                    sources = (*request.sources, *pages)
-                    request = msgspec.structs.replace(request, sources=sources)
-                stream = member.worker.send(request)
-                # The prompt is computed once for all of them.
-                charge = LoadReservation(
-                    pool,
-                    member,
-                    prefill=0 if placed else prefill,
-                    length=length,
-                    ended=self._ended,
-                    client=request.client,
-                    # So are its images.
-                    computed=_nothing if placed else encoding.begin(),
-                )
-                placed.append(_Placed(request, Sent(member.worker, stream, charge)))
-        except BaseException:
-            _cancel(placed)
-            raise
-        return placed
-
     def _ended(self, client: str | None) -> None:
         self._waiting.ended()
         if self._waiting.num_requests:
@@ -468,33 +356,3 @@ class Router:
             await self._plane.changed()
             self._fleet.refresh()
             self._waiting.wake()
-
-
-def _with_waited_deadline(request: Request, waited: float) -> Request:
-    """A request that has waited so many seconds.
-
-    Raises `DeadlineExceededError` when its time is over.
-    """
-    if request.deadline is None or not waited:
-        return request
-    if request.deadline <= waited:
-        raise DeadlineExceededError(
-            f"all workers were full for the {request.deadline:g} s that were left"
-        )
-    return msgspec.structs.replace(request, deadline=request.deadline - waited)
-
-
-def _length(request: Request) -> int:
-    """Return the positions of a request, or the steps of its images, as its part of a load."""
-    if isinstance(request.params, Diffusion):
-        return request.params.steps * request.params.count
-    return request.num_positions + len(request.prior_output)
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _cancel(placed: Sequence[_Placed]) -> None:
-    for _, sent in placed:
-        sent.cancel()

@@ -31,6 +31,18 @@ class RouterSettings(BaseModel):
         description="Cost of a position of a sequence that a worker is decoding. Higher values "
         "spread sequences more evenly and follow the caches less.",
     )
+    router_fetch_weight: float = Field(
+        default=0.2,
+        ge=0,
+        description="Cost of a prompt position whose KV page is fetched from another worker, beside "
+        "one that is computed, until it has been measured. At workers with --enable-kv-fetch.",
+    )
+    router_interference_weight: float = Field(
+        default=0.02,
+        ge=0,
+        description="Cost of a position computed at a worker of --role decode, for each request "
+        "that it delays there. Higher values have more prompts computed at prefill workers.",
+    )
     router_session_slack: float = Field(
         default=0.25,
         ge=0,

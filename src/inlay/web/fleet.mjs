@@ -108,7 +108,8 @@ function Card({ worker, drains, asked }) {
       data-ill=${well || worker.state === "asleep" ? null : ""}>${worker.state}</span></h3>
     <dl class="facts">
       <dt>model</dt><dd>${worker.model}</dd>
-      <dt>does</dt><dd>${worker.tasks.join(", ")}</dd>
+      <dt>does</dt><dd>${worker.tasks.join(", ")}${
+        worker.role === "both" ? "" : ` (${worker.role})`}</dd>
       <dt>engine</dt><dd>${worker.engine}, ${worker.dtype}</dd>
       <dt>running</dt><dd>${worker.running ?? "no answer"} of ${worker.max_num_seqs}</dd>
       <dt>waiting</dt><dd>${worker.waiting ?? "–"}</dd>

@@ -337,8 +337,10 @@ class EngineHost:
                 return Slept(await self._sleeping.sleep(level, mode, wait))
             case WakeUp(tags):
                 return Woken(await self._sleeping.wake_up(tags))
-            case Drain():
+            case Drain(give_up):
                 self._draining = True
+                for request_id in tuple(self._requests.ids) if give_up else ():
+                    self.abort(request_id)
                 return Draining(len(self._requests.ids) + self._held.num_made)
         raise InvalidRequestError(f"a worker knows no command {name_of(command)!r}")
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from inlay.card import Stats
+from inlay.card import Phase, Stats
 from inlay.http.metrics.engine_health import LastProbe, State, health_of
 from inlay.http.server import Call
 from inlay.request import Task
@@ -28,6 +28,7 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
         model: served name of its model.
         state: of its health: "ok", "unprobed", "asleep", "failing" or "silent".
         tasks: what the model does.
+        role: part of requests that it is meant for.
         asleep: level of its sleep, 0 while it is awake.
         running: sequences in the engine's steps; this and what follows is null if the worker did
             not answer.
@@ -44,6 +45,7 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]
     state: State
     tasks: tuple[Task, ...]
+    role: Phase
     engine: str
     dtype: str
     weights_id: str
@@ -114,6 +116,7 @@ def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry
         aliases=card.aliases,
         state=health.state,
         tasks=card.tasks,
+        role=card.phase,
         engine=f"{card.engine} {card.engine_version}",
         dtype=card.dtype,
         weights_id=card.weights_id,

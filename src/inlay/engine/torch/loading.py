@@ -130,7 +130,7 @@ def exchange_of(
         size = int(settings.kv_offloading_disk_size * 1024**3)
         disk = DiskPages(sealer.shape, secret, path, size)
     tiers = PageTiers(sealer, host, disk) if settings.keeps_evicted_kv else None
-    return PageExchange(ask, sealer, tiers, gives=settings.enable_kv_fetch)
+    return PageExchange(ask, sealer, tiers, gives=settings.exchanges_pages)
 
 
 def encoder_of(settings: EngineSettings, model: CausalModel) -> MediaEncoder | None:
@@ -205,9 +205,10 @@ def card_of(
         block_size=bounds.page_size,
         kv_layout=(
             core.cached.copier.shape.layout
-            if settings.enable_kv_fetch and settings.enable_prefix_caching
+            if settings.exchanges_pages
             else ""
         ),
+        phase=settings.role,
         num_blocks=bounds.num_pages,
         eos_token_ids=model.eos_token_ids,
         default_sampling=model.default_sampling,

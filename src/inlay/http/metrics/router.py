@@ -43,6 +43,11 @@ class RouterMetrics(Collector):
         yield decisions
         for name, text, counts in (
             (
+                "inlay:router_handovers",
+                "Prompts computed at a prefill worker for another worker.",
+                tally.handovers,
+            ),
+            (
                 "inlay:router_blocks",
                 "Blocks of prompts looked up in the workers' prefix caches.",
                 tally.looked_up,

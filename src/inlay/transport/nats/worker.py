@@ -25,6 +25,10 @@ _ROLL_SECONDS = 0.02
 _STATS_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 _DRAIN_SECONDS = 0.05
+LINGER_SECONDS = 8.0
+"""Seconds for which a drained worker gives the pages of what it gave up, at most."""
+QUIET_SECONDS = 1.0
+"""Seconds without a page asked for after which nobody is expected to ask for more."""
 _REFRESH_SECONDS = CARD_SECONDS / 3
 
 R = TypeVar("R")
@@ -145,17 +149,35 @@ class NatsWorker:
         return await self._drain()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests; return when those there are have ended, or `seconds` passed."""
+        """Take no more requests; return when those there are have ended.
+
+        After `seconds` the rest is given up. It goes on at other workers, which fetch its pages
+        from here.
+        """
         await self.start_drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 # The engine tells when it is asked, and no other time.
                 while await self._drain():  # noqa: ASYNC110
                     await asyncio.sleep(_DRAIN_SECONDS)
+                return
+        await self._drain(give_up=True)
+        if self._card is not None and self._card.kv_layout:
+            await self._linger()
 
-    async def _drain(self) -> int:
+    async def _linger(self) -> None:
+        """Return once pages have not been asked for in a while."""
+        until, quiet, given = liveness.now() + LINGER_SECONDS, liveness.now(), -1
+        while (now := liveness.now()) < min(until, quiet + QUIET_SECONDS):
+            with suppress(InlayError):
+                stats = await self._engine.call(ReadStats())
+                if stats.kv_pages_given != given:
+                    given, quiet = stats.kv_pages_given, now
+            await asyncio.sleep(_DRAIN_SECONDS)
+
+    async def _drain(self, *, give_up: bool = False) -> int:
         try:
-            return (await self._engine.call(Drain())).requests
+            return (await self._engine.call(Drain(give_up))).requests
         except InlayError:
             return 0
 

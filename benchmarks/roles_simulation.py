@@ -1,0 +1,283 @@
+"""Prefill and decode workers beside workers of both roles: the router's own choices, workers on paper.
+
+Workers run steps: a token of every sequence that is decoded, and prompts' positions up to a budget.
+A prompt that is handed over is fetched at a price, in positions computed, and its last block is
+computed again. Time is virtual. The trace is that of `router_simulation`.
+
+    python -m benchmarks.roles_simulation [--workers N] [--requests N]
+"""
+
+import argparse
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.router_simulation import (
+    BUDGET,
+    PREFILL,
+    SECRET,
+    SLOWED_BY,
+    TOKEN_SECONDS,
+    Paper,
+    SimulatedRequest,
+    card,
+    trace,
+)
+from inlay.card import Address, Phase
+from inlay.digest import BLOCK_SIZE
+from inlay.router.key_table import Keys
+from inlay.router.kv_index import keys_of
+from inlay.router.member import PoolMember
+from inlay.router.policies import policy_of
+from inlay.router.pool import Chosen, Pool
+from inlay.router.settings import RouterSettings
+from inlay.routing import WorkerLoad, routing_chain
+
+PRICES = (0.05, 0.2, 0.5, 2.0)
+LOADS = (0.2, 0.5, 0.8)
+ROUND_TRIP = 0.001
+
+
+@dataclass(eq=False)
+class Job:
+    """A request, and when its tokens came."""
+
+    keys: Keys
+    blocks: list[int]
+    length: int
+    output: int
+    at: float
+    left: int = 0
+    tokens: list[float] = field(default_factory=list)
+    then: Callable[[], None] = lambda: None
+
+
+class Stepping(Paper):
+    """A worker on paper that runs steps."""
+
+    def prepare(self) -> None:
+        """Have nothing to do."""
+        self.prompts: deque[Job] = deque()
+        self.decoding: list[Job] = []
+        self.busy = False
+
+    def step(self) -> tuple[float, list[Job]]:
+        """Seconds of the next step, and the prompts that it ends."""
+        room, ended = BUDGET, []
+        for job in self.prompts:
+            done = min(job.left, room)
+            job.left -= done
+            room -= done
+            if not job.left:
+                ended.append(job)
+            if not room:
+                break
+        for _ in ended:
+            self.prompts.popleft()
+        slower = 1 + len(self.decoding) / SLOWED_BY
+        return TOKEN_SECONDS * slower + (BUDGET - room) / PREFILL, ended
+
+
+class Outcome(NamedTuple):
+    """What clients see, in seconds, and the share of prompts that were handed over."""
+
+    first: float
+    first99: float
+    gap99: float
+    whole: float
+    handed: float
+
+
+class Fleet:
+    """Workers of such roles before one frontend, and a link of such a price."""
+
+    def __init__(self, phases: list[Phase], price: float, blocks: int) -> None:
+        self.now = 0.0
+        self.price = price
+        settings = RouterSettings(router_worker_backlog=100.0)
+        self.pool = Pool(policy_of(settings, Random(1))(), settings, lambda: self.now)
+        self.workers: dict[str, Stepping] = {}
+        for number, phase in enumerate(phases):
+            made = msgspec.structs.replace(
+                card(blocks, events=False),
+                phase=phase,
+                kv_layout="l",
+                address=Address("h", number + 1, b"f"),
+            )
+            worker = self.workers[f"worker-{number}"] = Stepping(f"worker-{number}", made)
+            worker.prepare()
+        self.pool.take(list(self.workers.values()), lambda _: WorkerLoad())
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self.handed = 0
+        self.done: list[Job] = []
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + seconds, next(self._numbers), act))
+
+    def run(self, requests: list[SimulatedRequest]) -> Outcome:
+        for request in requests:
+            self.after(request.at, partial(self._request, request))
+        while self._queue:
+            self.now, _, act = heapq.heappop(self._queue)
+            act()
+        first = sorted(job.tokens[0] - job.at for job in self.done)
+        gaps = sorted(
+            later - before
+            for job in self.done
+            for before, later in zip(job.tokens, job.tokens[1:], strict=False)
+        )
+        whole = [job.tokens[-1] - job.at for job in self.done]
+        assert len(self.done) == len(requests)
+        return Outcome(
+            sum(first) / len(first),
+            first[int(0.99 * len(first))],
+            gaps[int(0.99 * len(gaps))],
+            sum(whole) / len(whole),
+            self.handed / len(requests),
+        )
+
+    def _request(self, request: SimulatedRequest) -> None:
+        chain = routing_chain(request.prompt, next(iter(self.workers.values())).card, SECRET)
+        keys, length = keys_of(chain), len(request.prompt)
+        job = Job(keys, keys.tolist(), length, request.output, self.now)
+        splits = self.pool.has_prefill_workers
+        chosen = self.pool.choose(length, keys, splits=splits)
+        assert chosen is not None
+        if chosen.prefiller is None:
+            self._compute(job, chosen)
+            return
+        self.handed += 1
+        self.pool.change(chosen.member, requests=1)
+        self._compute(job, chosen.prefiller, chosen.member)
+
+    def _compute(self, job: Job, chosen: Chosen, goes_on: PoolMember | None = None) -> None:
+        """Send a prompt to a worker; its tokens come from there, or from the one that goes on."""
+        member, worker = chosen.member, self.workers[chosen.member.id]
+        idle, began, work = not member.load.prefill, self.now, chosen.work
+        held = max(worker.has(job.blocks) * BLOCK_SIZE, 0)
+        fetched = 0
+        if chosen.holders and self.price < 1:
+            held_there = max(
+                other.has(job.blocks) * BLOCK_SIZE
+                for other in self.workers.values()
+                if other.card.address in chosen.holders
+            )
+            fetched = max(held_there - held, 0)
+        self.pool.sent(member, job.keys)
+        self.pool.change(member, requests=1, prefill=work)
+        job.left = max(job.length - held - fetched, 1)
+
+        def computed() -> None:
+            self.pool.change(member, prefill=-work, decode=job.length)
+            if idle and not fetched:
+                self.pool.price.computed(job.length - chosen.cached, self.now - began)
+            job.tokens.append(self.now)
+            if goes_on is None:
+                worker.decoding.append(job)
+                job.then = lambda: self.pool.change(member, requests=-1, decode=-job.length)
+            else:
+                self.pool.change(member, requests=-1, decode=-job.length)
+                self._go_on(job, goes_on)
+
+        job.then = computed
+        worker.take(job.blocks)
+        self._fetch(worker, job, fetched)
+
+    def _go_on(self, job: Job, member: PoolMember) -> None:
+        worker, began = self.workers[member.id], self.now
+        idle = not member.load.prefill
+        held = worker.has(job.blocks) * BLOCK_SIZE
+        fetched = max(job.length - held, 0) // BLOCK_SIZE * BLOCK_SIZE
+        job.left = job.length - held - fetched + 1
+        worker.take(job.blocks)
+        self.pool.sent(member, job.keys)
+        self.pool.change(member, prefill=job.left)
+        left = job.left
+
+        def computed() -> None:
+            self.pool.change(member, prefill=-left, decode=job.length)
+            if idle:
+                self.pool.price.fetched(fetched, self.now - began)
+            job.tokens.append(self.now)
+            worker.decoding.append(job)
+            job.then = lambda: self.pool.change(member, requests=-1, decode=-job.length)
+
+        job.then = computed
+        self._fetch(worker, job, fetched)
+
+    def _fetch(self, worker: Stepping, job: Job, positions: int) -> None:
+        def there() -> None:
+            worker.prompts.append(job)
+            self._run(worker)
+
+        if positions:
+            self.after(ROUND_TRIP + positions * self.price / PREFILL, there)
+        else:
+            there()
+
+    def _run(self, worker: Stepping) -> None:
+        if worker.busy or not (worker.prompts or worker.decoding):
+            return
+        worker.busy = True
+        decoding = list(worker.decoding)
+        seconds, ended = worker.step()
+
+        def over() -> None:
+            worker.busy = False
+            for job in decoding:
+                job.tokens.append(self.now)
+            for job in ended:
+                job.then()
+            for job in [job for job in worker.decoding if len(job.tokens) >= job.output]:
+                worker.decoding.remove(job)
+                self.done.append(job)
+                job.then()
+            self._run(worker)
+
+        self.after(seconds, over)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=18)
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--apps", type=int, default=400)
+    parser.add_argument("--blocks", type=int, default=2048)
+    asked = parser.parse_args()
+    mean = sum(len(request.prompt) for request in trace(300, 1, asked.apps, Random(1))) / 300
+    worst = 0.0
+    for load in LOADS:
+        rate = load * asked.workers * PREFILL / mean
+        requests = trace(asked.requests, rate, asked.apps, Random(1))
+        for price in PRICES:
+            both = Fleet(["both"] * asked.workers, price, asked.blocks).run(requests)
+            print(f"load {load:.1f}, price {price:.2f}: {'both':8} {_line(both)}", flush=True)
+            for parts in (2, 3, 5, 9):
+                number = asked.workers // parts
+                phases: list[Phase] = ["prefill"] * number
+                phases += ["decode"] * (asked.workers - number)
+                found = Fleet(phases, price, asked.blocks).run(requests)
+                worst = max(worst, found.whole / both.whole)
+                ratios = " ".join(f"{a / b:5.2f}" for a, b in zip(found, both, strict=False) if b)
+                print(f"{'':24} 1:{parts - 1:<6} {_line(found)}   beside both {ratios}", flush=True)
+    print(f"whole answers took at most {worst:.3f} of what they take with workers of both roles")
+
+
+def _line(found: Outcome) -> str:
+    return (
+        f"first token {1000 * found.first:5.0f} ms, p99 {1000 * found.first99:6.0f}; "
+        f"between tokens p99 {1000 * found.gap99:4.0f}; whole {found.whole:6.3f} s; "
+        f"handed over {found.handed:4.0%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

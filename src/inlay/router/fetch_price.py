@@ -1,0 +1,60 @@
+"""Price of a prompt position whose KV page is fetched, in positions to compute."""
+
+import time
+from collections.abc import Callable
+
+KNOWN_SECONDS = 60.0
+"""Seconds after which a measured price is forgotten, so that what was slow is tried again."""
+LEAST_POSITIONS = 64
+"""Positions from which on the time to a first token is that of the prompt."""
+_WEIGHT = 0.3
+"""Weight of the last measurement in a moving average."""
+_LEAST, _MOST = 0.01, 10.0
+
+
+class FetchPrice:
+    """Moving averages of the seconds that a position takes to be computed, and to be fetched.
+
+    With b bytes a position, r positions computed and B bytes fetched a second it is b * r / B; both
+    rates are measured from what is sent and the first token of the answer.
+
+    Args:
+        initial: while nothing is measured.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, initial: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._initial = initial
+        self._clock = clock
+        self._computing: float | None = None
+        self._fetching: float | None = None
+        self._fetched_at = 0.0
+
+    @property
+    def value(self) -> float:
+        """The price; 1 is that of computing."""
+        if self._computing is None or self._fetching is None:
+            return self._initial
+        if self._clock() - self._fetched_at > KNOWN_SECONDS:
+            return self._initial
+        return min(max(self._fetching / self._computing, _LEAST), _MOST)
+
+    def computed(self, positions: int, seconds: float) -> None:
+        """A worker with nothing else to compute took so long for positions it had to compute."""
+        if positions >= LEAST_POSITIONS:
+            self._computing = _average(self._computing, seconds / positions)
+
+    def fetched(self, positions: int, seconds: float) -> None:
+        """The same for positions that it fetched."""
+        if positions >= LEAST_POSITIONS:
+            if self._clock() - self._fetched_at > KNOWN_SECONDS:
+                self._fetching = None
+            self._fetching = _average(self._fetching, seconds / positions)
+            self._fetched_at = self._clock()
+
+
+def _average(before: float | None, now: float) -> float:
+    return now if before is None else before + _WEIGHT * (now - before)
+
+
+__all__ = ["LEAST_POSITIONS", "FetchPrice"]

@@ -1,0 +1,53 @@
+"""Handover of a request: its prompt is computed at one worker, its output made at another.
+
+The first worker is sent the request for one token. The next goes on as after the loss of a worker,
+and fetches the prompt's pages from the first.
+"""
+
+from msgspec.structs import replace
+
+from inlay.card import ModelCard
+from inlay.request import Request, Task
+from inlay.resuming import inexact
+from inlay.router.load_reservation import LoadReservation
+from inlay.transport.api import Worker
+
+
+class Handover:
+    """A place at the worker that goes on with a request.
+
+    Args:
+        worker: that goes on.
+        load: the request's part of its load, until it is sent there.
+    """
+
+    def __init__(self, worker: Worker, load: LoadReservation) -> None:
+        self.worker = worker
+        self._load = load
+
+    def end(self) -> None:
+        """Free the place. May be called again."""
+        self._load.end()
+
+
+def is_divisible(request: Request, card: ModelCard) -> bool:
+    """True if a request may be handed over after its first token at workers with this card."""
+    if request.task is not Task.GENERATE or request.inputs or request.hold:
+        return False
+    sampling = request.sampling
+    return (
+        sampling.max_tokens > 1
+        and not request.prior_output
+        # These are made where the prompt is computed, all of it.
+        and sampling.prompt_logprobs is None
+        and sampling.hidden_states is None
+        and not inexact(request, card)
+    )
+
+
+def first_part(request: Request) -> Request:
+    """Return the request for the prompt and the first token."""
+    return replace(request, params=replace(request.sampling, max_tokens=1))
+
+
+__all__ = ["Handover", "first_part", "is_divisible"]

@@ -1,0 +1,248 @@
+"""Placing of requests: a worker is chosen, and they are sent to it."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import msgspec
+
+from inlay.card import Address, ModelCard
+from inlay.digest import BLOCK_SIZE
+from inlay.errors import DeadlineExceededError, OverloadedError
+from inlay.request import PAGES, Diffusion, Request, Source
+from inlay.router.fleet import Fleet
+from inlay.router.handover import Handover, first_part, is_divisible
+from inlay.router.key_table import Keys
+from inlay.router.load_reservation import LoadReservation
+from inlay.router.pool import MAX_HOLDERS, Chosen, Pool
+from inlay.router.resume import Sent
+from inlay.router.stats import RouterStats
+
+
+class Placed(NamedTuple):
+    """A request, what it answers, and where it goes on once its prompt is computed."""
+
+    request: Request
+    sent: Sent
+    handover: Handover | None = None
+
+    def cancel(self) -> None:
+        """Stop it; needs no answer."""
+        self.sent.cancel()
+        if self.handover is not None:
+            self.handover.end()
+
+
+class Placing:
+    """Sends requests to the workers that pools choose.
+
+    Args:
+        fleet: the pools.
+        stats: counts what is sent.
+        ended: called with the client of a request that has ended.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        stats: RouterStats,
+        ended: Callable[[str | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._stats = stats
+        self._ended = ended
+        self._clock = clock
+
+    def place(
+        self,
+        pool: Pool,
+        requests: Sequence[Request],
+        keys: Keys | None,
+        session: str | None,
+        waited: float,
+        *,
+        only: Collection[str] | None = None,
+        holder: ModelCard | None = None,
+    ) -> list[Placed] | None:
+        """Send the requests now; None where no worker has room.
+
+        Workers that turn out to be gone are skipped. With `only`, they go to one of these, even if
+        it is full. `holder` is of the worker that has the pages of the attempt before.
+        """
+        first, card = requests[0], pool.card
+        splits = (
+            pool.has_prefill_workers
+            and only is None
+            and len(requests) == 1
+            and card is not None
+            and is_divisible(first, card)
+        )
+        length = _length(first)
+        gone: set[str] = set()
+        while True:
+            chosen = pool.choose(
+                length,
+                keys,
+                adapter=first.adapter,
+                rows=pool.needs_rows(first),
+                session=session,
+                only=only,
+                avoid=gone,
+                full_too=only is not None,
+                splits=splits,
+                client=first.client,
+            )
+            if chosen is None:
+                return None
+            member = chosen.member
+            if chosen.prefiller is not None:
+                member = chosen.prefiller.member
+            try:
+                placed = (
+                    self._send_to(pool, chosen, requests, length, waited, holder)
+                    if chosen.prefiller is None
+                    else [self._divide(pool, chosen, chosen.prefiller, first, length, waited)]
+                )
+            except OverloadedError:
+                gone.add(member.id)
+                continue
+            model = member.card.name
+            self._stats.add_decision(model, len(placed), further=only is not None)
+            if keys is not None:
+                self._stats.add_lookup(model, len(keys), chosen.cached // BLOCK_SIZE)
+                self._fleet.sent(pool, member, keys)
+            return placed
+
+    def _divide(
+        self,
+        pool: Pool,
+        chosen: Chosen,
+        prefiller: Chosen,
+        request: Request,
+        length: int,
+        waited: float,
+    ) -> Placed:
+        """Send a request's first part to a prefill worker, and take a place for the rest.
+
+        Raises `OverloadedError` when the prefill worker is gone.
+        """
+        (placed,) = self._send_to(pool, prefiller, [first_part(request)], length, waited)
+        place = LoadReservation(
+            pool,
+            chosen.member,
+            prefill=0,
+            length=length,
+            ended=self._ended,
+            client=request.client,
+        )
+        self._stats.handovers[chosen.member.card.name] += 1
+        handover = Handover(chosen.member.worker, place)
+        return Placed(_with_waited_deadline(request, waited), placed.sent, handover)
+
+    def _send_to(
+        self,
+        pool: Pool,
+        chosen: Chosen,
+        requests: Sequence[Request],
+        length: int,
+        waited: float,
+        holder: ModelCard | None = None,
+    ) -> list[Placed]:
+        """Send the requests to a worker.
+
+        Raises `OverloadedError` when it is gone; it has none of them then.
+        """
+        placed: list[Placed] = []
+        member = chosen.member
+        holders = _holders(chosen, holder)
+        pages = (Source(PAGES, holders),) if holders else ()
+        measured = self._measured(pool, chosen, length, fetches=holder is not None, pages=pages)
+        try:
+            for request in requests:
+                request = _with_waited_deadline(request, waited)
+                request, encoding = self._fleet.encoders.assign(request, member.card)
+                if pages:
+                    sources = (*request.sources, *pages)
+                    request = msgspec.structs.replace(request, sources=sources)
+                stream = member.worker.send(request)
+                # The prompt is computed once for all of them.
+                charge = LoadReservation(
+                    pool,
+                    member,
+                    prefill=0 if placed else chosen.work,
+                    length=length,
+                    ended=self._ended,
+                    client=request.client,
+                    # So are its images.
+                    computed=_nothing if placed else encoding.begin(),
+                    first_token=_nothing if encoding.items else measured,
+                )
+                placed.append(Placed(request, Sent(member.worker, stream, charge)))
+        except BaseException:
+            cancel(placed)
+            raise
+        return placed
+
+    def _measured(
+        self,
+        pool: Pool,
+        chosen: Chosen,
+        length: int,
+        *,
+        fetches: bool,
+        pages: tuple[Source, ...],
+    ) -> Callable[[], object]:
+        """Function that is called at the first token, and measures what the prompt has cost."""
+        if chosen.member.load.prefill or (pages and not fetches):
+            return _nothing
+        took = pool.price.fetched if pages else pool.price.computed
+        positions, began = length - chosen.cached, self._clock()
+        return lambda: took(positions, self._clock() - began)
+
+
+def _with_waited_deadline(request: Request, waited: float) -> Request:
+    """A request that has waited so many seconds.
+
+    Raises `DeadlineExceededError` when its time is over.
+    """
+    if request.deadline is None or not waited:
+        return request
+    if request.deadline <= waited:
+        raise DeadlineExceededError(
+            f"all workers were full for the {request.deadline:g} s that were left"
+        )
+    return msgspec.structs.replace(request, deadline=request.deadline - waited)
+
+
+def _length(request: Request) -> int:
+    """Return the positions of a request, or the steps of its images, as its part of a load."""
+    if isinstance(request.params, Diffusion):
+        return request.params.steps * request.params.count
+    return request.num_positions + len(request.prior_output)
+
+
+def _holders(chosen: Chosen, holder: ModelCard | None) -> tuple[Address, ...]:
+    """Return the workers to ask for pages; the one with this card is the first of them."""
+    card = chosen.member.card
+    if (
+        holder is None
+        or holder.address in (None, card.address)
+        or not card.kv_layout
+        or holder.kv_layout != card.kv_layout
+    ):
+        return chosen.holders
+    others = (address for address in chosen.holders if address != holder.address)
+    return tuple(islice(chain([holder.address], others), MAX_HOLDERS))
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def cancel(placed: Sequence[Placed]) -> None:
+    """Stop requests; needs no answer."""
+    for one in placed:
+        one.cancel()

@@ -1,0 +1,114 @@
+"""Roles are weights: who computes a prompt for whom, and when each does the other's part."""
+
+import pytest
+
+from inlay.card import Address, ModelCard
+from inlay.router.fetch_price import KNOWN_SECONDS, FetchPrice
+from inlay.router.pool import LEAST_HANDOVER
+from tests.router.test_pool import Made, blocks, card
+
+LONG = 16 * 64
+assert LONG >= LEAST_HANDOVER
+
+
+def member(phase: str, number: int, layout: str = "l", **changes: object) -> ModelCard:
+    address = Address("h", 1000 + number, b"f")
+    return card(phase=phase, kv_layout=layout, address=address, **changes)
+
+
+def made(*phases: str, **routing: object) -> Made:
+    return Made(*(member(phase, number) for number, phase in enumerate(phases)), **routing)
+
+
+def places(fleet: Made, length: int = LONG, **how: object) -> tuple[str, str | None]:
+    """The worker that makes the tokens, and the one that computes the prompt for it."""
+    chosen = fleet.pool.choose(length, blocks(1, 64), splits=True, **how)  # type: ignore[arg-type]
+    assert chosen is not None
+    prefiller = chosen.prefiller
+    return chosen.member.id, None if prefiller is None else prefiller.member.id
+
+
+def test_a_busy_decode_worker_has_its_prompts_computed_elsewhere() -> None:
+    fleet = made("prefill", "decode", router_interference_weight=0.25)
+    # Nobody is delayed: computing here is quicker than fetching.
+    assert places(fleet) == ("w1", None)
+    fleet.pool.change(fleet.member(1), requests=3, decode=30)
+    assert places(fleet) == ("w1", "w0")
+    assert places(fleet, LEAST_HANDOVER - 16) == ("w1", None)
+    # What is cached need not be computed anywhere.
+    fleet.pool.sent(fleet.member(1), blocks(1, 60))
+    assert places(fleet) == ("w1", None)
+
+
+def test_a_prefill_worker_with_a_queue_is_passed_over() -> None:
+    fleet = made("prefill", "prefill", "decode", router_interference_weight=0.25)
+    fleet.pool.change(fleet.member(2), requests=3, decode=30)
+    fleet.pool.change(fleet.member(0), requests=1, prefill=5000)
+    assert places(fleet) == ("w2", "w1")
+    fleet.pool.change(fleet.member(1), requests=1, prefill=5000)
+    assert places(fleet) == ("w2", None)
+
+
+def test_each_takes_whole_requests_where_there_are_no_others() -> None:
+    assert places(made("prefill", "prefill"))[1] is None
+    fleet = made("prefill", "decode", router_worker_backlog=0)
+    fleet.pool.change(fleet.member(1), requests=4)
+    assert places(fleet) == ("w0", None)
+    # Or where all others have far more to do.
+    fleet = made("prefill", "decode")
+    fleet.pool.change(fleet.member(1), prefill=LONG // 2)
+    assert places(fleet) == ("w0", None)
+
+
+def test_a_worker_of_both_roles_gives_a_prompt_away_only_where_that_is_quicker() -> None:
+    fleet = made("prefill", "both", router_interference_weight=0.25)
+    fleet.pool.change(fleet.member(1), requests=3, decode=30)
+    assert places(fleet) == ("w1", None)
+    # Its prompts before this one take longer than a fetch, and the other decodes enough.
+    fleet.pool.change(fleet.member(0), decode=20 * LONG)
+    fleet.pool.change(fleet.member(1), prefill=LONG // 2)
+    assert places(fleet) == ("w1", "w0")
+
+
+@pytest.mark.parametrize("layouts", [("a", "b"), ("", "")])
+def test_pages_of_another_layout_are_not_handed_over(layouts: tuple[str, str]) -> None:
+    cards = [member(phase, n, layouts[n]) for n, phase in enumerate(("prefill", "decode"))]
+    fleet = Made(*cards)
+    fleet.pool.change(fleet.member(1), requests=3, decode=30)
+    assert places(fleet) == ("w1", None)
+
+
+def test_what_can_be_fetched_is_cheaper_than_what_must_be_computed() -> None:
+    fleet = made("both", "both", "both")
+    keys = blocks(1, 64)
+    fleet.pool.sent(fleet.member(0), keys)
+    # The holder is busy: another fetches, at a fifth of the price of computing.
+    fleet.pool.change(fleet.member(0), requests=1, prefill=LONG // 2)
+    chosen = fleet.pool.choose(LONG, keys)
+    assert chosen is not None
+    assert chosen.member.id != "w0"
+    assert chosen.holders == (member("both", 0).address,)
+    assert (chosen.cached, chosen.work) == (0, LONG - int(0.8 * LONG))
+    for _ in range(9):
+        fleet.pool.price.computed(LONG, 1.0)
+        fleet.pool.price.fetched(LONG, 2.0)
+    chosen = fleet.pool.choose(LONG, keys)
+    assert chosen is not None
+    assert chosen.member.id == "w0"
+
+
+def test_a_price_is_measured_and_forgotten() -> None:
+    now = 0.0
+    price = FetchPrice(0.2, lambda: now)
+    price.fetched(1000, 1.0)
+    assert price.value == 0.2
+    price.computed(1000, 2.0)
+    # A few positions say nothing of the rate.
+    price.computed(3, 9.0)
+    assert price.value == 0.5
+    price.fetched(1000, 1e9)
+    assert price.value == 10.0
+    now = KNOWN_SECONDS + 1
+    assert price.value == 0.2
+    price.fetched(1000, 1.0)
+    assert price.value == 0.5
