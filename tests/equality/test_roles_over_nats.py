@@ -89,7 +89,7 @@ async def roles(server: NatsServer, config: EngineSettings) -> AsyncIterator[Rol
     prefill, decode = (config.model_copy(update={"role": role}) for role in ("prefill", "decode"))
     async with fleet_of(server, prefill, decode, router=EAGER) as both:
         # A client that does not read keeps its worker busy for as long as it likes.
-        begun = make_request("busy", Prompt.of(Tokens(ids(9, 3))), 4)
+        begun = make_request("busy", Prompt.of(Tokens(ids(9, 1))), 4)
         (busy,) = await both.router.send("m", [begun])
         found = Roles(both, busy)
         yield found

@@ -25,11 +25,11 @@ MAX_HOLDERS = 2
 """Workers that are named for the pages of one prompt."""
 LEAST_HANDOVER = 256
 """Positions to compute from which on a prompt may be computed at another worker."""
-_OUT_OF_ROLE = 0.02
-"""Cost of a position of a prompt at a prefill worker that also decodes it, beside computing it.
+_OUT_OF_ROLE = 4.0
+"""Requests that a request counts as, which prompts delay, where a prefill worker decodes it.
 
-So little, that the role decides between equals: in simulation (`benchmarks/roles_simulation.py`)
-higher ones leave prefill workers idle, and the others decode slower.
+With the weight of interference it is the strength of the role: 0.02 of a prompt by default, so
+that the role decides between equals, and all of a prompt where that weight is 0.25.
 """
 
 
@@ -327,7 +327,8 @@ class Pool:
         weights = self._settings
         cost = weights.router_prefill_weight * (self._prefill - spared)[seats]
         cost += weights.router_decode_weight * self._decode[seats]
-        out_of_role = weights.router_prefill_weight * _OUT_OF_ROLE * length
+        interference = _OUT_OF_ROLE * weights.router_interference_weight
+        out_of_role = weights.router_prefill_weight * interference * length
         overflows = cost[prefills].min() + out_of_role < cost[~prefills].min()
         found: Positions = seats[prefills if overflows else ~prefills]
         return found
@@ -346,11 +347,12 @@ class Pool:
         if not len(able):
             return None
         work = length - int(spared[seat])
+        delay = self._settings.router_interference_weight
         here = float(self._prefill[seat] + work)
         if self._seated[seat].card.phase == "decode":
-            delay = self._settings.router_interference_weight * int(self._num_requests[seat])
-            here += delay * work
-        costs = self._prefill[able] + length - spared[able] + self.price.value * work
+            here += delay * int(self._num_requests[seat]) * work
+        there = (1 + delay * (self._decode[able] > 0)) * (length - spared[able])
+        costs = self._prefill[able] + there + self.price.value * work
         best = int(np.argmin(costs))
         if costs[best] >= here:
             return None

@@ -34,14 +34,16 @@ class RouterSettings(BaseModel):
     router_fetch_weight: float = Field(
         default=0.2,
         ge=0,
-        description="Cost of a prompt position whose KV page is fetched from another worker, beside "
-        "one that is computed, until it has been measured. At workers with --enable-kv-fetch.",
+        description="Cost of a prompt position whose KV page is fetched from another worker, "
+        "beside one that is computed, until it has been measured. At workers with "
+        "--enable-kv-fetch.",
     )
     router_interference_weight: float = Field(
-        default=0.02,
+        default=0.005,
         ge=0,
         description="Cost of a position computed at a worker of --role decode, for each request "
-        "that it delays there. Higher values have more prompts computed at prefill workers.",
+        "that it delays there: the strength of roles. With 0.25 tokens come most evenly and first "
+        "tokens later; the default costs no request anything.",
     )
     router_session_slack: float = Field(
         default=0.25,

@@ -203,11 +203,7 @@ def card_of(
         embedding_abs_max=model.embedding_abs_max,
         prompt_embeds=model.refuses_rows,
         block_size=bounds.page_size,
-        kv_layout=(
-            core.cached.copier.shape.layout
-            if settings.exchanges_pages
-            else ""
-        ),
+        kv_layout=(core.cached.copier.shape.layout if settings.exchanges_pages else ""),
         phase=settings.role,
         num_blocks=bounds.num_pages,
         eos_token_ids=model.eos_token_ids,
