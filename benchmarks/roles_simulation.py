@@ -1,10 +1,10 @@
-"""Prefill and decode workers beside workers of both roles: the router's own choices, workers on paper.
+"""Prefill and decode workers beside workers of both roles: the router's choices, workers on paper.
 
 Workers run steps: a token of every sequence that is decoded, and prompts' positions up to a budget.
 A prompt that is handed over is fetched at a price, in positions computed, and its last block is
 computed again. Time is virtual. The trace is that of `router_simulation`.
 
-    python -m benchmarks.roles_simulation [--workers N] [--requests N]
+    python -m benchmarks.roles_simulation [--workers N] [--requests N] [--interference-weight W]
 """
 
 import argparse
@@ -98,10 +98,10 @@ class Outcome(NamedTuple):
 class Fleet:
     """Workers of such roles before one frontend, and a link of such a price."""
 
-    def __init__(self, phases: list[Phase], price: float, blocks: int) -> None:
+    def __init__(self, phases: list[Phase], price: float, blocks: int, weight: float) -> None:
         self.now = 0.0
         self.price = price
-        settings = RouterSettings(router_worker_backlog=100.0)
+        settings = RouterSettings(router_worker_backlog=100.0, router_interference_weight=weight)
         self.pool = Pool(policy_of(settings, Random(1))(), settings, lambda: self.now)
         self.workers: dict[str, Stepping] = {}
         for number, phase in enumerate(phases):
@@ -251,6 +251,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--apps", type=int, default=400)
     parser.add_argument("--blocks", type=int, default=2048)
+    usual = RouterSettings().router_interference_weight
+    parser.add_argument("--interference-weight", type=float, default=usual)
     asked = parser.parse_args()
     mean = sum(len(request.prompt) for request in trace(300, 1, asked.apps, Random(1))) / 300
     worst = 0.0
@@ -258,13 +260,14 @@ def main() -> None:
         rate = load * asked.workers * PREFILL / mean
         requests = trace(asked.requests, rate, asked.apps, Random(1))
         for price in PRICES:
-            both = Fleet(["both"] * asked.workers, price, asked.blocks).run(requests)
+            weight = asked.interference_weight
+            both = Fleet(["both"] * asked.workers, price, asked.blocks, weight).run(requests)
             print(f"load {load:.1f}, price {price:.2f}: {'both':8} {_line(both)}", flush=True)
             for parts in (2, 3, 5, 9):
                 number = asked.workers // parts
                 phases: list[Phase] = ["prefill"] * number
                 phases += ["decode"] * (asked.workers - number)
-                found = Fleet(phases, price, asked.blocks).run(requests)
+                found = Fleet(phases, price, asked.blocks, weight).run(requests)
                 worst = max(worst, found.whole / both.whole)
                 ratios = " ".join(f"{a / b:5.2f}" for a, b in zip(found, both, strict=False) if b)
                 print(f"{'':24} 1:{parts - 1:<6} {_line(found)}   beside both {ratios}", flush=True)

@@ -43,7 +43,7 @@ class RouterSettings(BaseModel):
         ge=0,
         description="Cost of a position computed at a worker of --role decode, for each request "
         "that it delays there: the strength of roles. With 0.25 tokens come most evenly and first "
-        "tokens later; the default costs no request anything.",
+        "tokens later.",
     )
     router_session_slack: float = Field(
         default=0.25,
