@@ -153,7 +153,7 @@ def test_a_reader_that_leaves_early_is_no_traceback(endless_url: str) -> None:
     assert process.stderr is not None
     assert process.stdout.read(20)
     process.stdout.close()
-    assert process.wait(120) == 1
+    assert process.wait(120) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
 

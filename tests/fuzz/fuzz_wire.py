@@ -126,9 +126,6 @@ class _Receiver:
     def _offered(self, number: int, offer: Any) -> None:
         # What a connection does with an offer depends on its memory and on what it has; here its
         # number says what.
-        if self.writer is None and number % 4 == 3:
-            self._reader.refuse(number)
-            return
         if self.writer is None and number % 4 == 2:
             return
         parts: list[Any] = [memoryview(bytearray(size)) for size in offer.sizes]
