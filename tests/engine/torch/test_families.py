@@ -258,7 +258,11 @@ def changed(family: str, tmp_path: Path, **fields: Any) -> Path:
             {"architectures": ["LlamaForSequenceClassification"]},
             "generates with LlamaForCausalLM",
         ),
-        ("llama", {"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq, None bits.*serves"),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "awq"}},
+            r"quantised \(awq, None bits.*serves",
+        ),
         (
             "gpt_oss",
             {"quantization_config": {"quant_method": "mxfp4"}},
