@@ -70,8 +70,9 @@ def image(target: str) -> str:
     try:
         run(
             *(tool("buildah"), "bud", "--quiet", "--isolation", "chroot", "--target", target),
-            # Layers stay for the stages that others begin with.
-            *("--layers", "--file", _DOCKERFILE, "--build-arg", f"BASE={BASE}"),
+            # Layers stay for the stages that others begin with; OCI's format has no health check.
+            *("--format", "docker", "--layers", "--file", _DOCKERFILE),
+            *("--build-arg", f"BASE={BASE}"),
             *("--build-arg", f"VLLM_BASE={BASE}", "--build-arg", "KERNELS=native"),
             *(*_pip(), "--tag", name, ROOT),
             within=900,

@@ -24,6 +24,18 @@ def test_an_image_runs_as_nobody_in_particular_and_says_so(target: str) -> None:
     assert confined(name, "--version", network="none") == f"inlay {inlay.__version__}\n"
 
 
+@pytest.mark.parametrize("port", [8000, 7400, 4222])
+def test_a_container_is_healthy_by_an_open_port_of_any_server(port: int) -> None:
+    (found,) = json.loads(run(*podman(), "image", "inspect", image("frontend")))
+    kind, *check = found["Healthcheck"]["Test"]
+    assert kind == "CMD"
+    listener = f"import socket; s = socket.create_server(('127.0.0.1', {port})); "
+    ask = f"import subprocess as p; ask = lambda: p.run({check!r}).returncode; "
+    script = ask + "closed = ask(); " + listener + "print(closed, ask())"
+    words = (*podman(), "run", "--rm", "--network", "none", "--entrypoint", "python3")
+    assert run(*words, *LIMITS, image("frontend"), "-c", script) == "1 0\n"
+
+
 def test_frontends_carry_no_torch_and_no_compiler() -> None:
     script = "import importlib.util as u, shutil; print(u.find_spec('torch'), shutil.which('g++'))"
     words = (*podman(), "run", "--rm", "--network", "none", "--entrypoint", "python3")
