@@ -16,7 +16,7 @@ from inlay.audit.prompts import AuditPrompt, Floats, Ids, Span, Template
 from inlay.audit.report import failures
 from inlay.audit.run import Audit, Audited
 from inlay.audit.score import METRICS, counts_of
-from inlay.audit.transform import named
+from inlay.audit.transform import Setting, named
 
 WORDS, WIDTH = 300, 32
 TABLE: Floats = np.random.default_rng(0).normal(0, 0.3, (WORDS, WIDTH)).astype(np.float32)
@@ -36,9 +36,12 @@ def made(count: int, seed: int, words: int = WORDS) -> list[AuditPrompt]:
     return found
 
 
+SETTING = Setting(TABLE, made(200, 2), 5, pytest.fail)
+
+
 def audited(spec: str, *attackers: str, resends: int = 8) -> Audited:
     audit = Audit(made(60, 1), made(200, 2), TABLE, TEMPLATE, str, attackers, resends)
-    return audit.of(named(spec, WIDTH, 5))
+    return audit.of(named(spec, SETTING))
 
 
 def read(found: Audited, attacker: str, metric: str = "tokens") -> float:

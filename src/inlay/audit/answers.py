@@ -16,6 +16,12 @@ Raises:
     InvalidRequestError: the model takes no such rows.
 """
 
+Diverge: TypeAlias = Callable[[Sequence[Floats], Sequence[Floats]], float]
+"""Divergence of the answers to some rows from those to others, each (m, h) of every prompt.
+
+The distributions are compared over the tokens of the others' greedy answers, in nats a token.
+"""
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -24,14 +30,20 @@ class Answers:
     Attributes:
         same: whose answer is that to the table's own rows.
         right: whose answer is right, of those whose right answer is known.
+        divergence: mean Kullback-Leibler divergence from the distributions of the answers to the
+            table's own rows, over their tokens, in nats; None where no distributions are known.
     """
 
     same: Share
     right: Share
+    divergence: float | None = None
 
 
 def compared(
-    answers: Sequence[str], clean: Sequence[str], prompts: Sequence[AuditPrompt]
+    answers: Sequence[str],
+    clean: Sequence[str],
+    prompts: Sequence[AuditPrompt],
+    divergence: float | None = None,
 ) -> Answers:
     """Shares of answers that are the same and right.
 
@@ -39,6 +51,7 @@ def compared(
         answers: to the rows that were sent.
         clean: to the table's own rows.
         prompts: with the right answers.
+        divergence: see `Answers`.
     """
     counts = np.zeros((len(prompts), 2, 2))
     for index, (mine, other, prompt) in enumerate(zip(answers, clean, prompts, strict=True)):
@@ -46,4 +59,4 @@ def compared(
         if prompt.answer is not None:
             counts[index, 1] = mine.strip() == prompt.answer.strip(), 1
     same, right = shares(counts)
-    return Answers(same, right)
+    return Answers(same, right, divergence)

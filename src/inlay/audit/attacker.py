@@ -3,16 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from inlay.audit.prompts import AuditPrompt, Floats, Ids, Template
+from inlay.errors import InvalidRequestError
 
-Knows = Literal["nothing", "table", "pairs"]
+if TYPE_CHECKING:
+    from inlay.audit.language_model import LanguageModel
+
+Knows = Literal["nothing", "table", "pairs", "weights"]
 """The needs of an attacker beside the rows: nothing is public text alone; the table is that of
 embeddings, with the template and public text; pairs are rows of texts that it knows, sent through
-the same transform."""
+the same transform; weights are pairs and the whole model."""
 
 MAX_PAIRS = 16_384
 """Rows of public text that attackers learn from at most."""
@@ -53,6 +57,7 @@ class Known:
         sent: rows of `public` through the transform, with the key of the prompts that are to be
             read, unless the transform has a key for each prompt.
         send: sends `public` once more, with new randomness; None where rows were only given.
+        model: loads the whole model; None where there is no torch.
         cached: what several attackers use, made once.
     """
 
@@ -61,6 +66,7 @@ class Known:
     public: Sequence[AuditPrompt]
     sent: Sequence[Floats]
     send: Callable[[], Sequence[Floats]] | None = None
+    model: "Callable[[], LanguageModel] | None" = None
     cached: dict[str, object] = field(default_factory=dict)
 
     @cached_property
@@ -89,6 +95,19 @@ class Known:
             ids.append(prompt.ids)
             count += len(sent)
         return Pairs(np.concatenate(rows), np.concatenate(ids))
+
+    def language_model(self) -> "LanguageModel":
+        """The whole model.
+
+        Raises:
+            NotApplicableError: it cannot be had.
+        """
+        if self.model is None:
+            raise NotApplicableError("it needs torch: pip install 'inlay[torch]'")
+        try:
+            return self.model()
+        except InvalidRequestError as error:
+            raise NotApplicableError(error.message) from error
 
     def check_width(self) -> None:
         """Raise `NotApplicableError` where the rows are not as wide as the table's."""

@@ -16,31 +16,30 @@ import numpy.typing as npt
 
 from inlay.audit.packed import pack, unpack
 from inlay.audit.prompts import AuditPrompt, Floats
-from inlay.audit.transform import Rng, RowTransform, Transform, named
+from inlay.audit.transform import Rng, RowTransform, Setting, Transform, named
 from inlay.errors import InvalidRequestError
 
-_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+_FUNCTION = re.compile(r"(?!(?:rotate|permute):folded$)([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 UserFunction = Callable[[Floats, npt.NDArray[np.int64], Rng], Floats]
 """Rows to send, (m, k), of (n, h) float32 rows of the table and their (n,) token ids; the generator
 is for randomness that is new each time."""
 
 
-def transform_of(spec: str, width: int, seed: int) -> Transform:
+def transform_of(spec: str, setting: Setting) -> Transform:
     """The transform of a name, or of MODULE:FUNCTION, which is imported.
 
     Modules are found where Python finds them, and in the working directory.
 
     Args:
         spec: the word.
-        width: elements of a row of the table.
-        seed: of keys of transforms with a name.
+        setting: of transforms with a name.
 
     Raises:
         InvalidRequestError: no such transform.
     """
     match = _FUNCTION.fullmatch(spec)
-    return named(spec, width, seed) if match is None else _function(spec, *match.groups())
+    return named(spec, setting) if match is None else _function(spec, *match.groups())
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,10 @@ class CommandTransform:
                     f"{what}: ended with status {done.returncode} and said: {said[-1][:500]}"
                 )
             return unpack(made, f"{what}: standard output")
+
+    def served(self, rows: Floats) -> Floats:
+        """The rows."""
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +134,10 @@ class GivenRows:
     ) -> list[Floats]:
         """The rows of those texts."""
         return [self.rows[prompt.index] for prompt in prompts]
+
+    def served(self, rows: Floats) -> Floats:
+        """The rows."""
+        return rows
 
 
 def _function(spec: str, module: str, name: str) -> Transform:

@@ -42,6 +42,8 @@ def described(audit: Audit, found: Sequence[Audited]) -> Iterator[str]:
             yield f"  answers the same: {_interval(each.answers.same)}"
             if each.answers.right.of:
                 yield f"  answers right: {_interval(each.answers.right)}"
+            if each.answers.divergence is not None:
+                yield f"  answers diverge by {each.answers.divergence:.2f} nats a token"
         if each.unanswered is not None:
             yield f"  answers: none: {each.unanswered}"
         for name, why in each.left_out.items():
@@ -136,7 +138,11 @@ def _transform(each: Audited) -> dict[str, Any]:
         },
         "answers": None
         if each.answers is None
-        else {"same": each.answers.same.as_json(), "right": each.answers.right.as_json()},
+        else {
+            "same": each.answers.same.as_json(),
+            "right": each.answers.right.as_json(),
+            "divergence": each.answers.divergence,
+        },
         "unanswered": each.unanswered,
         "samples": [{"text": sample.text, "read": sample.read} for sample in each.samples],
     }

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from inlay.audit.answers import Answers, Ask, compared
+from inlay.audit.answers import Answers, Ask, Diverge, compared
 from inlay.audit.attacker import Known, NotApplicableError, Sent
 from inlay.audit.attackers import chosen
 from inlay.audit.interval import Share, shares
@@ -16,6 +17,9 @@ from inlay.audit.prompts import AuditPrompt, Floats, Ids, Template
 from inlay.audit.score import METRICS, Counts, counts_of
 from inlay.audit.transform import Transform, checked
 from inlay.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from inlay.audit.language_model import LanguageModel
 
 LEAST_TEXTS = 20
 """Texts to report about, at least: with fewer no interval says anything."""
@@ -118,6 +122,8 @@ class Audit:
         seed: of all randomness.
         ask: has the model answer rows; None: answers are not compared.
         tell: is told what goes on.
+        diverge: compares distributions of answers; None: they are not.
+        model: loads the whole model, for attackers that have it; None without torch.
 
     Raises:
         InvalidRequestError: too few texts.
@@ -133,6 +139,8 @@ class Audit:
     seed: int = 0
     ask: Ask | None = None
     tell: Callable[[str], None] = lambda text: None
+    diverge: Diverge | None = None
+    model: "Callable[[], LanguageModel] | None" = None
 
     def __post_init__(self) -> None:
         if len(self.prompts) < LEAST_TEXTS or len(self.public) < LEAST_PUBLIC:
@@ -157,7 +165,8 @@ class Audit:
             self.template,
             self.public,
             self._sent(transform, self.public, 0, sent[0][0].shape[1]),
-            (lambda: self._sent(transform, self.public, -1)) if transform.can_resend else None,
+            self._again(transform) if transform.can_resend else None,
+            self.model,
         )
         seen = self._seen(known)
         tried = []
@@ -178,15 +187,28 @@ class Audit:
         if self.ask is not None:
             self.tell(f"{transform.name}: answers")
             try:
-                answers = compared(self.ask(sent[0]), self._clean, self.prompts)
+                answers = self._answers(self.ask, transform, sent[0])
             except InvalidRequestError as error:
                 unanswered = error.message
         return self._audited(transform, tried, left_out, answers, unanswered)
+
+    def _answers(self, ask: Ask, transform: Transform, sent: Sequence[Floats]) -> Answers:
+        served = [each for rows in sent if (each := transform.served(rows)) is not None]
+        if len(served) < len(sent):
+            raise InvalidRequestError("the rows enter the model behind its first layer")
+        own = [self.table[each.ids] for each in self.prompts]
+        divergence = None if self.diverge is None else self.diverge(served, own)
+        return compared(ask(served), self._clean, self.prompts, divergence)
 
     @cached_property
     def _clean(self) -> Sequence[str]:
         """Answers to the table's own rows."""
         return self.ask([self.table[each.ids] for each in self.prompts]) if self.ask else ()
+
+    def _again(self, transform: Transform) -> Callable[[], Sequence[Floats]]:
+        """Sends public text, with other randomness each time."""
+        times = count(1)
+        return lambda: self._sent(transform, self.public, 1000 + next(times))
 
     def _audited(
         self,
@@ -208,7 +230,7 @@ class Audit:
             )
             for each, mine in zip(tried, found, strict=True)
         )
-        unpaired = [index for index, each in enumerate(tried) if each.knows != "pairs"]
+        unpaired = [index for index, each in enumerate(tried) if each.knows in ("nothing", "table")]
         names = [each.attacker for each in tried]
         best = max(range(len(tried)), key=lambda index: found[index]["tokens"].value)
         samples = tuple(

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from inlay.audit.prompts import AuditPrompt, Floats
 from inlay.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from inlay.audit.language_model import LanguageModel
 
 Rng: TypeAlias = np.random.Generator
 OnRows: TypeAlias = Callable[[Floats, AuditPrompt, Rng], Floats]
@@ -19,6 +22,12 @@ class Transform(Protocol):
     @property
     def name(self) -> str:
         """As it was asked for."""
+
+    def served(self, rows: Floats) -> Floats | None:
+        """What the model's first layer gets where such rows are sent; None if they enter later.
+
+        It differs from the rows where the model has a key folded into its weights.
+        """
 
     @property
     def can_resend(self) -> bool:
@@ -46,10 +55,12 @@ class RowTransform:
     Attributes:
         name: as it was asked for.
         on_rows: makes the rows to send.
+        folded: takes back a key that is folded into the model's weights; None without one.
     """
 
     name: str
     on_rows: OnRows
+    folded: Callable[[Floats], Floats] | None = None
     can_resend: bool = True
 
     def send(
@@ -58,21 +69,44 @@ class RowTransform:
         """Rows of each prompt on its own."""
         return [self.on_rows(each, prompt, rng) for prompt, each in zip(prompts, rows, strict=True)]
 
+    def served(self, rows: Floats) -> Floats:
+        """The rows, without the key that is folded into the weights."""
+        return rows if self.folded is None else self.folded(rows)
 
-def named(spec: str, width: int, seed: int) -> Transform:
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What named transforms are made for.
+
+    Attributes:
+        table: the embedding table, (vocabulary, h).
+        public: prompts that a learned transform learns from.
+        seed: of keys.
+        model: loads the whole model, for those that need it. Raises `InvalidRequestError`.
+    """
+
+    table: Floats
+    public: Sequence[AuditPrompt]
+    seed: int
+    model: "Callable[[], LanguageModel]"
+
+
+def named(spec: str, setting: Setting) -> Transform:
     """The transform of a name, with a number behind a colon where it takes one.
 
     Args:
-        spec: none, noise:LEVEL, shuffle, permute, rotate, project:WIDTH or drop:SHARE.
-        width: elements of a row.
-        seed: of keys.
+        spec: one of `NAMES`.
+        setting: what it is for.
 
     Raises:
         InvalidRequestError: no such name, or a number it does not take.
     """
     name, _, number = spec.partition(":")
-    rng = np.random.default_rng([seed, 1])
-    if name in ("none", "shuffle", "permute", "rotate") and number:
+    width = setting.table.shape[1]
+    rng = np.random.default_rng([setting.seed, 1])
+    if name in ("permute", "rotate") and number not in ("", "folded"):
+        raise InvalidRequestError(f"--transform {spec}: it is {name} or {name}:folded")
+    if name in ("none", "shuffle") and number:
         raise InvalidRequestError(f"--transform {spec}: {name} takes no number")
     match name:
         case "none":
@@ -83,17 +117,37 @@ def named(spec: str, width: int, seed: int) -> Transform:
             return RowTransform(spec, _shuffle)
         case "permute" | "rotate":
             key = _permutation(width, rng) if name == "permute" else _rotation(width, rng)
-            return RowTransform(spec, lambda rows, prompt, rng: rows @ key)
+            back = (lambda rows: rows @ key.T) if number else None
+            return RowTransform(spec, lambda rows, prompt, rng: rows @ key, back)
         case "project":
             kept = int(_number(spec, number, 1, width))
             basis = _rotation(width, rng)[:, :kept]
             return RowTransform(spec, lambda rows, prompt, rng: rows @ basis)
         case "drop":
             return RowTransform(spec, _drop(_number(spec, number, 0, 0.99)))
-    raise InvalidRequestError(
-        f"no transform {spec!r}: there are none, noise:LEVEL, shuffle, permute, rotate, "
-        "project:WIDTH, drop:SHARE and MODULE:FUNCTION"
-    )
+        case "hidden":
+            from inlay.audit.hidden import HiddenStates
+
+            return HiddenStates.of(spec, _number(spec, number, 1, 10_000), setting.model())
+        case "learned":
+            from inlay.audit.learned import Learned
+
+            weight = _number(spec, number, 0, 100) if number else 1.0
+            return Learned(
+                spec,
+                setting.model(),
+                setting.table,
+                setting.public,
+                seed=setting.seed,
+                weight=weight,
+            )
+    raise InvalidRequestError(f"no transform {spec!r}: there are {NAMES} and MODULE:FUNCTION")
+
+
+NAMES = (
+    "none, noise:LEVEL, shuffle, permute, rotate, permute:folded, rotate:folded, project:WIDTH, "
+    "drop:SHARE, hidden:LAYER, learned"
+)
 
 
 def checked(

@@ -1,26 +1,42 @@
 """`inlay embeds audit`: how much known attacks read from rows."""
 
 import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from inlay.audit.attackers import ALL, chosen
+from inlay.audit.answers import Ask, Diverge
+from inlay.audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, chosen
+from inlay.audit.chart import chart
 from inlay.audit.external import CommandTransform, GivenRows, transform_of
 from inlay.audit.prompts import PromptMaker
 from inlay.audit.report import as_data, described, failures, limits
 from inlay.audit.run import Audit
 from inlay.audit.texts import read_texts, split
-from inlay.audit.transform import Transform
-from inlay.cli.audit_answers import ServerAnswers
+from inlay.audit.transform import Setting, Transform
+from inlay.cli.audit_answers import ANSWER_TOKENS, ServerAnswers
 from inlay.cli.client_settings import AuditSettings
 from inlay.cli.command import UsageError
-from inlay.cli.files import read
+from inlay.cli.files import read, write_bytes
 from inlay.cli.process import Console
 from inlay.cli.progress import waiting
 from inlay.client import PromptEmbedder
+from inlay.errors import InvalidRequestError
+from inlay.tensors.hub import local_directory
+
+if TYPE_CHECKING:
+    from inlay.audit.language_model import LanguageModel
 
 _FAILED = 1
+
+_TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
+
+_LARGE = 4 << 30
+"""Bytes of weights above which attackers that need them run only where they are named."""
 
 _COMPARED = ("none", "noise:1", "noise:4", "rotate", "shuffle")
 """Transforms where none was given."""
@@ -43,45 +59,59 @@ def run(settings: AuditSettings) -> int:
 
     with waiting(console, lambda: doing):
         gate = limits(settings.fail_above)
-        attackers = tuple(settings.attackers or ALL)
-        chosen(attackers)
+        chosen(settings.attackers)
         embedder = PromptEmbedder.from_pretrained(settings.model)
         width = embedder.table.shape[1]
+        table = embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32)
+        model = _model(settings.model)
+        if settings.answers and settings.url is not None:
+            raise UsageError("--answers are computed here, those of --url there: leave one out")
         if settings.rows is not None and settings.public is not None:
             raise UsageError("--rows are those of --texts: --public has none; leave it out")
         own = bool(settings.rows or settings.transform_command)
         specs = settings.transform or (() if own else _COMPARED)
-        transforms: list[Transform] = [transform_of(each, width, settings.seed) for each in specs]
-        transforms += [CommandTransform(each) for each in settings.transform_command]
         maker = PromptMaker(embedder, chat=False if settings.plain else None)
         prompts = maker.prompts(read_texts(read(settings.texts), str(settings.texts)))
+        given: list[Transform] = [CommandTransform(each) for each in settings.transform_command]
         if settings.rows is not None:
-            transforms.append(GivenRows.of(settings.rows, len(prompts), width))
+            given.append(GivenRows.of(settings.rows, len(prompts), width))
         if settings.public is not None:
             public = maker.prompts(read_texts(read(settings.public), str(settings.public)))
         else:
             mine, others = split(len(prompts), settings.seed)
             public = [prompts[index] for index in others]
             prompts = [prompts[index] for index in mine]
-        ask = None
-        if settings.url is not None:
+        setting = Setting(table, public, settings.seed, model)
+        transforms = [*(transform_of(each, setting) for each in specs), *given]
+        ask: Ask | None = None
+        diverge: Diverge | None = None
+        if settings.answers:
+            from inlay.audit.model_answers import ModelAnswers
+
+            here = ModelAnswers(model(), embedder.renderer.decode, ANSWER_TOKENS)
+            ask, diverge = here, here.divergence
+        elif settings.url is not None:
             ask = ServerAnswers(
                 settings.url, settings.api_key, settings.model_name, embedder.table.id
             )
         audit = Audit(
             prompts,
             public,
-            embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32),
+            table,
             maker.template,
             embedder.renderer.decode,
-            attackers,
+            tuple(settings.attackers) or _attackers(settings.model),
             settings.resends,
             settings.seed,
             ask,
             tell,
+            diverge,
+            model if _TORCH else None,
         )
         found = [audit.of(transform) for transform in transforms]
         failed = failures(gate, found)
+    if settings.svg is not None:
+        write_bytes(chart(found).encode(), settings.svg)
     if settings.output_format == "json":
         data = as_data(audit, found) | {"model": settings.model, "failures": failed}
         console.out(msgspec.json.encode(data).decode() + "\n")
@@ -90,3 +120,28 @@ def run(settings: AuditSettings) -> int:
     for line in failed:
         console.line(line)
     return _FAILED if failed else 0
+
+
+def _model(name: str) -> Callable[[], "LanguageModel"]:
+    """Loads the whole model when it is first needed."""
+
+    @cache
+    def load() -> "LanguageModel":
+        if not _TORCH:
+            raise InvalidRequestError("the whole model needs torch: pip install 'inlay[torch]'")
+        from inlay.audit.language_model import LanguageModel
+
+        return LanguageModel.load(name)
+
+    return load
+
+
+def _attackers(name: str) -> tuple[str, ...]:
+    """All attackers that run on this machine in minutes."""
+    left_out = () if _TORCH else NEED_TORCH
+    directory = local_directory(name)
+    if directory is None or _LARGE < sum(
+        file.stat().st_size for file in directory.glob("*.safetensors")
+    ):
+        left_out += NEED_WEIGHTS
+    return tuple(each for each in ALL if each not in left_out)

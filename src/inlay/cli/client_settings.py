@@ -238,8 +238,9 @@ class AuditSettings(BaseModel):
         default_factory=list,
         title="Attack",
         description="What is sent in place of the table's rows, each audited: none, noise:LEVEL "
-        "(in units of the median norm), shuffle, permute, rotate, project:WIDTH, drop:SHARE, or "
-        "MODULE:FUNCTION of Python. none, noise:1, noise:4, rotate and shuffle unless set.",
+        "(in units of the median norm), shuffle, permute, rotate, permute:folded, rotate:folded, "
+        "project:WIDTH, drop:SHARE, hidden:LAYER, learned, or MODULE:FUNCTION of Python. none, "
+        "noise:1, noise:4, rotate and shuffle unless set.",
     )
     transform_command: list[str] = Field(
         default_factory=list,
@@ -257,7 +258,9 @@ class AuditSettings(BaseModel):
         title="Attack",
         description="Attackers to try; all of them unless set: nearest, whitened, signature, "
         "sorted, codebook, procrustes, ridge, least-squares, bigram, resends, resends-pairs, "
-        "reordered. Guesses without the rows are always beside them.",
+        "reordered, and with torch inverter, beam and hidden-search; the last two of a directory with "
+        "at most 4 GiB of weights."
+        " Guesses without the rows are always beside them.",
     )
     resends: int = Field(
         default=8,
@@ -268,6 +271,12 @@ class AuditSettings(BaseModel):
         "out.",
     )
     seed: int = Field(default=0, ge=0, title="Attack", description="Seed of keys and noise.")
+    answers: bool = Field(
+        default=False,
+        title="Answers",
+        description="Compare the model's answers to the same rows with those to the table's own, "
+        "computed here with torch, and how far their distributions drift.",
+    )
     url: str | None = Field(
         default=None,
         title="Answers",
@@ -285,6 +294,9 @@ class AuditSettings(BaseModel):
         title="Report",
         description="Exit with status 1 where the upper limit of the worst case is above a share: "
         "METRIC=SHARE, with a metric of tokens, any-order, names, others, unseen, exact.",
+    )
+    svg: Path | None = Field(
+        default=None, title="Report", description="Write the shares as a picture (SVG) too."
     )
     output_format: Literal["text", "json"] = Field(
         default="text", title="Report", description=_OUTPUT_FORMAT

@@ -1,6 +1,7 @@
 """All attackers, one module for each family."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from inlay.audit.attacker import Attacker
 from inlay.audit.attackers.geometry import Signature, SortedValues
@@ -10,6 +11,14 @@ from inlay.audit.attackers.pairs import Codebook, LeastSquares, Procrustes, Ridg
 from inlay.audit.attackers.resends import Averaged
 from inlay.audit.attackers.sequence import ForwardBackward, Prior
 from inlay.errors import InvalidRequestError
+
+
+
+def _with_torch(module: str, name: str) -> Attacker:
+    """A new attacker of a module that imports torch."""
+    found: Attacker = getattr(import_module(f"{__name__}.{module}"), name)()
+    return found
+
 
 ALL: dict[str, Callable[[], Attacker]] = {
     "nearest": Nearest,
@@ -24,8 +33,14 @@ ALL: dict[str, Callable[[], Attacker]] = {
     "resends": lambda: Averaged("resends", Nearest()),
     "resends-pairs": lambda: Averaged("resends-pairs", LeastSquares()),
     "reordered": lambda: Reordered(Nearest()),
+    "inverter": lambda: _with_torch("inverter", "Inverter"),
+    "beam": lambda: _with_torch("beam", "Beam"),
+    "hidden-search": lambda: _with_torch("search", "HiddenSearch"),
 }
 """By name; the prior always runs beside them."""
+
+NEED_TORCH = ("inverter", "beam", "hidden-search")
+NEED_WEIGHTS = ("beam", "hidden-search")
 
 
 def chosen(names: Sequence[str]) -> list[Attacker]:

@@ -132,6 +132,27 @@ class Emission:
             surer.append(logs.max(axis=1) - top)
         return np.concatenate(inside), np.concatenate(best), np.concatenate(surer)
 
+    def likeliest(self, rows: Floats, count: int) -> tuple[Ids, Floats]:
+        """The `count` likeliest tokens of each row, and their log likelihoods below the largest.
+
+        Args:
+            rows: (n, h).
+            count: c, of the vocabulary at most.
+
+        Returns:
+            (n, c) token ids and (n, c) in nats, in no order.
+        """
+        white = (rows - self._offset) @ self._white
+        step = max(1, CHUNK // len(self.points))
+        ids, likely = [], []
+        for start in range(0, len(rows), step):
+            logs = scores(white[start : start + step], self.points)
+            best = np.argpartition(-logs, min(count, logs.shape[1]) - 1, axis=1)[:, :count]
+            some = np.take_along_axis(logs, best, axis=1)
+            ids.append(best)
+            likely.append(some - some.max(axis=1, keepdims=True))
+        return np.concatenate(ids), np.concatenate(likely)
+
     def best(self, rows: Floats) -> Ids:
         """The most likely token of each row."""
         return nearest_ids((rows - self._offset) @ self._white, self.points)

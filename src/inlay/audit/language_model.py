@@ -1,0 +1,162 @@
+"""The whole model, for answers and for attackers that have its weights. Needs torch."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from inlay.audit.prompts import Floats
+from inlay.errors import InvalidRequestError
+from inlay.tensors.hub import asking_hub, local_directory
+
+_ROWS_AT_A_TIME = 2048
+"""Rows that one forward pass computes at most, padding included."""
+
+
+class LanguageModel:
+    """A causal language model of transformers, in float32.
+
+    Attributes:
+        module: the model; its weights are frozen.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        ends = module.generation_config.eos_token_id
+        self._ends = frozenset([ends] if isinstance(ends, int) else ends or [])
+
+    @classmethod
+    def load(cls, model: str | Path) -> "LanguageModel":
+        """Load the model of a directory or a name on the hub.
+
+        Raises:
+            InvalidRequestError: transformers does not load it.
+        """
+        path = local_directory(model) or str(model)
+        try:
+            with asking_hub(str(model)):
+                module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        except (ValueError, KeyError, ImportError) as error:
+            raise InvalidRequestError(
+                f"transformers cannot load {model} as a causal language model: {error}"
+            ) from error
+        return cls(module.eval().requires_grad_(False))
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return int(self.module.config.get_text_config().num_hidden_layers)
+
+    @torch.inference_mode()
+    def answers(self, prompts: Sequence[Floats], most: int) -> list[list[int]]:
+        """Greedy answers, each up to its end, which is left out.
+
+        Args:
+            prompts: rows, (m, h) each.
+            most: tokens of an answer.
+        """
+        found: list[list[int]] = [[] for _ in prompts]
+        for chunk in _chunks([len(rows) + most for rows in prompts]):
+            rows, mask = padded([prompts[index] for index in chunk], left=True)
+            places = (mask.cumsum(dim=1) - 1).clamp(min=0)
+            step = self.module(
+                inputs_embeds=rows, attention_mask=mask, position_ids=places, logits_to_keep=1
+            )
+            unended = set(chunk)
+            for _ in range(most):
+                best = step.logits[:, -1].argmax(dim=-1)
+                for index, token in zip(chunk, best.tolist(), strict=True):
+                    if token in self._ends:
+                        unended.discard(index)
+                    elif index in unended:
+                        found[index].append(token)
+                if not unended:
+                    break
+                mask = torch.cat([mask, mask.new_ones(len(chunk), 1)], dim=1)
+                places = places[:, -1:] + 1
+                step = self.module(
+                    input_ids=best[:, None],
+                    attention_mask=mask,
+                    position_ids=places,
+                    past_key_values=step.past_key_values,
+                )
+        return found
+
+    @torch.inference_mode()
+    def log_probabilities(
+        self, prompts: Sequence[Floats], answers: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Log probabilities at each token of an answer and behind its last.
+
+        Args:
+            prompts: rows, (m, h) each.
+            answers: of each prompt, t token ids.
+
+        Yields:
+            The prompt's index and (t + 1, vocabulary), in some order.
+        """
+        lengths = [len(rows) + len(ids) for rows, ids in zip(prompts, answers, strict=True)]
+        embed = self.module.get_input_embeddings()
+        for chunk in _chunks(lengths):
+            whole = [
+                np.concatenate(
+                    [prompts[index], embed(torch.tensor(answers[index], dtype=torch.int64)).numpy()]
+                )
+                for index in chunk
+            ]
+            rows, mask = padded(whole)
+            logits = self.module(inputs_embeds=rows, attention_mask=mask).logits
+            for place, index in enumerate(chunk):
+                first = len(prompts[index]) - 1
+                said = logits[place, first : first + len(answers[index]) + 1]
+                yield index, said.log_softmax(dim=-1)
+
+    @torch.inference_mode()
+    def hidden_states(self, prompts: Sequence[Floats]) -> Iterator[tuple[int, list[Floats]]]:
+        """What comes out of each layer.
+
+        Args:
+            prompts: rows, (m, h) each.
+
+        Yields:
+            The prompt's index and (m, h) for each layer, in some order.
+        """
+        for chunk in _chunks([len(rows) for rows in prompts]):
+            rows, mask = padded([prompts[index] for index in chunk])
+            states = self.module(
+                inputs_embeds=rows,
+                attention_mask=mask,
+                output_hidden_states=True,
+                logits_to_keep=1,
+            ).hidden_states[1:]
+            for place, index in enumerate(chunk):
+                count = len(prompts[index])
+                yield index, [layer[place, :count].numpy().copy() for layer in states]
+
+
+def padded(prompts: Sequence[Floats], *, left: bool = False) -> tuple[Tensor, Tensor]:
+    """(batch, longest, h) rows and (batch, longest) ones where there are any."""
+    longest = max(len(rows) for rows in prompts)
+    rows = torch.zeros(len(prompts), longest, prompts[0].shape[1])
+    mask = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    for place, each in enumerate(prompts):
+        where = slice(longest - len(each), None) if left else slice(len(each))
+        rows[place, where] = torch.from_numpy(np.ascontiguousarray(each))
+        mask[place, where] = 1
+    return rows, mask
+
+
+def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of prompts that are computed together, alike in length."""
+    chunk: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        if chunk and (len(chunk) + 1) * lengths[index] > _ROWS_AT_A_TIME:
+            yield chunk
+            chunk = []
+        chunk.append(index)
+    if chunk:
+        yield chunk
