@@ -77,7 +77,7 @@ def test_a_plain_file_has_a_text_a_line(tmp_path: Path, capsys: pytest.CaptureFi
         ('{"text": "a", "names": ["Bo"]}\n', (), "text 1: the entity 'Bo' does not stand in it"),
         (None, ("--transform", "noise"), "a number from 0 to 1000 must follow the colon"),
         (None, ("--transform", "noize:1"), "no transform 'noize:1'"),
-        (None, ("--transform", "rotate:2"), "rotate takes no number"),
+        (None, ("--transform", "rotate:2"), "it is rotate or rotate:folded"),
         (None, ("--attackers", "nearby"), "no attacker 'nearby'"),
         (None, ("--fail-above", "name=1"), "it is METRIC=SHARE"),
         (None, ("--fail-above", "tokens=5"), "a share from 0 to 1"),

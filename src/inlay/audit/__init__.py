@@ -7,8 +7,9 @@
     attacker.py, attackers/     an `Attacker`: guesses tokens; one module for each family
     score.py, interval.py       counts of each prompt; shares, with intervals over prompts
     answers.py                  a model's answers to the same rows
+    neural/                     all that needs torch: the whole model, trained networks
     run.py                      a transform against all attackers
-    report.py                   a table, JSON, the gate
+    report.py, chart.py         a table, JSON, the gate; a picture
 
 To add an attacker, write a class with `name`, `knows`, `fit` and `guess` (see `attacker.py`, and
 `attackers/nearest.py` for the shortest) and name it in `attackers/__init__.py`.

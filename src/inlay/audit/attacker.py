@@ -11,7 +11,7 @@ from inlay.audit.prompts import AuditPrompt, Floats, Ids, Template
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from inlay.audit.language_model import LanguageModel
+    from inlay.audit.neural.language_model import LanguageModel
 
 Knows = Literal["nothing", "table", "pairs", "weights"]
 """The needs of an attacker beside the rows: nothing is public text alone; the table is that of

@@ -38,8 +38,10 @@ def chart(found: Sequence[Audited]) -> str:
         top += _GAP
     width = _LEFT + _WIDTH + _RIGHT
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top + 10}" '
-        f'width="{width}" height="{top + 10}" role="img" aria-label="Shares that were read">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top + 10}" '
+            f'width="{width}" height="{top + 10}" role="img" aria-label="Shares that were read">'
+        ),
         f"<style>{_STYLE}</style>",
         '<rect class="page" width="100%" height="100%"/>',
         _text(10, 18, "Read by known attacks: a lower bound, with 95 % intervals", "t"),
@@ -69,8 +71,10 @@ def _bar(top: int, name: str, share: Share, colour: str, by: str) -> list[str]:
     said = f"{100 * share.value:.1f} % {by}".rstrip()
     return [
         _text(10, top + 11, name),
-        f'<rect x="{_LEFT}" y="{top}" width="{_WIDTH * share.value:.1f}" height="{_BAR}" '
-        f'fill="{colour}"/>',
+        (
+            f'<rect x="{_LEFT}" y="{top}" width="{_WIDTH * share.value:.1f}" height="{_BAR}" '
+            f'fill="{colour}"/>'
+        ),
         f'<line x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>',
         _text(_LEFT + _WIDTH + 12, top + 11, said),
     ]

@@ -19,7 +19,7 @@ from inlay.audit.transform import Transform, checked
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from inlay.audit.language_model import LanguageModel
+    from inlay.audit.neural.language_model import LanguageModel
 
 LEAST_TEXTS = 20
 """Texts to report about, at least: with fewer no interval says anything."""

@@ -10,7 +10,7 @@ from inlay.audit.prompts import AuditPrompt, Floats
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from inlay.audit.language_model import LanguageModel
+    from inlay.audit.neural.language_model import LanguageModel
 
 Rng: TypeAlias = np.random.Generator
 OnRows: TypeAlias = Callable[[Floats, AuditPrompt, Rng], Floats]
@@ -76,7 +76,7 @@ class RowTransform:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What named transforms are made for.
+    """The setting of transforms with a name.
 
     Attributes:
         table: the embedding table, (vocabulary, h).
@@ -126,11 +126,11 @@ def named(spec: str, setting: Setting) -> Transform:
         case "drop":
             return RowTransform(spec, _drop(_number(spec, number, 0, 0.99)))
         case "hidden":
-            from inlay.audit.hidden import HiddenStates
+            from inlay.audit.neural.hidden import HiddenStates
 
             return HiddenStates.of(spec, _number(spec, number, 1, 10_000), setting.model())
         case "learned":
-            from inlay.audit.learned import Learned
+            from inlay.audit.neural.learned import Learned
 
             weight = _number(spec, number, 0, 100) if number else 1.0
             return Learned(

@@ -29,7 +29,7 @@ from inlay.errors import InvalidRequestError
 from inlay.tensors.hub import local_directory
 
 if TYPE_CHECKING:
-    from inlay.audit.language_model import LanguageModel
+    from inlay.audit.neural.language_model import LanguageModel
 
 _FAILED = 1
 
@@ -86,7 +86,7 @@ def run(settings: AuditSettings) -> int:
         ask: Ask | None = None
         diverge: Diverge | None = None
         if settings.answers:
-            from inlay.audit.model_answers import ModelAnswers
+            from inlay.audit.neural.model_answers import ModelAnswers
 
             here = ModelAnswers(model(), embedder.renderer.decode, ANSWER_TOKENS)
             ask, diverge = here, here.divergence
@@ -129,7 +129,7 @@ def _model(name: str) -> Callable[[], "LanguageModel"]:
     def load() -> "LanguageModel":
         if not _TORCH:
             raise InvalidRequestError("the whole model needs torch: pip install 'inlay[torch]'")
-        from inlay.audit.language_model import LanguageModel
+        from inlay.audit.neural.language_model import LanguageModel
 
         return LanguageModel.load(name)
 
@@ -138,10 +138,9 @@ def _model(name: str) -> Callable[[], "LanguageModel"]:
 
 def _attackers(name: str) -> tuple[str, ...]:
     """All attackers that run on this machine in minutes."""
-    left_out = () if _TORCH else NEED_TORCH
+    left_out: tuple[str, ...] = () if _TORCH else NEED_TORCH
     directory = local_directory(name)
-    if directory is None or _LARGE < sum(
-        file.stat().st_size for file in directory.glob("*.safetensors")
-    ):
+    files = [] if directory is None else list(directory.glob("*.safetensors"))
+    if not files or sum(file.stat().st_size for file in files) > _LARGE:
         left_out += NEED_WEIGHTS
     return tuple(each for each in ALL if each not in left_out)

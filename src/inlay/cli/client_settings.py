@@ -258,9 +258,8 @@ class AuditSettings(BaseModel):
         title="Attack",
         description="Attackers to try; all of them unless set: nearest, whitened, signature, "
         "sorted, codebook, procrustes, ridge, least-squares, bigram, resends, resends-pairs, "
-        "reordered, and with torch inverter, beam and hidden-search; the last two of a directory with "
-        "at most 4 GiB of weights."
-        " Guesses without the rows are always beside them.",
+        "reordered, and with torch inverter, beam and hidden-search; the last two of a directory "
+        "with at most 4 GiB of weights. Guesses without the rows are always beside them.",
     )
     resends: int = Field(
         default=8,

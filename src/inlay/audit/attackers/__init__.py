@@ -13,10 +13,9 @@ from inlay.audit.attackers.sequence import ForwardBackward, Prior
 from inlay.errors import InvalidRequestError
 
 
-
 def _with_torch(module: str, name: str) -> Attacker:
     """A new attacker of a module that imports torch."""
-    found: Attacker = getattr(import_module(f"{__name__}.{module}"), name)()
+    found: Attacker = getattr(import_module(f"inlay.audit.neural.{module}"), name)()
     return found
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inlay.audit.attackers.inverter import InverterNetwork, batch_of, loss_of
-from inlay.audit.language_model import LanguageModel, padded
+from inlay.audit.neural.inverter import InverterNetwork, batch_of, loss_of
+from inlay.audit.neural.language_model import LanguageModel, padded
 from inlay.audit.prompts import AuditPrompt, Floats
 from inlay.audit.transform import Rng
 
@@ -46,7 +46,8 @@ class _Network(nn.Module):
         """(b, n, h) rows with those at (b, n) `mine` changed; `draw` is standard normal."""
         inside = self.layer(self.enter(rows / self._scale), src_key_padding_mask=mask == 0)
         moved = self.shift(inside) + self.noise(inside).exp() * draw
-        return rows + self._scale * moved * mine[..., None]
+        found: Tensor = rows + self._scale * moved * mine[..., None]
+        return found
 
 
 class Learned:
@@ -104,7 +105,7 @@ class Learned:
         longest = max(len(prompt.ids) for prompt in self._public)
         rng = np.random.default_rng(self._seed)
         aim = _entropy(self._public)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self._seed)
             network = _Network(self._table.shape[1], scale)
             inverter = InverterNetwork(self._table.shape[1], self._table, longest)
@@ -121,12 +122,13 @@ class Learned:
                     torch.randn(batch.rows.shape),
                 )
                 theirs.zero_grad()
-                loss_of(inverter, batch._replace(rows=moved.detach() / scale)).backward()
+                read = loss_of(inverter, batch._replace(rows=moved.detach() / scale))
+                torch.autograd.backward(read)
                 theirs.step()
                 missed = loss_of(inverter, batch._replace(rows=moved / scale))
                 kept = self._divergence(prompts, moved, [answers[index] for index in chosen])
                 mine.zero_grad()
-                (kept + self._weight * (aim - missed).clamp(min=0)).backward()
+                torch.autograd.backward(kept + self._weight * (aim - missed).clamp(min=0))
                 mine.step()
         return network.requires_grad_(False)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from inlay.audit.language_model import LanguageModel
+from inlay.audit.neural.language_model import LanguageModel
 from inlay.audit.prompts import Floats
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from inlay.audit.prompts import Floats
 from inlay.errors import InvalidRequestError
@@ -36,6 +37,8 @@ class LanguageModel:
         Raises:
             InvalidRequestError: transformers does not load it.
         """
+        # What goes on is said in one place.
+        logging.disable_progress_bar()
         path = local_directory(model) or str(model)
         try:
             with asking_hub(str(model)):
@@ -117,7 +120,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def hidden_states(self, prompts: Sequence[Floats]) -> Iterator[tuple[int, list[Floats]]]:
-        """What comes out of each layer.
+        """The states that each layer gives.
 
         Args:
             prompts: rows, (m, h) each.

@@ -63,8 +63,9 @@ class Beam:
         for place in range(first, int(ends.max())):
             said = step.logits[:, -1].log_softmax(dim=-1).view(count, _BEAMS, -1)
             tokens, likely = (
-                torch.from_numpy(np.stack([each[part][min(place, len(each[part]) - 1)]
-                                           for each in candidates]))
+                torch.from_numpy(
+                    np.stack([each[part][min(place, len(each[part]) - 1)] for each in candidates])
+                )
                 for part in (0, 1)
             )
             spread = tokens[:, None, :].expand(-1, _BEAMS, -1)

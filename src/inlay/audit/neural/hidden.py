@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inlay.audit.language_model import LanguageModel
+from inlay.audit.neural.language_model import LanguageModel
 from inlay.audit.prompts import AuditPrompt, Floats
 from inlay.audit.transform import Rng
 from inlay.errors import InvalidRequestError

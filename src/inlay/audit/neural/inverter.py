@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from inlay.audit.attacker import Known, Knows, NotApplicableError, Sent, with_template
-from inlay.audit.language_model import padded
+from inlay.audit.neural.language_model import padded
 from inlay.audit.prompts import AuditPrompt, Floats, Ids
 
 _WIDTH = 256
 _HEADS = 4
-_STEPS = 500
-_BATCH = 32
+_STEPS = 400
+_BATCH = 16
 _RATE = 2e-3
 _SENDS = 4
 """Times that public text is sent to learn from, where the transform has new randomness."""
@@ -40,6 +40,9 @@ class InverterNetwork(nn.Module):
         longest: rows of a prompt at most.
     """
 
+    points: Tensor
+    bias: Tensor
+
     def __init__(self, width: int, table: Floats, longest: int) -> None:
         super().__init__()
         points = torch.from_numpy(table / table.std())
@@ -55,21 +58,24 @@ class InverterNetwork(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(0.1))
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """Logits (b, n, vocabulary) of (b, n, width) rows."""
+        """Rows (b, n, h), near those of the table, for (b, n, width) rows that were sent."""
         places = torch.arange(rows.shape[1]).clamp(max=self.places.num_embeddings - 1)
         inside = self.enter(rows) + self.places(places)
         mixed = self.layer(inside, src_key_padding_mask=mask == 0)
-        found = self.leave(mixed) + self.alone(rows)
+        found: Tensor = self.leave(mixed) + self.alone(rows)
+        return found
+
+    def logits(self, found: Tensor) -> Tensor:
+        """Logits (n, vocabulary) of (n, h) rows that `forward` gave."""
         logits: Tensor = self.sharpness * (found @ self.points.T + self.bias)
         return logits
 
 
 def loss_of(network: InverterNetwork, batch: Batch) -> Tensor:
     """Mean cross entropy of the user's tokens, in nats."""
-    logits = network(batch.rows, batch.mask)
-    return nn.functional.cross_entropy(
-        logits.flatten(0, 1), batch.ids.flatten(), ignore_index=_IGNORED
-    )
+    mine = batch.ids != _IGNORED
+    logits = network.logits(network(batch.rows, batch.mask)[mine])
+    return nn.functional.cross_entropy(logits, batch.ids[mine])
 
 
 def batch_of(prompts: Sequence[AuditPrompt], rows: Sequence[Floats], scale: float) -> Batch:
@@ -125,7 +131,7 @@ class Inverter:
                 [public[index] for index in chosen], [rows[index] for index in chosen], self._scale
             )
             optimiser.zero_grad()
-            loss_of(network, batch).backward()
+            torch.autograd.backward(loss_of(network, batch))
             optimiser.step()
             rates.step()
             if step % 50 == 0:
@@ -142,6 +148,7 @@ class Inverter:
         found = []
         for rows in sent.rows:
             inputs, mask = padded([rows])
-            ids = self._network(inputs / self._scale, mask)[0].argmax(dim=-1).numpy()
+            near = self._network(inputs / self._scale, mask)[0]
+            ids = self._network.logits(near).argmax(dim=-1).numpy()
             found.append(with_template(ids, self._template))
         return found

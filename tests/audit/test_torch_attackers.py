@@ -1,0 +1,146 @@
+"""Attackers and transforms that have the whole model, on the demo's."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scripts.demo_training.audit_texts import lines
+from scripts.demo_training.world import build_world
+
+from inlay import demo
+from inlay.audit.chart import chart
+from inlay.audit.neural import inverter, learned
+from inlay.audit.neural.language_model import LanguageModel
+from inlay.audit.neural.model_answers import ModelAnswers
+from inlay.audit.prompts import Floats, PromptMaker
+from inlay.audit.run import Audit, Audited
+from inlay.audit.texts import read_texts
+from inlay.audit.transform import Setting, named
+from inlay.client import PromptEmbedder
+
+ANSWER = 6
+
+
+@pytest.fixture(scope="module")
+def audit() -> Audit:
+    directory = demo.model_dir()
+    embedder = PromptEmbedder.from_pretrained(str(directory))
+    maker = PromptMaker(embedder)
+    prompts = maker.prompts(read_texts("\n".join(lines(build_world(7), 71, 140)).encode(), "texts"))
+    # Short ones, whose tokens are computed one by one.
+    prompts.sort(key=lambda prompt: len(prompt.ids))
+    model = LanguageModel.load(directory)
+    here = ModelAnswers(model, embedder.renderer.decode, ANSWER)
+    return Audit(
+        prompts[:20],
+        prompts[20:],
+        embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32),
+        maker.template,
+        embedder.renderer.decode,
+        (),
+        resends=1,
+        ask=here,
+        diverge=here.divergence,
+        model=lambda: model,
+    )
+
+
+def audited(audit: Audit, spec: str, *attackers: str) -> Audited:
+    assert audit.model is not None
+    setting = Setting(audit.table, audit.public, 0, audit.model)
+    return replace(audit, attackers=attackers).of(named(spec, setting))
+
+
+def tokens(found: Audited) -> dict[str, float]:
+    return {read.attacker: read.shares["tokens"].value for read in found.reads}
+
+
+def test_hidden_states_are_read_whole_by_computing_them(audit: Audit) -> None:
+    found = audited(audit, "hidden:2", "nearest", "hidden-search")
+    assert tokens(found)["nearest"] < 0.2
+    assert tokens(found)["hidden-search"] == 1
+    assert found.unanswered == "the rows enter the model behind its first layer"
+
+
+def test_rows_that_are_no_states_are_not_searched(audit: Audit) -> None:
+    left_out = audited(audit, "noise:2", "hidden-search").left_out
+    assert left_out == {"hidden-search": "the rows are no hidden states of a layer"}
+
+
+def test_a_rotation_folded_into_the_weights_keeps_every_answer_and_falls(audit: Audit) -> None:
+    found = audited(audit, "rotate:folded", "nearest", "beam")
+    assert found.answers is not None
+    assert found.answers.same.value == 1
+    assert found.answers.divergence == pytest.approx(0, abs=1e-4)
+    assert tokens(found)["nearest"] < 0.1
+    assert tokens(found)["beam"] > 0.99
+
+
+def test_noise_is_read_better_with_the_model_than_by_the_nearest_token(audit: Audit) -> None:
+    found = audited(audit, "noise:4", "nearest", "beam")
+    assert found.answers is not None
+    assert found.answers.divergence is not None
+    assert found.answers.divergence > 1
+    assert tokens(found)["beam"] > tokens(found)["nearest"] > tokens(found)["prior"]
+
+
+def test_an_inverter_learns_a_key_that_the_nearest_token_misses(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inverter, "_STEPS", 50)
+    found = audited(audit, "rotate", "inverter", "nearest")
+    assert tokens(found)["inverter"] > tokens(found)["prior"] + 0.1
+    assert tokens(found)["nearest"] < 0.1
+
+
+def test_a_learned_transform_is_repeatable_and_moves_the_users_rows_alone(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learned, "_STEPS", 3)
+    rows = [audit.table[prompt.ids] for prompt in audit.prompts]
+    sent: list[Sequence[Floats]] = []
+    for _ in range(2):
+        assert audit.model is not None
+        transform = named("learned:2", Setting(audit.table, audit.public, 3, audit.model))
+        sent.append(transform.send(audit.prompts, rows, np.random.default_rng(0)))
+    for prompt, one, other, own in zip(audit.prompts, *sent, rows, strict=True):
+        assert np.array_equal(one, other)
+        moved = np.abs(one - own).max(axis=1) > 0
+        assert moved.nonzero()[0].tolist() == list(range(prompt.start, prompt.stop))
+
+
+def test_answers_do_not_depend_on_those_beside_them(audit: Audit) -> None:
+    assert audit.model is not None
+    model = audit.model()
+    rows = [audit.table[prompt.ids] for prompt in (*audit.prompts[:3], *audit.public[-3:])]
+    together = model.answers(rows, ANSWER)
+    assert [model.answers([each], ANSWER)[0] for each in rows] == together
+    for index, said in model.log_probabilities(rows, together):
+        best = torch.argmax(said[:-1], dim=-1).tolist()
+        assert best == together[index]
+
+
+def test_the_picture_is_xml_with_a_bar_for_every_share(audit: Audit) -> None:
+    found = [audited(audit, spec, "nearest") for spec in ("none", "noise:4")]
+    root = ElementTree.fromstring(chart(found))
+    bars = [each for each in root.iter() if each.tag.endswith("rect") and "fill" in each.attrib]
+    # Tokens and names by prior, nearest and worst, and the answers, of each transform.
+    assert len(bars) == 2 * (2 * 3 + 1)
+    assert all(0 <= float(each.attrib["width"]) <= 400 for each in bars)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("hidden:9", "the model has layers 1 to 4"),
+        ("hidden:1.5", "the model has layers 1 to 4"),
+        ("rotate:fold", "it is rotate or rotate:folded"),
+        ("learned:-1", "a number from 0 to 100"),
+    ],
+)
+def test_what_is_no_transform_is_refused(audit: Audit, spec: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        audited(audit, spec)
