@@ -177,6 +177,8 @@ def test_figures_are_those_of_their_definitions() -> None:
     assert totals["output_throughput"] == pytest.approx(7 / 2)
     assert totals["total_token_throughput"] == pytest.approx(37 / 2)
     assert totals["max_concurrent_requests"] == 1
+    # In the first round's second 0: four tokens; those of the other request came in second 1.
+    assert totals["max_output_tokens_per_s"] == pytest.approx(4)
     assert metrics.seconds("ttft") == pytest.approx([0.1, 0.3, 0.5])
     assert metrics.seconds("tpot") == pytest.approx([0.1, 0.2])
     assert metrics.seconds("itl") == pytest.approx([0.1, 0.2, 0.2])
@@ -219,7 +221,8 @@ def test_figures_agree_with_those_of_the_server(
     tokens = server_side(echo_url, "vllm:generation_tokens_total")
     words = ["--url", echo_url + "/v1", *SMALL, "--num-warmups", "0", "--max-concurrency", "2"]
     found = bench(capsys, *words)
-    assert found["completed"] == 6
+    assert found["completed"] == found["num_prompts"] == 6
+    assert re.fullmatch(r"\d{8}-\d{6}", str(found["date"]))
     assert found["total_output_tokens"] == 6 * 5
     assert 1 <= int(str(found["max_concurrent_requests"])) <= 2
     assert server_side(echo_url, f"{names[0]}_count") - count == 6

@@ -24,7 +24,7 @@ class Transform(Protocol):
         """As it was asked for."""
 
     def served(self, rows: Floats) -> Floats | None:
-        """What the model's first layer gets where such rows are sent; None if they enter later.
+        """The rows that the first layer gets where these are sent; None if they enter later.
 
         It differs from the rows where the model has a key folded into its weights.
         """

@@ -9,6 +9,7 @@ It needs no torch and no tokenizer: tokens are counted, and texts cut, by the se
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -156,6 +157,7 @@ class _Bench:
         }
         if settings.output_format == "json":
             shown: dict[str, object] = {
+                "date": time.strftime("%Y%m%d-%H%M%S"),
                 **configured,
                 "burstiness": settings.burstiness,
                 "num_prompts": settings.workload.num_prompts,

@@ -137,6 +137,9 @@ class Metrics:
             "request_throughput": _per_second(len(good), duration),
             "request_goodput": self.goodput(),
             "output_throughput": _per_second(outputs, duration),
+            "max_output_tokens_per_s": max(
+                (_busiest(round_.sent) for round_ in self.rounds), default=0.0
+            ),
             "total_token_throughput": _per_second(inputs + outputs, duration),
             "max_concurrent_requests": max(
                 (_peak(round_.sent) for round_ in self.rounds), default=0
@@ -179,3 +182,16 @@ def _peak(sent: Sequence[Sent]) -> int:
     changes = [(each.started, 1) for each in sent if each.error is None]
     changes += [(each.ended, -1) for each in sent if each.error is None]
     return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
+def _busiest(sent: Sequence[Sent]) -> float:
+    """Output tokens of the second with most; those of an event count alike for a request."""
+    good = [each for each in sent if each.error is None and each.came]
+    if not good:
+        return 0.0
+    began = min(each.started for each in good)
+    seconds = np.concatenate([np.asarray(each.came) - began for each in good]).astype(np.int64)
+    tokens = np.concatenate(
+        [np.full(len(each.came), each.output_tokens / len(each.came)) for each in good]
+    )
+    return float(np.bincount(seconds, weights=tokens).max())

@@ -19,6 +19,7 @@ _TOTALS: Mapping[str, str] = {
     "request_throughput": "Request throughput (req/s):",
     "request_goodput": "Request goodput (req/s):",
     "output_throughput": "Output token throughput (tok/s):",
+    "max_output_tokens_per_s": "Peak output token throughput (tok/s):",
     "max_concurrent_requests": "Peak concurrent requests:",
     "total_token_throughput": "Total token throughput (tok/s):",
 }
