@@ -103,8 +103,8 @@ def test_memory_returns_and_answers_stay(level: int, tmp_path: Path) -> None:
     before, after = found.said
     assert after == before
     assert found.awake - found.asleep > 0.9 * weights
-    assert found.awake_again < found.awake + 0.3 * weights
-    assert found.asleep_again < found.asleep + 0.2 * weights
+    assert found.awake_again < found.awake + 0.5 * weights
+    assert found.asleep_again < found.asleep + 0.5 * weights
 
 
 async def test_the_cache_is_empty_after_waking_and_counters_go_on(engine: TorchEngine) -> None:
