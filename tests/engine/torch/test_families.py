@@ -224,7 +224,7 @@ def test_the_tiny_models_feel_what_is_special_about_their_family(
 def test_layers_say_what_they_keep() -> None:
     sliding, full = LayerShape(24, 2, 24, 24), LayerShape(None, 2, 24, 24)
     assert load("gemma2").layers == load("gemma3_text").layers == (sliding, full, sliding)
-    assert load("deepseek_v3").layers == (LayerShape(None, 4, 24, 12),) * 2
+    assert load("deepseek_v3").layers == (LayerShape(None, 1, 24, 16, latent=True),) * 2
     assert load("phi3").layers == (LayerShape(24, 2, 16, 16),) * 2
     assert load("llama2").layers == (LayerShape(None, 4, 16, 16),) * 2
 

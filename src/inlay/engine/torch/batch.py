@@ -5,7 +5,7 @@ Shapes: T positions in the step, S spans, R rows among the positions, C hidden s
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -101,6 +101,25 @@ class Batch(NamedTuple):
     def wholes_of(self, window: int | None) -> tuple[tuple[int, int, int], ...]:
         """Return `wholes` as a layer with this window, or none, has them."""
         return () if window is None and self.whole_layers == "sliding" else self.wholes
+
+    def only(self, spans: Sequence[int]) -> tuple[Tensor, "Batch"]:
+        """Return the batch of some spans, as attention reads it, and their positions in this one.
+
+        Without tokens, embedding vectors and runs that see themselves.
+        """
+        ends = list(accumulate(self.counts))
+        rows = [row for span in spans for row in range(ends[span] - self.counts[span], ends[span])]
+        index = upload(torch.tensor(rows), self.slots.device)
+        members = upload(torch.tensor(spans), self.slots.device)
+        part = self._replace(
+            slots=self.slots.index_select(1, index),
+            block_table=self.block_table.index_select(1, members),
+            counts=tuple(self.counts[span] for span in spans),
+            contexts=tuple(self.contexts[span] for span in spans),
+            adapters=tuple(self.adapters[span] for span in spans) if self.adapters else (),
+            wholes=(),
+        )
+        return index, part
 
     @classmethod
     def of(

@@ -145,6 +145,12 @@ class AdaptedLinear(nn.Module):
         self._up[part][slot, :rank].copy_(low.up, non_blocking=True)
         self._filled.add(slot)
 
+    def matrices(self, slot: int, part: int) -> LowRankPair | None:
+        """Return the matrices in a slot of a part, of the maximum rank; None if it is empty."""
+        if slot not in self._filled:
+            return None
+        return LowRankPair(self._down[slot, part], self._up[part][slot])
+
     def clear(self, slot: int) -> None:
         """Empty a slot in all parts."""
         if slot in self._filled:

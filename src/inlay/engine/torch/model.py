@@ -39,6 +39,7 @@ from inlay.engine.torch.weights.families import (
     family_of,
 )
 from inlay.engine.torch.weights.fused import fuse
+from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate, least_rows
 from inlay.engine.torch.weights.quantised.reading import dequantise
 from inlay.engine.weights import directory_of, weights_id
@@ -97,6 +98,7 @@ class CausalModel:
         if tower is not None:
             dequantise(tower)
         self.tower = None if language_only else tower
+        keep_latent(model, lora)
         accelerate(model, family.fused, lora)
         if lora is not None and family.language is not None:
             # Adapters name modules as they are in the whole model.

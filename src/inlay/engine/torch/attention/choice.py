@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.latent import LatentAttention
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import PagedAttention, Scoring
 from inlay.engine.torch.attention.pages import Pages
@@ -57,6 +58,19 @@ def attention(
         float32_scores: keep scores in float32 whatever the dtype of the activations; flash
             attention always does.
     """
+    if pages.latent:
+        return LatentAttention(
+            batch,
+            lambda part: _plain(part, pages, workspace, float32_scores=float32_scores),
+            lambda part: GatheredAttention(part, pages, workspace, float32_scores=float32_scores),
+        )
+    return _plain(batch, pages, workspace, float32_scores=float32_scores)
+
+
+def _plain(
+    batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool
+) -> PagedAttention:
+    """Return attention for the keys and values in the pages as they are."""
     if pages.keys[0].device.type != "cpu":
         return CudaAttention(batch, pages, workspace, float32_scores=float32_scores)
     native = kernels()

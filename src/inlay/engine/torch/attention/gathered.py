@@ -19,6 +19,7 @@ from torch import Tensor
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.lora import BASE
 
 _GROUP_BYTES = 1 << 20
 """Maximum size of the keys of sequences that decode together, in bytes.
@@ -78,6 +79,7 @@ class _Group(NamedTuple):
         num_sequences: B.
         hidden: [B, 1, C, up to L] bool, masks the last gathered positions for each query.
         stale: int64, indices in B * L that do not belong to the sequence.
+        adapter: slot of the adapter by which latents are expanded, or `lora.BASE`.
     """
 
     rows: Tensor
@@ -85,6 +87,7 @@ class _Group(NamedTuple):
     num_sequences: int
     hidden: Tensor
     stale: Tensor
+    adapter: int = BASE
 
 
 class _Block(NamedTuple):
@@ -112,11 +115,13 @@ class _Prompt(NamedTuple):
         rows: indices of the queries in the batch.
         pages: [number of page groups, L / P] int64, pages to gather.
         blocks: blocks of queries, in order.
+        adapter: as in `_Group`.
     """
 
     rows: slice
     pages: Tensor
     blocks: list[_Block]
+    adapter: int = BASE
 
 
 class GatheredAttention:
@@ -160,7 +165,8 @@ class GatheredAttention:
         slots = self._slots[self._pages.groups[layer]]
         count = len(slots)
         self._pages.write(layer, slots, key[:, :count], value[:, :count])
-        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        size = value.shape[2] if scoring.latent is None else scoring.latent.value_size
+        out = query.new_empty(query.shape[1], query.shape[0], size)
         out[count:] = 0
         self.fill(out, layer, query, scoring)
         return out
@@ -172,7 +178,7 @@ class GatheredAttention:
         """
         groups = self._plans.get(scoring.window)
         if groups is None:
-            groups = self._plans[scoring.window] = list(self._plan(scoring.window, query))
+            groups = self._plans[scoring.window] = list(self._plan(scoring, query))
         for group in groups:
             if isinstance(group, _Prompt):
                 self._attend_prompt(group, layer, query, scoring, out)
@@ -186,6 +192,10 @@ class GatheredAttention:
         num_heads, size, value_size = keys.shape[0], keys.shape[3], values.shape[3]
         # Clear stale values: zero times a stale NaN is NaN.
         values.view(num_heads, -1, value_size).index_fill_(1, group.stale, 0)
+        if scoring.latent is not None:
+            every = slice(query.shape[0])
+            keys, values = scoring.latent.expand(keys.view(-1, size), every, group.adapter)
+            num_heads, size, value_size = len(keys), keys.shape[2], values.shape[2]
         batch = num_heads * group.num_sequences
         # [H, G, B, C, D] to [H, B, G, C, D]: the queries of a group of heads are rows of one
         # product.
@@ -219,8 +229,15 @@ class GatheredAttention:
             pages.flatten(1, 2)
             for pages in self._gather(prompt.pages[self._pages.groups[layer]], layer)
         )
-        group = query.shape[0] // len(keys)
-        for head, (head_keys, head_values) in enumerate(zip(keys, values, strict=True)):
+        latent = scoring.latent
+        group = 1 if latent is not None else query.shape[0] // len(keys)
+        for head in range(query.shape[0] // group):
+            if latent is None:
+                head_keys, head_values = keys[head], values[head]
+            else:
+                # One head at a time: those of all may take more memory than the model.
+                one = slice(head, head + 1)
+                (head_keys,), (head_values,) = latent.expand(keys[0], one, prompt.adapter)
             heads = slice(head * group, (head + 1) * group)
             queries, target = query[heads, prompt.rows], out[prompt.rows, heads]
             sinks = None if scoring.sinks is None else scoring.sinks[heads, None, None]
@@ -246,15 +263,13 @@ class GatheredAttention:
         Valid until the next call.
         """
         gathered = []
-        for name, pages in (
-            ("keys", self._pages.keys[layer]),
-            ("values", self._pages.values[layer]),
-        ):
+        for name, pages in zip(("keys", "values"), self._pages.kept[layer], strict=False):
             shape = (pages.shape[0], len(index), *pages.shape[2:])
             gathered.append(
                 torch.index_select(pages, 1, index, out=self._workspace.take(name, shape, pages))
             )
-        return gathered[0], gathered[1]
+        # Values of latent layers are in the keys.
+        return gathered[0], gathered[-1][..., : self._pages.values[layer].shape[3]]
 
     def _scores(self, queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
         """Return scaled and capped scores, [..., number of queries, number of keys]."""
@@ -267,8 +282,11 @@ class GatheredAttention:
         )
         return scores if cap is None else scores.tanh_().mul_(cap)
 
-    def _plan(self, window: int | None, query: Tensor) -> Iterator[_Group | _Prompt]:
+    def _plan(self, scoring: Scoring, query: Tensor) -> Iterator[_Group | _Prompt]:
         """Group the batch's queries; the same for all layers with this window."""
+        window = scoring.window
+        # Expanded, every query head has keys of its own.
+        group = 1 if scoring.latent is not None else query.shape[0] // self._pages.keys[0].shape[0]
         decodes: list[tuple[int, int, int]] = []
         first = 0
         for span, (count, context) in enumerate(
@@ -279,7 +297,8 @@ class GatheredAttention:
             elif query.shape[0] * query.element_size() * count * context <= _SCORE_BYTES:
                 yield self._block(span, self._arange(first, first + count), context, window)
             else:
-                yield self._prompt(span, slice(first, first + count), context, window, query)
+                row_bytes = group * query.element_size() * context
+                yield self._prompt(span, slice(first, first + count), context, window, row_bytes)
             first += count
         # Sorted by length, as sequences of a group are padded to its longest.
         if not self._single_queries:
@@ -301,16 +320,21 @@ class GatheredAttention:
         )
         places = self._arange(low * size + length - tail, low * size + length)
         hidden = self._hidden(span, high - len(rows), high, places, window)
-        return _Group(rows, pages, 1, hidden[None, None], self._arange(high - low * size, length))
+        stale = self._arange(high - low * size, length)
+        return _Group(rows, pages, 1, hidden[None, None], stale, self._adapter(span))
+
+    def _adapter(self, span: int) -> int:
+        return self._batch.adapters[span] if self._batch.adapters else BASE
 
     def _prompt(
-        self, span: int, rows: slice, context: int, window: int | None, query: Tensor
+        self, span: int, rows: slice, context: int, window: int | None, row_bytes: int
     ) -> _Prompt:
-        """Return all queries of a sequence, the last of them at position `context - 1`."""
+        """Return all queries of a sequence, the last of them at position `context - 1`.
+
+        A query's scores for one key head are `row_bytes`.
+        """
         size, count = self._pages.page_size, rows.stop - rows.start
-        group = query.shape[0] // self._pages.keys[0].shape[0]
-        step = _BLOCK_BYTES // (group * query.element_size() * context)
-        step = min(_MAX_BLOCK, max(_MIN_BLOCK, step))
+        step = min(_MAX_BLOCK, max(_MIN_BLOCK, _BLOCK_BYTES // row_bytes))
         start = context - count
         base = _low(start + 1, window) // size * size
         wholes = self._batch.wholes_of(window)
@@ -325,7 +349,7 @@ class GatheredAttention:
             hidden = self._hidden(span, start + own.start, stop, self._arange(tail, high), window)
             blocks.append(_Block(own, slice(low - base, high - base), hidden))
         pages = self._batch.block_table[:, span, base // size : -(-context // size)].long()
-        return _Prompt(rows, pages, blocks)
+        return _Prompt(rows, pages, blocks, self._adapter(span))
 
     def _hidden(
         self, span: int, start: int, stop: int, places: Tensor, window: int | None

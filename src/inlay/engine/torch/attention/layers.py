@@ -17,17 +17,25 @@ class LayerShape(NamedTuple):
         num_heads: key and value heads.
         key_size: elements of a key head.
         value_size: elements of a value head.
+        latent: a value is the first part of its key, and only the key is kept.
     """
 
     window: int | None
     num_heads: int
     key_size: int
     value_size: int
+    latent: bool = False
+
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """Heads, and elements that pages keep of a key head and of a value head."""
+        return self.num_heads, self.key_size, 0 if self.latent else self.value_size
 
     @property
     def elements(self) -> int:
         """Elements stored per position, keys and values together."""
-        return self.num_heads * (self.key_size + self.value_size)
+        heads, *sizes = self.kept
+        return heads * sum(sizes)
 
 
 class _Observer:
@@ -40,8 +48,12 @@ class _Observer:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Record the shapes; return zeros."""
-        self.seen[layer] = LayerShape(scoring.window, key.shape[0], key.shape[2], value.shape[2])
-        return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+        latent = scoring.latent
+        self.seen[layer] = LayerShape(
+            scoring.window, key.shape[0], key.shape[2], value.shape[2], latent is not None
+        )
+        size = value.shape[2] if latent is None else latent.value_size
+        return value.new_zeros(query.shape[1], query.shape[0], size)
 
 
 def observe(model: nn.Module) -> tuple[LayerShape, ...]:

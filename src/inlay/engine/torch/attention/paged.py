@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from inlay.engine.torch.weights.latent import LatentWeights
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_paged"
@@ -32,12 +33,15 @@ class Scoring(NamedTuple):
         softcap: a scaled score s becomes softcap * tanh(s / softcap); None for s itself.
         sinks: [Q], for each query head the score of one more position that every query sees and
             that has no value; or None.
+        latent: weights by which keys become those of all heads, and values; None for keys and
+            values that are themselves.
     """
 
     scaling: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    latent: LatentWeights | None = None
 
 
 class PagedAttention(Protocol):
@@ -119,7 +123,8 @@ def _paged_attention(
     check_options(module, {"attention_mask": attention_mask, **options}, _WITHOUT_EFFECT)
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
-    scoring = Scoring(factor, sliding_window, softcap, s_aux)
+    latent: Any = getattr(module, "latent", None)
+    scoring = Scoring(factor, sliding_window, softcap, s_aux, latent)
     return paged.attend(layer, query[0], key[0], value[0], scoring)[None], None
 
 

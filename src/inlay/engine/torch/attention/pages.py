@@ -24,13 +24,24 @@ class Pages:
 
     Attributes:
         keys: a tensor [H, 1 + N, P, D] for each layer.
-        values: [H, 1 + N, P, E] likewise.
+        values: [H, 1 + N, P, E] likewise; of latent layers, views of the keys.
         groups: page group of each layer.
+        kept: of each layer, the tensors that hold all of it.
+        latent: there are latent layers.
         num_pages: N.
         page_size: P.
     """
 
-    __slots__ = ("_tensors", "groups", "keys", "num_pages", "page_size", "values")
+    __slots__ = (
+        "_tensors",
+        "groups",
+        "kept",
+        "keys",
+        "latent",
+        "num_pages",
+        "page_size",
+        "values",
+    )
 
     def __init__(
         self,
@@ -61,14 +72,21 @@ class Pages:
         widest = max(groups, key=lambda members: len(members.layers))
         self._tensors = []
         for layer in widest.layers:
-            _, heads, *sizes = layers[layer]
-            pair = [
-                torch.empty(heads, 1 + num_pages, page_size, size, dtype=dtype, device=device)
-                for size in sizes
-            ]
-            self._tensors.append(pair)
-        self.keys = [self._tensors[places[layer]][0] for layer in range(len(layers))]
-        self.values = [self._tensors[places[layer]][1] for layer in range(len(layers))]
+            heads, *sizes = layers[layer].kept
+            self._tensors.append(
+                [
+                    torch.empty(heads, 1 + num_pages, page_size, size, dtype=dtype, device=device)
+                    for size in sizes
+                    if size
+                ]
+            )
+        self.latent = any(layer.latent for layer in layers)
+        self.kept = [self._tensors[places[layer]] for layer in range(len(layers))]
+        self.keys = [tensors[0] for tensors in self.kept]
+        self.values = [
+            tensors[-1][..., : layer.value_size]
+            for layer, tensors in zip(layers, self.kept, strict=True)
+        ]
         self.scrub([0])
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -78,9 +96,9 @@ class Pages:
             layer: index of the layer.
             slots: [T] int64, page * page_size + offset, distinct but for padding.
             keys: [H, T, D].
-            values: [H, T, E].
+            values: [H, T, E]; of latent layers, they are in the keys.
         """
-        for pages, new in ((self.keys[layer], keys), (self.values[layer], values)):
+        for pages, new in zip(self.kept[layer], (keys, values), strict=False):
             pages.view(pages.shape[0], -1, pages.shape[3]).index_copy_(1, slots, new)
 
     def scrub(self, page_ids: Sequence[int]) -> None:

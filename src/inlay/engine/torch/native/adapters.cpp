@@ -50,7 +50,7 @@ void adapt_rows(const Adapt& a, int64_t first, float* scratch) {
             const T* from = static_cast<const T*>(a.out) + a.rows[first + g] * a.outputs + before;
             for (int64_t i = 0; i < size; i++) sums[g * size + i] = load(from[i]);
         }
-        accumulate<ROWS>(sums, size, ones, low + part * a.rank, lows, up, none, a.rank, size);
+        accumulate<ROWS>(sums, size, ones, low + part * a.rank, lows, up, none, a.rank, size, size);
         for (int g = 0; g < ROWS; g++) {
             T* to = static_cast<T*>(a.out) + a.rows[first + g] * a.outputs + before;
             for (int64_t i = 0; i < size; i++) store(to + i, sums[g * size + i]);

@@ -40,7 +40,7 @@ extern "C" {
 struct PagedDecode {
     const void* query;           // [T, Q, key_size], strided
     const void* keys;            // [H, N, P, key_size]
-    const void* values;          // [H, N, P, value_size]
+    const void* values;          // [H, N, P, value_size], value_stride from one to the next; may be the first part of the keys
     void* out;                   // [T, Q, value_size], contiguous
     const int32_t* block_table;  // [sequences of the batch, table_stride]
     const int32_t* spans;        // [S], each sequence's line of the table
@@ -49,7 +49,7 @@ struct PagedDecode {
     const float* sinks;          // [Q] or null
     float* workspace;            // [S, H, splits, G, value_size + 2]
     int64_t query_stride_t, query_stride_q, table_stride;
-    int64_t sequences, heads, group, num_pages, page_size, key_size, value_size, splits, window;
+    int64_t sequences, heads, group, num_pages, page_size, key_size, value_size, value_stride, splits, window;
     float scaling, softcap;
     int32_t threads;
 };
@@ -77,7 +77,7 @@ void attend_run(
         past[0] = top;
         past[1] = past[1] * shrink[g] + sum;
     }
-    accumulate<GROUP>(state + 2, stride, shrink, scores, a.page_size, v, next_v, count, a.value_size);
+    accumulate<GROUP>(state + 2, stride, shrink, scores, a.page_size, v, next_v, count, a.value_size, a.value_stride);
 }
 
 // One head's share of one sequence: online softmax over positions [low, high), as in FlashAttention (arXiv 2205.14135).
@@ -95,7 +95,7 @@ void attend_part(const PagedDecode& a, int64_t s, int64_t h, int64_t low, int64_
     }
     const int32_t* table = a.block_table + a.spans[s] * a.table_stride;
     const T* keys = static_cast<const T*>(a.keys) + h * a.num_pages * a.page_size * a.key_size;
-    const T* values = static_cast<const T*>(a.values) + h * a.num_pages * a.page_size * a.value_size;
+    const T* values = static_cast<const T*>(a.values) + h * a.num_pages * a.page_size * a.value_stride;
     for (int64_t at = low; at < high;) {
         const int64_t offset = at % a.page_size;
         const int64_t count = std::min(high - at, a.page_size - offset);
@@ -103,7 +103,7 @@ void attend_part(const PagedDecode& a, int64_t s, int64_t h, int64_t low, int64_
         const bool more = at + count < high;
         const int64_t after = more ? table[(at + count) / a.page_size] * a.page_size : 0;
         const T *k = keys + slot * a.key_size, *next_k = more ? keys + after * a.key_size : nullptr;
-        const T *v = values + slot * a.value_size, *next_v = more ? values + after * a.value_size : nullptr;
+        const T *v = values + slot * a.value_stride, *next_v = more ? values + after * a.value_stride : nullptr;
         for (int64_t g = 0; g < a.group;) {
             float* state = part + g * stride;
             const float* q = queries + g * a.key_size;

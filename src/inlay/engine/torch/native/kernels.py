@@ -25,8 +25,8 @@ _PagedDecode = _structure(
     block_table=_pointer, spans=_pointer, rows=_pointer, contexts=_pointer, sinks=_pointer,
     workspace=_pointer, query_stride_t=_integer, query_stride_q=_integer, table_stride=_integer,
     sequences=_integer, heads=_integer, group=_integer, num_pages=_integer, page_size=_integer,
-    key_size=_integer, value_size=_integer, splits=_integer, window=_integer, scaling=_number,
-    softcap=_number, threads=ctypes.c_int32,
+    key_size=_integer, value_size=_integer, value_stride=_integer, splits=_integer,
+    window=_integer, scaling=_number, softcap=_number, threads=ctypes.c_int32,
 )  # fmt: skip
 
 _Prepare = _structure(
@@ -196,7 +196,7 @@ class Kernels:
             out: [T, Q, value size], contiguous.
             query: [T, Q, key size], the last dimension contiguous.
             keys: [H, N, P, key size], contiguous.
-            values: [H, N, P, value size], contiguous.
+            values: [H, N, P, value size], contiguous, or the first part of `keys`.
             shape: sequences, queries and window.
             scaling: factor of the scores.
             softcap: scores become `softcap * tanh(score / softcap)`; 0 for none.
@@ -217,8 +217,8 @@ class Kernels:
             shape.block_table.data_ptr(), shape.spans.data_ptr(), shape.rows.data_ptr(),
             shape.contexts.data_ptr(), None if sinks is None else sinks.data_ptr(),
             workspace.data_ptr(), query.stride(0), query.stride(1), shape.block_table.shape[1],
-            sequences, heads, group, num_pages, page_size, key_size, value_size, splits,
-            shape.window, scaling, softcap, threads,
+            sequences, heads, group, num_pages, page_size, key_size, value_size, values.stride(2),
+            splits, shape.window, scaling, softcap, threads,
         )  # fmt: skip
         self._decode[query.dtype](ctypes.byref(call))
 

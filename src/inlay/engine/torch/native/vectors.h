@@ -39,34 +39,34 @@ void dots(float* scores, int64_t score_stride, const float* queries, const T* ro
 template <int GROUP, int COLUMNS, typename T>
 inline void accumulate_columns(
     float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* rows, int64_t count,
-    int64_t size) {
+    int64_t row_stride) {
     Lanes sums[GROUP][COLUMNS];
     for (int g = 0; g < GROUP; g++)
         for (int c = 0; c < COLUMNS; c++) sums[g][c] = load_lanes(acc + g * acc_stride + c * LANES) * shrink[g];
     for (int64_t j = 0; j < count; j++)
         for (int c = 0; c < COLUMNS; c++) {
-            const Lanes v = load_lanes(rows + j * size + c * LANES);
+            const Lanes v = load_lanes(rows + j * row_stride + c * LANES);
             for (int g = 0; g < GROUP; g++) sums[g][c] += weights[g * weight_stride + j] * v;
         }
     for (int g = 0; g < GROUP; g++) std::memcpy(acc + g * acc_stride, sums[g], sizeof(sums[g]));
 }
 
-// acc[g] = acc[g] * shrink[g] + sum of weights[g][j] * rows[j], for GROUP queries of one head.
+// acc[g] = acc[g] * shrink[g] + sum of weights[g][j] * rows[j], for GROUP queries of one head; rows are row_stride apart.
 template <int GROUP, typename T>
 void accumulate(
     float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* rows, const T* next,
-    int64_t count, int64_t size) {
+    int64_t count, int64_t size, int64_t row_stride) {
     if (next)
-        for (int64_t j = 0; j < count; j++) fetch(next + j * size, size);
+        for (int64_t j = 0; j < count; j++) fetch(next + j * row_stride, size);
     int64_t i = 0;
     for (; i + 4 * LANES <= size; i += 4 * LANES)
-        accumulate_columns<GROUP, 4>(acc + i, acc_stride, shrink, weights, weight_stride, rows + i, count, size);
+        accumulate_columns<GROUP, 4>(acc + i, acc_stride, shrink, weights, weight_stride, rows + i, count, row_stride);
     for (; i + LANES <= size; i += LANES)
-        accumulate_columns<GROUP, 1>(acc + i, acc_stride, shrink, weights, weight_stride, rows + i, count, size);
+        accumulate_columns<GROUP, 1>(acc + i, acc_stride, shrink, weights, weight_stride, rows + i, count, row_stride);
     for (int g = 0; g < GROUP; g++)
         for (int64_t rest = i; rest < size; rest++) {
             float sum = acc[g * acc_stride + rest] * shrink[g];
-            for (int64_t j = 0; j < count; j++) sum += weights[g * weight_stride + j] * load(rows[j * size + rest]);
+            for (int64_t j = 0; j < count; j++) sum += weights[g * weight_stride + j] * load(rows[j * row_stride + rest]);
             acc[g * acc_stride + rest] = sum;
         }
 }

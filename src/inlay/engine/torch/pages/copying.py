@@ -1,7 +1,7 @@
 """Pages as records: bytes that depend on no device, with name and checksum.
 
 A record is the digest of a page, a checksum, and its layers in order, for each the keys [H, P, D]
-and then the values [H, P, E] in C order, little endian. The checksum is a keyed BLAKE3 over the
+and then the values [H, P, E] in C order, little endian; of latent layers the keys alone. The checksum is a keyed BLAKE3 over the
 layout, the group, the digest and the data: a record of another name, group, layout or secret, or
 with a changed bit, is none.
 """
@@ -54,7 +54,7 @@ class RecordShape(NamedTuple):
     ) -> "RecordShape":
         """Of a model with these `layers` in these page `groups`."""
         members = [
-            (group.window, [layers[layer][1:] for layer in group.layers]) for group in groups
+            (group.window, [layers[layer].kept for layer in group.layers]) for group in groups
         ]
         # One shard of one: pages of a model that is divided among devices mean something else.
         named = repr((VERSION, page_size, str(dtype), (0, 1), members))
@@ -131,12 +131,7 @@ class PageCopier:
     def __init__(self, pages: Pages, groups: Sequence[PageGroup], shape: RecordShape) -> None:
         self.shape = shape
         self._tensors = [
-            [
-                tensor
-                for layer in group.layers
-                for tensor in (pages.keys[layer], pages.values[layer])
-            ]
-            for group in groups
+            [tensor for layer in group.layers for tensor in pages.kept[layer]] for group in groups
         ]
 
     def read(self, group: int, page_ids: Sequence[int]) -> Tensor:
