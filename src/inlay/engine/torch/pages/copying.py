@@ -1,9 +1,9 @@
 """Pages as records: bytes that depend on no device, with name and checksum.
 
 A record is the digest of a page, a checksum, and its layers in order, for each the keys [H, P, D]
-and then the values [H, P, E] in C order, little endian; of latent layers the keys alone. The checksum is a keyed BLAKE3 over the
-layout, the group, the digest and the data: a record of another name, group, layout or secret, or
-with a changed bit, is none.
+and then the values [H, P, E] in C order, little endian; of latent layers the keys alone. The
+checksum is a keyed BLAKE3 over the layout, the group, the digest and the data: a record of another
+name, group, layout or secret, or with a changed bit, is none.
 """
 
 from collections.abc import Sequence
