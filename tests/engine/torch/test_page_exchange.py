@@ -295,6 +295,48 @@ async def test_a_peer_that_lies_or_breaks_off_anywhere_changes_nothing(
                 assert cached == (at - 1) * 16, name
 
 
+class Evicting(Direct):
+    """A peer that drops its cache after some answers, while it is asked for more."""
+
+    def __init__(self, peer: TorchEngine, after: int) -> None:
+        super().__init__(peer=peer)
+        self._peer = peer
+        self._left = after
+
+    async def payloads(
+        self, address: Address, request: Request, within: float | None = None
+    ) -> Sequence[Payload]:
+        found = await super().payloads(address, request, within)
+        self._left -= 1
+        if self._left == 0:
+            await self._peer.reset_prefix_cache()
+        return found
+
+
+async def test_two_that_ask_while_the_pages_are_evicted_compute_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one_page_at_a_time(monkeypatch)
+    prompt = Prompt.of(Tokens(ids(1, 240)))
+    config = settings(tiny("llama"))
+    async with started(config, config, config) as (giving, *both):
+        truth, _ = await answers(giving, make_request("truth", prompt))
+        # Of each asker two questions are under way at a time: pages are left to evict.
+        evicting = Evicting(giving, after=3)
+        for engine in both:
+            engine.use_peers(evicting)
+        found = await asyncio.gather(
+            *(
+                answers(engine, make_request(name, prompt, sources=FROM_PEER))
+                for name, engine in zip("ab", both, strict=True)
+            )
+        )
+        assert [output for output, _ in found] == [truth, truth]
+        pages = [engine.stats().kv_pages_fetched for engine in both]
+        assert 1 <= sum(pages) < 2 * (239 // 16)
+        assert giving.stats().blocks_used == 0
+
+
 async def test_the_next_peer_is_asked_where_one_has_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
