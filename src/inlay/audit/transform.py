@@ -245,8 +245,3 @@ def _number(spec: str, number: str, low: float, high: float) -> float:
             f"--transform {spec}: a number from {low:g} to {high:g} must follow the colon"
         )
     return value
-
-
-def _no_number(spec: str, number: str) -> None:
-    if number:
-        raise InvalidRequestError(f"{spec}: it takes no number")
