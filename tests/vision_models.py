@@ -209,7 +209,9 @@ def _gemma4() -> _Parts:
 
 
 def _qwen(name: str, processor: str = "Qwen2VL", **tower: Any) -> _Parts:
-    text = {**_TEXT, "rope_parameters": _MROPE, "head_dim": 16, **_EXPERTS.get(name, {})}
+    # As published: transformers interleaves the axes of Qwen3-VL in any case, vLLM if it is told.
+    rope = {**_MROPE, "mrope_interleaved": True} if name.startswith("Qwen3VL") else _MROPE
+    text = {**_TEXT, "rope_parameters": rope, "head_dim": 16, **_EXPERTS.get(name, {})}
     if name in ("Qwen2VL", "Qwen2_5_VL"):
         del text["head_dim"]
     config = _model_config(

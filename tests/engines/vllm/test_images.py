@@ -108,7 +108,8 @@ SMALLER = {"size": {"shortest_edge": 256, "longest_edge": 1600}}
 
 
 @pytest.mark.parametrize(
-    ("family", "processing"), [("mistral3", {}), ("qwen2_vl", SMALLER), ("llava_next", {})]
+    ("family", "processing"),
+    [("mistral3", {}), ("qwen2_vl", SMALLER), ("llava_next", {}), ("qwen3_vl", {})],
 )
 async def test_other_families_continue_as_transformers_does_and_are_cached(
     family: str, processing: dict[str, Any]

@@ -19,7 +19,7 @@ ROWS_FROM = frozenset(
 )  # fmt: skip
 """Model types whose input is the embeddings of their tokens and nothing else."""
 
-IMAGES_OF = frozenset({"llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_vl"})
+IMAGES_OF = frozenset({"llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"})
 """Model types whose images and rows vLLM was compared with."""
 
 NOT_COMPARED = (

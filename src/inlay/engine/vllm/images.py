@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
 from inlay.engine.weights import weights_id
+from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
 from inlay.tensors.table import config_of
@@ -26,8 +27,10 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     """Return the layout of a model's images; None if it takes none.
 
     Raises:
-        InvalidRequestError: its files lack what the layout needs.
+        InvalidRequestError: its files lack what the layout needs, or vLLM would compute its
+            positions otherwise.
     """
+    _check_interleaved(directory)
     spec = spec_of(
         directory,
         weights_id=weights_id(directory),
@@ -53,6 +56,18 @@ def processor_settings(settings: EngineSettings, directory: Path) -> dict[str, A
     given = settings.processor_kwargs if takes_images(directory) else {}
     spec = spec_of(directory, processor_kwargs=given) if given else None
     return None if spec is None else spec.processor_settings(None)
+
+
+def _check_interleaved(directory: Path) -> None:
+    """Raise `InvalidRequestError` if vLLM would not interleave the axes of a model's positions."""
+    config = config_of(directory)
+    text = config.get("text_config") or {}
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if config.get("model_type") == "qwen3_vl" and rope.get("mrope_interleaved") is not True:
+        raise InvalidRequestError(
+            "the configuration of qwen3_vl lacks mrope_interleaved: true, and vLLM would compute "
+            "other positions of images"
+        )
 
 
 def _versions() -> list[str]:
