@@ -119,21 +119,22 @@ def _equal(theirs: Any, ours: Any) -> bool:
 
 
 def _by_place(events: tuple[Any, ...]) -> dict[str, Any]:
-    """One event of a stream for each place in it.
+    """One event of a stream for each place in its choice.
 
-    How many there are between is the engine's affair.
+    How many there are between is the engine's affair. On a busy machine a whole choice may come in
+    one event, which has what belongs to the first and to the last: a place of its own.
     """
     found: dict[str, Any] = {}
+    begun: set[int] = set()
     for event in events:
         choice = event["choices"][0] if event["choices"] else None
         if choice is None:
             place = "usage event"
-        elif choice.get("finish_reason") is not None:
-            place = "last event"
-        elif not found:
-            place = "first event"
+        elif choice["index"] not in begun:
+            place = "first event" if choice.get("finish_reason") is None else "only event"
+            begun.add(choice["index"])
         else:
-            place = "event"
+            place = "event" if choice.get("finish_reason") is None else "last event"
         found.setdefault(place, event)
     return found
 
