@@ -170,13 +170,13 @@ def test_routes_name_each_other(encoder: Served) -> None:
         encoder.url + "/v1/completions", json={"prompt": "x"}, timeout=180, trust_env=False
     )
     assert answer.status_code == 400
-    assert "encodes images, and does not generate text: use POST /v1/encode" in answer.text
+    assert "encodes media, and does not generate text: use POST /v1/encode" in answer.text
     (model,) = httpx.get(encoder.url + "/v1/models", trust_env=False).json()["data"]
     assert model["capabilities"] == ["encode"]
     with serving(tiny("llama"), "--served-model-name", "words") as served:
         refused = encode(served, data_url(ONE.data))
         assert refused.status_code == 400
-        assert "does not encode images: use POST /v1/completions" in refused.text
+        assert "does not encode media: use POST /v1/completions" in refused.text
 
 
 def test_inner_features_stand_behind_the_rows() -> None:

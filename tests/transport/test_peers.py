@@ -155,7 +155,7 @@ async def test_a_peer_answers_with_its_own_error(
 ) -> None:
     async with asked(EchoEngine(echo_settings, SECRET)) as peer:
         wrong = replace(embedding("encode"), task=Task.ENCODE)
-        with pytest.raises(InvalidRequestError, match="does not encode images"):
+        with pytest.raises(InvalidRequestError, match="does not encode media"):
             await peers.payloads(peer.address, wrong)
 
 

@@ -1,4 +1,4 @@
-"""`inlay embeds encode`: text, messages or an image to a file of embeddings."""
+"""`inlay embeds encode`: text, messages, an image or audio to a file of embeddings."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from inlay.cli.command import UsageError
 from inlay.cli.files import read, standard_input, write_bytes
 from inlay.cli.process import Console
 from inlay.cli.settings import EncodeSettings
-from inlay.client import EmbeddedImage, EmbeddedPrompt, PromptEmbedder
+from inlay.client import EmbeddedMedia, EmbeddedPrompt, PromptEmbedder
 from inlay.client.prompts import Array
 from inlay.errors import EmbeddingsError
 
@@ -29,20 +29,24 @@ def run(settings: EncodeSettings) -> int:
         "--text": settings.text,
         "--messages": settings.messages,
         "--image": settings.image,
+        "--audio": settings.audio,
     }
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} cannot both be given")
-    if settings.image is None and (settings.url or settings.detail):
-        raise UsageError("--url and --detail are for an --image")
+    is_media = settings.image is not None or settings.audio is not None
+    if settings.url and not is_media:
+        raise UsageError("--url is for an --image or --audio")
+    if settings.detail and settings.image is None:
+        raise UsageError("--detail is for an --image")
     if settings.output is None and not settings.base64 and sys.stdout.isatty():
         raise UsageError("bytes are not for a terminal: give --output FILE or --base64")
-    made: EmbeddedPrompt | EmbeddedImage
-    if settings.image is not None:
-        from inlay.cli.encode_image import encoded
+    made: EmbeddedPrompt | EmbeddedMedia
+    if is_media:
+        from inlay.cli.encode_media import encoded
 
-        image = encoded(settings)
-        made = EmbeddedImage(_cast(image.rows, settings.dtype), image.grid)
+        media = encoded(settings)
+        made = EmbeddedMedia(_cast(media.rows, settings.dtype), media.grid, media.kind)
     else:
         if settings.model is None:
             raise UsageError("--model is missing: the directory of the model, or its name")

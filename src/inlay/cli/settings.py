@@ -261,12 +261,15 @@ class EncodeSettings(BaseModel):
         description="Image to encode, by a server (url) or by the model's own encoder here, which "
         "needs torch. Its grid, where it has one, is in the safetensors file.",
     )
+    audio: Path | None = Field(
+        default=None, description="Audio to encode, WAV, FLAC or MP3, as image."
+    )
     detail: Literal["auto", "low", "high"] | None = Field(
         default=None, description="Detail of the image; low takes fewer positions."
     )
     url: str | None = Field(
         default=None,
-        description="Base URL of the server that encodes the image, as OpenAI clients take it.",
+        description="Base URL of the server that encodes it, as OpenAI clients take it.",
     )
     api_key: SecretStr | None = Field(default=None, description="Key to ask that server with.")
     text: str | None = Field(

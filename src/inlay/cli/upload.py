@@ -27,7 +27,7 @@ def run(settings: UploadSettings) -> int:
     console = Console(sys.stdout, sys.stderr)
     with waiting(console, f"uploading {len(data)} bytes"):
         if is_image(data):
-            stored = uploader.upload_image(data, model=settings.model)
+            stored = uploader.upload_media(data, model=settings.model)
         else:
             stored = uploader.upload(container(data), model=settings.model)
     if settings.pin:

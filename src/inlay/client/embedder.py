@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inlay.client.images import ImageEncoder, ImageFile, image_part
+from inlay.client.media import MediaEncoder, MediaFile, image_part
 from inlay.client.model_files import model_directory
 from inlay.client.prompts import EmbeddedPrompt
 from inlay.client.uploader import Uploader
@@ -116,11 +116,11 @@ class PromptEmbedder:
 
     def image_part(
         self,
-        image: ImageFile,
+        image: MediaFile,
         *,
         detail: Detail | None = None,
         uploader: Uploader | None = None,
-        encoder: ImageEncoder | None = None,
+        encoder: MediaEncoder | None = None,
     ) -> Any:
         """An image as a part of a chat message's `content`, or of a completion's prompt.
 

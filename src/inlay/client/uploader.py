@@ -124,7 +124,7 @@ class _Uploads:
         if known is not None and (fresh or (yield from self._is_there(known[0]))):
             id_ = known[0]
         elif kind == "image":
-            id_ = (yield from self.upload_image(data, None)).id
+            id_ = (yield from self.upload_media(data, None)).id
         else:
             id_ = (yield from self.upload(data, None)).id
         with self._lock:
@@ -145,7 +145,7 @@ class _Uploads:
     def upload(self, data: bytes, model: str | None) -> Steps[StoredEmbeds]:
         return self._upload(data, model, _OCTETS, StoredEmbeds)
 
-    def upload_image(self, data: bytes, model: str | None) -> Steps[StoredImage]:
+    def upload_media(self, data: bytes, model: str | None) -> Steps[StoredImage]:
         return self._upload(data, model, image_type(data), StoredImage)
 
     def _upload(
@@ -267,14 +267,14 @@ class Uploader:
         """
         return self._connection.run(self._uploads.upload(data, model))
 
-    def upload_image(self, data: bytes, *, model: str | None = None) -> StoredImage:
+    def upload_media(self, data: bytes, *, model: str | None = None) -> StoredImage:
         """Store an image file, as `upload`; a model also tells the positions that it takes.
 
         Raises:
             InvalidRequestError: no image of a format that servers read.
             InlayError: as `ref`.
         """
-        return self._connection.run(self._uploads.upload_image(data, model))
+        return self._connection.run(self._uploads.upload_media(data, model))
 
     def get(self, id_: str) -> Stored:
         """Metadata of an id. Does not extend its TTL. Raises `NotFoundError`, or as `ref`."""
@@ -337,9 +337,9 @@ class AsyncUploader:
         """As `Uploader.upload`."""
         return await self._connection.run_async(self._uploads.upload(data, model))
 
-    async def upload_image(self, data: bytes, *, model: str | None = None) -> StoredImage:
-        """As `Uploader.upload_image`."""
-        return await self._connection.run_async(self._uploads.upload_image(data, model))
+    async def upload_media(self, data: bytes, *, model: str | None = None) -> StoredImage:
+        """As `Uploader.upload_media`."""
+        return await self._connection.run_async(self._uploads.upload_media(data, model))
 
     async def get(self, id_: str) -> Stored:
         """As `Uploader.get`."""

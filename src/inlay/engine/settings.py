@@ -101,7 +101,7 @@ class EngineSettings(BaseModel):
     task: Literal["auto", "generate", "embed", "score", "encode", "image"] = Field(
         default="auto",
         description="Task of the model: generate text, embed texts, score pairs and classify "
-        "texts with a classification head, encode images without the language model, or make "
+        "texts with a classification head, encode media without the language model, or make "
         "images. auto is derived from the model's files and is never encode.",
     )
     served_model_name: list[str] = Field(

@@ -31,8 +31,8 @@ HOW_TO_SEND = (
 
 _tensor_data = re.compile(r"(?:.*\.)?data|prompt_embeds(?:\[[^\]]*\])*")
 _PART = (
-    "a part is an object with type 'text' and text, with type 'token_ids' and token_ids, or with "
-    "type 'prompt_embeds' and one of data, ref and part"
+    "a part is an object with type 'text' and text, with type 'token_ids' and token_ids, with type "
+    "'prompt_embeds' and one of data, ref and part, or media as in a chat"
 )
 _part_of_prompt = re.compile(r"prompt(?:\[[^\]]*\])+(?:\.type)?")
 _encoder = msgspec.json.Encoder()

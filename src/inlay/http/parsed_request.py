@@ -22,7 +22,7 @@ from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.base64_extractor import ExtractedBody, Parsed
 from inlay.http.bodies.body import body_limit, read_pieces, read_whole, receive_body
 from inlay.http.bodies.embeds import Embeddings, Source, TensorSource, check_source
-from inlay.http.bodies.media import Images, ImageSource, fetched, file_data, spec_for
+from inlay.http.bodies.media import MediaItems, MediaSource, fetched, file_data, spec_for
 from inlay.http.bodies.memory import Memory
 from inlay.http.bodies.multipart import MULTIPART, Form
 from inlay.http.server import Call, Server
@@ -57,7 +57,7 @@ class ParsedRequest(Generic[T]):
     async def embeddings(self, call: Call, card: ModelCard) -> Embeddings:
         """Return the embeddings and images of the request for the model of `card`.
 
-        Images that are elsewhere are fetched.
+        Files that are elsewhere are fetched.
 
         Raises:
             InvalidRequestError: the body has a part that the request does not name, or the model
@@ -84,13 +84,13 @@ class ParsedRequest(Generic[T]):
             hold=call.reservation.grow,
             parts=self.parts,
             stored=stored,
-            images=await self._images(call, card, decode),
+            media=await self._media(call, card, decode),
         )
 
-    async def _images(
+    async def _media(
         self, call: Call, card: ModelCard, decode: Callable[[str], Buffer]
-    ) -> Images | None:
-        sources = [source for source in self.sources if isinstance(source, ImageSource)]
+    ) -> MediaItems | None:
+        sources = [source for source in self.sources if isinstance(source, MediaSource)]
         if not sources:
             return None
         server, hold = call.server, call.reservation.grow
@@ -103,7 +103,7 @@ class ParsedRequest(Generic[T]):
         if any(source.kind == "video" for source in sources):
             renderer = await server.renderers.of(card)
             encode = partial(renderer.encode, add_special_tokens=False)
-        return Images(
+        return MediaItems(
             card,
             spec,
             server.secret,
@@ -342,7 +342,7 @@ def takes_images(server: Server) -> bool:
     )
 
 
-async def stored_files(call: Call, sources: Sequence[ImageSource]) -> dict[str, Buffer]:
+async def stored_files(call: Call, sources: Sequence[MediaSource]) -> dict[str, Buffer]:
     """Return the files of every stored image among `sources`, by id.
 
     Raises:

@@ -74,14 +74,14 @@ _DOES = {
     Task.GENERATE: "generates text",
     Task.EMBED: "makes embeddings",
     Task.SCORE: "scores or classifies",
-    Task.ENCODE: "encodes images",
+    Task.ENCODE: "encodes media",
     Task.STAGE: "makes images",
 }
 _DOES_NOT = {
     Task.GENERATE: "does not generate text",
     Task.EMBED: "makes no embeddings",
     Task.SCORE: "has no classification head",
-    Task.ENCODE: "does not encode images",
+    Task.ENCODE: "does not encode media",
     Task.STAGE: "makes no images",
 }
 

@@ -65,7 +65,7 @@ _NOT_SERVED = {
     Task.GENERATE: "does not generate text",
     Task.EMBED: "does not make embeddings",
     Task.SCORE: "does not score pairs of texts",
-    Task.ENCODE: "does not encode images",
+    Task.ENCODE: "does not encode media",
     Task.STAGE: "makes no images",
 }
 

@@ -177,13 +177,13 @@ async def test_an_encoder_of_audio_alone_is_probed_with_silence() -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([Tokens((1, 2))], "one has 0 images"),
+        ([Tokens((1, 2))], "one has 0 items"),
         ([Rows(Buffer(bytes(256)), "float32", (1, 64))], "has no language model"),
         ([Media("audio", bytes(16), 4, Buffer(b"x"))], "cannot read audio"),
         ([Media("image", bytes(16), 4, Buffer(b"x"), grid=(1, 4, 4))], "for another family"),
         (
             [Media("image", bytes([index] * 16), 4, Buffer(b"x")) for index in (1, 2)],
-            "one has 2 images",
+            "one has 2 items",
         ),
     ],
 )
@@ -193,7 +193,7 @@ async def test_what_is_not_one_image_is_refused(
     async with encoding("llava") as engine:
         with pytest.raises(InvalidRequestError, match=message):
             await answer(engine, request_of("one", Prompt.of(*prompt)))
-        with pytest.raises(InvalidRequestError, match="does not encode images"):
+        with pytest.raises(InvalidRequestError, match="does not encode media"):
             await answer(engine, request_of("x", prompt_of(engine, ONE.data), adapter="lora"))
 
 

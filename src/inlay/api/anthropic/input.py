@@ -10,7 +10,7 @@ from inlay.api.fields import check_depth, string_at
 from inlay.api.generation.parts import content_source
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.media import MediaSource
 from inlay.http.quoting import shown_at, shown_value
 
 _BLOCKS = {
@@ -169,15 +169,15 @@ def _kind(block: object, where: str, served: tuple[str, ...]) -> str:
     return str(kind)
 
 
-def _image(block: Mapping[str, Any], where: str) -> ImageSource:
+def _image(block: Mapping[str, Any], where: str) -> MediaSource:
     place = f"{where}.source"
     match block.get("source"):
         case {"type": "base64", "data": str(data)}:
-            return ImageSource(_DATA + data, None, None, place)
+            return MediaSource(_DATA + data, None, None, place)
         case {"type": "url", "url": str(url)}:
-            return ImageSource(url, None, None, place)
+            return MediaSource(url, None, None, place)
         case {"type": "file", "file_id": str(id_)}:
-            return ImageSource(None, None, None, place, ref=id_)
+            return MediaSource(None, None, None, place, ref=id_)
     raise InvalidRequestError(
         f"{place} must be an object of type 'base64' with data, 'url' with url, or 'file' with "
         f"file_id, got {shown_at(block, 'source')}",

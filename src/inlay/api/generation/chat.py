@@ -194,7 +194,7 @@ def _prompt(
     keep: int | None,
 ) -> tuple[Prompt, int]:
     """Return a chat's prompt, cut to `keep` positions unless None, and the bytes of `kept`."""
-    chat = read(embeddings.one, embeddings.image)
+    chat = read(embeddings.one, embeddings.media)
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
         chat.messages,

@@ -8,7 +8,7 @@ from inlay.api.generation.parts import MEDIA_PARTS, content_source, kind_of, med
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.media import MediaSource
 from inlay.http.bodies.structure import check_structure
 from inlay.http.quoting import shown_at, shown_value
 from inlay.media.spec import Kind
@@ -50,7 +50,7 @@ class ReadMessages(NamedTuple):
 
 
 MessageReader: TypeAlias = Callable[
-    [Callable[[TensorSource], Rows], Callable[[ImageSource], Sequence[Segment]]], ReadMessages
+    [Callable[[TensorSource], Rows], Callable[[MediaSource], Sequence[Segment]]], ReadMessages
 ]
 """Makes the messages for the renderer, given readers of sources (`read_messages`)."""
 
@@ -62,7 +62,7 @@ class _Reader(NamedTuple):
     media: list[Sequence[Segment]]
     kinds: list[Kind]
     read: Callable[[TensorSource], Rows]
-    read_media: Callable[[ImageSource], Sequence[Segment]]
+    read_media: Callable[[MediaSource], Sequence[Segment]]
     served: str
 
     def take(self, source: Source) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class _Reader(NamedTuple):
 def read_messages(
     messages: Sequence[Mapping[str, Any]],
     read: Callable[[TensorSource], Rows],
-    read_media: Callable[[ImageSource], Sequence[Segment]],
+    read_media: Callable[[MediaSource], Sequence[Segment]],
     *,
     named: Sequence[str] | None = None,
     served: str = PARTS,
@@ -147,7 +147,7 @@ def _content(content: object, where: str, reader: _Reader) -> str | list[dict[st
 def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if isinstance(part, TensorSource | ImageSource):
+    if isinstance(part, TensorSource | MediaSource):
         return reader.take(part)
     if not isinstance(part, dict):
         raise InvalidRequestError(

@@ -5,7 +5,7 @@ from typing import Any
 
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.media import MediaSource
 from inlay.http.quoting import shown_at, shown_value
 from inlay.media.embeds import parse_embeds
 from inlay.media.spec import Detail, Kind
@@ -65,7 +65,7 @@ def content_source(part: Mapping[str, Any], param: str) -> TensorSource:
     return TensorSource(part.get("data"), part.get("ref"), part.get("part"), param, part)
 
 
-def media_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageSource:
+def media_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> MediaSource:
     """Return the source of a part that is an image, audio or a video.
 
     Raises:
@@ -84,7 +84,7 @@ def media_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageS
             f"{where}: {kind} is not kept by its uuid; send it again", param=where
         )
     if name == "input_audio":
-        return ImageSource(_input_audio(value, where), None, None, param, prompt, kind=kind)
+        return MediaSource(_input_audio(value, where), None, None, param, prompt, kind=kind)
     url = value.get("url") if isinstance(value, dict) else value
     where += ".url" if isinstance(value, dict) else ""
     if not isinstance(url, str) or not url:
@@ -93,7 +93,7 @@ def media_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageS
             f"{shown_value(url)}",
             param=where,
         )
-    return ImageSource(url, None, None, param, prompt, kind=kind)
+    return MediaSource(url, None, None, param, prompt, kind=kind)
 
 
 def _input_audio(value: object, where: str) -> str:
@@ -121,7 +121,7 @@ def _check_uuid(part: Mapping[str, Any], param: str) -> None:
         )
 
 
-def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageSource:
+def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> MediaSource:
     """Return the source of a part that is an image: of chats, completions, or responses.
 
     Raises:
@@ -151,7 +151,7 @@ def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageS
                 f"beside it, got {shown_value(ref)}",
                 param=f"{param}.{name}",
             )
-        return ImageSource(None, None, _DETAILS.get(detail or ""), param, prompt, ref)
+        return MediaSource(None, None, _DETAILS.get(detail or ""), param, prompt, ref)
     if image is None and uuid is not None:
         raise InvalidRequestError(
             f"{where}: images are not kept by their uuid; send the image again", param=where
@@ -162,10 +162,10 @@ def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> ImageS
             f"{shown_at(part, 'image_url') if url is image else shown_value(url)}",
             param=where,
         )
-    return ImageSource(url, None, _DETAILS.get(detail or ""), param, prompt)
+    return MediaSource(url, None, _DETAILS.get(detail or ""), param, prompt)
 
 
-def _embeds_source(part: Mapping[str, Any], param: str, prompt: int, kind: Kind) -> ImageSource:
+def _embeds_source(part: Mapping[str, Any], param: str, prompt: int, kind: Kind) -> MediaSource:
     name = f"{kind}_embeds"
     where = f"{param}.{name}"
     try:
@@ -178,4 +178,4 @@ def _embeds_source(part: Mapping[str, Any], param: str, prompt: int, kind: Kind)
             f"{shown_value(embeds.source)}",
             param=where,
         )
-    return ImageSource(None, embeds, None, param, prompt, kind=kind)
+    return MediaSource(None, embeds, None, param, prompt, kind=kind)

@@ -1,4 +1,4 @@
-"""`POST /v1/encode`: images to rows, which a chat takes as `image_embeds`."""
+"""`POST /v1/encode`: images and audio to rows, which a chat takes as embeddings of them."""
 
 import asyncio
 import time
@@ -12,12 +12,18 @@ import orjson
 import pybase64
 
 from inlay.api.fields import answer_id
-from inlay.api.generation.parts import image_source, kind_of
+from inlay.api.generation.parts import kind_of, media_source
 from inlay.api.openai.embeddings.gathering import check_count, check_inputs_request
-from inlay.api.openai.schema.encode import EncodedImage, EncodeRequest, EncodeResponse, EncodeUsage
+from inlay.api.openai.schema.encode import (
+    EncodedAudio,
+    EncodedImage,
+    EncodeRequest,
+    EncodeResponse,
+    EncodeUsage,
+)
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_request
 from inlay.http.quoting import shown_at, shown_value
 from inlay.http.request_scope import RequestScope
@@ -33,23 +39,24 @@ _decoder = msgspec.json.Decoder(EncodeRequest)
 _encode = msgspec.json.Encoder().encode
 
 _IN_FLIGHT = 16
-"""Maximum images of one request that are with workers at the same time."""
+"""Maximum items of one request that are with workers at the same time."""
 
-_PARTS = ("image_url", "input_image")
+_PARTS = ("image_url", "input_image", "input_audio", "audio_url")
+"""Types of parts. The rows of a video have no part that would take them."""
 
 _FLOAT_BYTES = 14
 """Approximate bytes of an element as a number in JSON."""
 
 
 async def encode(call: Call) -> None:
-    """Answer with the rows of images."""
+    """Answer with the rows of images and audio."""
     server = call.server
     incoming = await read_request(call, _decoder, sources_in)
     request = incoming.parsed.request
     check_inputs_request(call, request)
     id_ = answer_id("enc-", request.request_id)
     model = server.model(request.model, Task.ENCODE)
-    sources = [source for source in incoming.sources if isinstance(source, ImageSource)]
+    sources = [source for source in incoming.sources if isinstance(source, MediaSource)]
     check_count(call, len(sources), "input")
     if not sources:
         raise InvalidRequestError("input must not be empty", param="input")
@@ -70,7 +77,7 @@ async def encode(call: Call) -> None:
                 created=int(time.time()),
                 model=model.name,
                 data=[
-                    _image(index, _media(prompt), payloads, request.encoding_format)
+                    _element(index, _media(prompt), payloads, request.encoding_format)
                     for index, (prompt, payloads) in enumerate(zip(prompts, found, strict=True))
                 ],
                 usage=EncodeUsage(count, count),
@@ -80,18 +87,18 @@ async def encode(call: Call) -> None:
     await call.bytes(answer, JSON)
 
 
-def sources_in(request: EncodeRequest) -> list[ImageSource]:
-    """Return the sources of a request's images, in order.
+def sources_in(request: EncodeRequest) -> list[MediaSource]:
+    """Return the sources of a request's items, in order.
 
     Raises:
-        InvalidRequestError: one is no image.
+        InvalidRequestError: one is no image and no audio.
     """
     if not isinstance(request.input, list):
         return [_source(request.input, "input", 0)]
     return [_source(item, f"input[{index}]", index) for index, item in enumerate(request.input)]
 
 
-def _source(item: str | dict[str, Any], param: str, index: int) -> ImageSource:
+def _source(item: str | dict[str, Any], param: str, index: int) -> MediaSource:
     part = {"type": _PARTS[0], _PARTS[0]: item} if isinstance(item, str) else item
     if kind_of(part) not in _PARTS:
         raise InvalidRequestError(
@@ -99,12 +106,12 @@ def _source(item: str | dict[str, Any], param: str, index: int) -> ImageSource:
             f"{shown_at(part, 'type') if 'type' in part else shown_value(part)}",
             param=f"{param}.type",
         )
-    return image_source(part, param, index)
+    return media_source(part, param, index)
 
 
-def _prompts(embeddings: Embeddings, sources: Sequence[ImageSource]) -> list[Prompt]:
-    """Return the prompt of each image. CPU work."""
-    return [Prompt.of(*embeddings.image(source)) for source in sources]
+def _prompts(embeddings: Embeddings, sources: Sequence[MediaSource]) -> list[Prompt]:
+    """Return the prompt of each item. CPU work."""
+    return [Prompt.of(*embeddings.media(source)) for source in sources]
 
 
 def _media(prompt: Prompt) -> Media:
@@ -121,7 +128,7 @@ def _row_bytes(model: ServedModel, encoding_format: str) -> int:
 
 
 class _Encoding:
-    """The images of one HTTP request at workers."""
+    """The items of one HTTP request at workers."""
 
     def __init__(self, call: Call, model: ServedModel, request: EncodeRequest) -> None:
         self._call = call
@@ -131,12 +138,12 @@ class _Encoding:
         self._turns = asyncio.Semaphore(_IN_FLIGHT)
 
     async def payloads(
-        self, prompts: Sequence[Prompt], sources: Sequence[ImageSource]
+        self, prompts: Sequence[Prompt], sources: Sequence[MediaSource]
     ) -> list[dict[str, Payload]]:
         """Return the payloads of each prompt by port.
 
         Raises:
-            InlayError: an image is damaged, no worker has room, or one failed.
+            InlayError: a file is damaged, no worker has room, or one failed.
             ClientGone: the client left.
         """
         call = self._call
@@ -178,11 +185,11 @@ class _Encoding:
         return found
 
 
-def _image(
+def _element(
     index: int, run: Media, payloads: dict[str, Payload], encoding_format: str
-) -> EncodedImage:
+) -> EncodedImage | EncodedAudio:
     """Return one element of the response. CPU work."""
-    rows = image_rows(payloads)
+    rows = media_rows(payloads)
     shown: Any
     if encoding_format == "base64":
         shown = pybase64.b64encode_as_string(write(rows, "torch"))
@@ -190,6 +197,8 @@ def _image(
         shown = msgspec.Raw(
             orjson.dumps(rows.astype(np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
         )
+    if run.kind == "audio":
+        return EncodedAudio(index=index, audio_embeds=shown, num_tokens=len(rows))
     return EncodedImage(
         index=index,
         image_embeds=shown,
@@ -198,11 +207,11 @@ def _image(
     )
 
 
-def image_rows(payloads: Mapping[str, Payload]) -> npt.NDArray[Any]:
-    """Return the rows of an image, (num_tokens, width), with its inner features after them.
+def media_rows(payloads: Mapping[str, Payload]) -> npt.NDArray[Any]:
+    """Return the rows of an item, (num_tokens, width), with its inner features after them.
 
     Args:
-        payloads: of one image, by port.
+        payloads: of one item, by port.
     """
     ports = [PORTS[Task.ENCODE], *sorted(port for port in payloads if port.startswith("deepstack"))]
     return np.concatenate([_array(payloads[port]) for port in ports], axis=1)

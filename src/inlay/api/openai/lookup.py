@@ -21,7 +21,7 @@ from inlay.api.openai.uploads import shown
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError, PermissionDeniedError
 from inlay.http.bodies.embeds import TensorSource
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_json, store_for, stored_rows
 from inlay.http.server import Call, Server
 from inlay.http.tables import Table, with_noise
@@ -163,7 +163,7 @@ def _no_rows(_: TensorSource) -> Rows:
     raise InvalidRequestError("messages to be encoded are text alone", param="messages")
 
 
-def _no_image(_: ImageSource) -> Sequence[Segment]:
+def _no_image(_: MediaSource) -> Sequence[Segment]:
     raise InvalidRequestError("messages to be encoded are text alone", param="messages")
 
 

@@ -1,18 +1,17 @@
-"""Sources of embeddings and images in completions and requests for vectors, in order."""
+"""Sources of embeddings and media in completions and requests for vectors, in order."""
 
 import msgspec
 
-from inlay.api.generation.parts import image_source, in_messages
+from inlay.api.generation.parts import in_messages, media_source
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
     EmbedsSource,
-    ImageEmbedsPart,
-    ImageUrlPart,
+    MediaPart,
     PromptEmbedsPart,
 )
 from inlay.api.openai.schema.embeddings import PromptsRequest
 from inlay.http.bodies.embeds import Source, TensorSource
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.media import MediaSource
 
 
 def in_completion(request: CompletionRequest) -> list[Source]:
@@ -38,8 +37,8 @@ def in_completion(request: CompletionRequest) -> list[Source]:
 def _in_part(part: object, param: str, prompt: int) -> list[Source]:
     if isinstance(part, PromptEmbedsPart):
         return [part_source(part, param)]
-    if isinstance(part, ImageUrlPart | ImageEmbedsPart):
-        return [image_part_source(part, param, prompt)]
+    if isinstance(part, MediaPart):
+        return [media_part_source(part, param, prompt)]
     return []
 
 
@@ -73,8 +72,6 @@ def part_source(part: PromptEmbedsPart, param: str) -> TensorSource:
     return TensorSource(part.data, part.ref, part.part, param)
 
 
-def image_part_source(
-    part: ImageUrlPart | ImageEmbedsPart, param: str, prompt: int = 0
-) -> ImageSource:
-    """Return the source of an image in a completion's prompt. Raises as `image_source`."""
-    return image_source(msgspec.structs.asdict(part), param, prompt)
+def media_part_source(part: MediaPart, param: str, prompt: int = 0) -> MediaSource:
+    """Return the source of media in a completion's prompt. Raises as `media_source`."""
+    return media_source(msgspec.structs.asdict(part), param, prompt)

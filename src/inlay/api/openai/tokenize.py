@@ -16,7 +16,7 @@ from inlay.api.openai.schema.tokenize import (
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import TensorSource
-from inlay.http.bodies.media import ImageSource
+from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
 from inlay.prompt import Rows, Segment
@@ -71,7 +71,7 @@ def _no_rows(_: TensorSource) -> Rows:
     raise InvalidRequestError("prompt_embeds have no tokens to show", param="messages")
 
 
-def _no_image(_: ImageSource) -> Sequence[Segment]:
+def _no_image(_: MediaSource) -> Sequence[Segment]:
     raise InvalidRequestError("images have no tokens to show", param="messages")
 
 

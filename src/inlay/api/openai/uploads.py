@@ -14,7 +14,7 @@ from inlay.digest import Secret
 from inlay.errors import InvalidRequestError
 from inlay.http.asgi import IMAGES, JSON, OCTETS, check_content_type, content_type_of
 from inlay.http.bodies.base64_extractor import Parsed
-from inlay.http.bodies.media import ImageSource, file_data, spec_for
+from inlay.http.bodies.media import MediaSource, file_data, spec_for
 from inlay.http.parsed_request import (
     check_media_size,
     parse,
@@ -78,7 +78,7 @@ async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None
     check_media_size(len(data), server.settings.max_media_bytes)
     spec = None
     if card is not None:
-        spec = spec_for(card, [ImageSource(None, None, None, "data", ref="data")])
+        spec = spec_for(card, [MediaSource(None, None, None, "data", ref="data")])
     picture, num_tokens = await server.prepare(len(data), _picture, data, spec, server.secret)
     stored = await store_for(call).put(call.tenant.id, data, picture, hold=call.reservation.grow)
     await call.json(shown(stored, num_tokens))
@@ -102,7 +102,7 @@ def _model(call: Call) -> str | None:
 async def _parsed(call: Call) -> Parsed[UploadRequest]:
     """Return an upload in JSON, with its data decoded where it is large."""
     body = await call.body()
-    sources: list[ImageSource | None] = []
+    sources: list[MediaSource | None] = []
 
     def tensors_in(request: UploadRequest) -> list[str]:
         sources[:] = [_source(request)]
@@ -111,11 +111,11 @@ async def _parsed(call: Call) -> Parsed[UploadRequest]:
     return await parse(call, body, _upload, tensors_in, lambda _: file_data(sources))
 
 
-def _source(request: UploadRequest) -> ImageSource | None:
+def _source(request: UploadRequest) -> MediaSource | None:
     """Return the image of an upload in JSON; None if it is a tensor."""
     if request.data[:5].lower() != "data:":
         return None
-    return ImageSource(request.data, None, None, "data")
+    return MediaSource(request.data, None, None, "data")
 
 
 def _read(call: Call, data: Buffer, card: ModelCard | None) -> Tensor:

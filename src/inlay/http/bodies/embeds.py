@@ -13,7 +13,7 @@ from inlay.card import EMBEDS_OFF, ModelCard
 from inlay.digest import Secret, row_digests
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.http.bodies.accounting import EmbedsLimits
-from inlay.http.bodies.media import Images, ImageSource
+from inlay.http.bodies.media import MediaItems, MediaSource
 from inlay.http.errors import HOW_TO_SEND
 from inlay.http.metrics.requests import Metrics
 from inlay.http.quoting import shown_at
@@ -43,7 +43,7 @@ class TensorSource(NamedTuple):
     object: Mapping[str, Any] | None = None
 
 
-Source: TypeAlias = TensorSource | ImageSource
+Source: TypeAlias = TensorSource | MediaSource
 """One source of positions that are no tokens."""
 
 
@@ -190,7 +190,7 @@ class Embeddings:
         hold: as in `EmbedsReader.rows`.
         parts: parts of a multipart body by name; None for other bodies.
         stored: stored prompts that the request refers to, by id.
-        images: images of the request; None if it has none.
+        media: of the request; None if it has none.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Embeddings:
         hold: Callable[[int], None],
         parts: Mapping[str, Buffer] | None = None,
         stored: Mapping[str, Sequence[Rows]] | None = None,
-        images: Images | None = None,
+        media: MediaItems | None = None,
     ) -> None:
         self._reader = reader
         self._card = card
@@ -210,7 +210,7 @@ class Embeddings:
         self._hold = hold
         self._parts = parts
         self._stored = stored or {}
-        self._images = images
+        self._media = media
         self._read: dict[str, list[Rows]] = {}
 
     def prompts(self, source: TensorSource) -> Sequence[Rows]:
@@ -248,12 +248,12 @@ class Embeddings:
     @property
     def num_fetched_bytes(self) -> int:
         """Bytes of files that were not in the request's body."""
-        return 0 if self._images is None else self._images.num_fetched_bytes
+        return 0 if self._media is None else self._media.num_fetched_bytes
 
-    def image(self, source: ImageSource) -> Sequence[Segment]:
-        """Return the positions of an image. Raises as `Images.segments`."""
-        assert self._images is not None, "images are made with the sources of the request"
-        return self._images.segments(source)
+    def media(self, source: MediaSource) -> Sequence[Segment]:
+        """Return the positions of an item. Raises as `MediaItems.segments`."""
+        assert self._media is not None, "media are read with the sources of the request"
+        return self._media.segments(source)
 
     def _of_part(self, name: str, param: str) -> list[Rows]:
         if self._parts is None:

@@ -31,8 +31,8 @@ _AT_A_TIME = 8
 """URLs of one request that are fetched at the same time."""
 
 
-class ImageSource(NamedTuple):
-    """One source of an image, audio or a video; one of `url`, `embeds` and `ref` is set.
+class MediaSource(NamedTuple):
+    """Source of an image, audio or a video; one of `url`, `embeds` and `ref` is set.
 
     Attributes:
         url: of the file.
@@ -95,10 +95,10 @@ def file_data(sources: Sequence[object]) -> list[str]:
     Raises:
         InvalidRequestError: a data: URL that is not in base64.
     """
-    return [_base64_of(each) for each in sources if isinstance(each, ImageSource) and each.is_data]
+    return [_base64_of(each) for each in sources if isinstance(each, MediaSource) and each.is_data]
 
 
-def _base64_of(source: ImageSource) -> str:
+def _base64_of(source: MediaSource) -> str:
     url = source.url or ""
     try:
         return url[data_url_body(url) :]
@@ -106,12 +106,12 @@ def _base64_of(source: ImageSource) -> str:
         raise _at(source, error) from None
 
 
-def _at(source: ImageSource, error: InlayError) -> InvalidRequestError:
+def _at(source: MediaSource, error: InlayError) -> InvalidRequestError:
     """Return the error of a source, which names its place."""
     return InvalidRequestError(f"{source.param}: {error.message}", param=source.param)
 
 
-def spec_for(card: ModelCard, sources: Sequence[ImageSource]) -> MediaSpec:
+def spec_for(card: ModelCard, sources: Sequence[MediaSource]) -> MediaSpec:
     """Return the facts about a model's media.
 
     Raises:
@@ -147,7 +147,7 @@ def spec_for(card: ModelCard, sources: Sequence[ImageSource]) -> MediaSpec:
 
 async def fetched(
     fetcher: Fetcher,
-    sources: Sequence[ImageSource],
+    sources: Sequence[MediaSource],
     hold: Callable[[int], None],
     client: str | None = None,
 ) -> dict[str, Buffer]:
@@ -163,13 +163,13 @@ async def fetched(
         InvalidRequestError: one is not allowed, or cannot be had.
         InlayError: `hold` refuses the bytes.
     """
-    wanted: dict[str, ImageSource] = {}
+    wanted: dict[str, MediaSource] = {}
     for source in sources:
         if source.url is not None and not source.is_data:
             wanted.setdefault(source.url, source)
     turns = asyncio.Semaphore(_AT_A_TIME)
 
-    async def fetch(url: str, source: ImageSource) -> Buffer:
+    async def fetch(url: str, source: MediaSource) -> Buffer:
         async with turns:
             try:
                 return Buffer(await fetcher.fetch(url, hold=hold, client=client))
@@ -184,7 +184,7 @@ async def fetched(
             task.cancel()
 
 
-class Images:
+class MediaItems:
     """Media of one request as segments of its model's prompt.
 
     CPU work, for one thread at a time.
@@ -233,11 +233,11 @@ class Images:
         """Bytes of the files that were fetched."""
         return sum(map(len, self._files.values()))
 
-    def segments(self, source: ImageSource) -> Sequence[Segment]:
-        """Return the positions of an image.
+    def segments(self, source: MediaSource) -> Sequence[Segment]:
+        """Return the positions of an item.
 
         Raises:
-            InvalidRequestError: no image, or no embeddings of one, that the model takes.
+            InvalidRequestError: no file, or no embeddings of one, that the model takes.
             InlayError: `hold` refuses the bytes.
         """
         try:
@@ -255,7 +255,7 @@ class Images:
         except InvalidRequestError as error:
             raise _at(source, error) from None
 
-    def _item(self, source: ImageSource) -> Item:
+    def _item(self, source: MediaSource) -> Item:
         data = self._file(source)
         if source.kind == "audio":
             return audio_item(self._spec, data, self._secret)
@@ -263,7 +263,7 @@ class Images:
             return video_item(self._spec, data, self._secret, self._encode)
         return image_item(self._spec, data, self._secret, detail=source.detail)
 
-    def _file(self, source: ImageSource) -> Buffer:
+    def _file(self, source: MediaSource) -> Buffer:
         if not source.is_data:
             return self._files[source.name]
         return source.data(self._lifted, self._max_bytes)

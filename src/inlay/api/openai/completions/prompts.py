@@ -11,7 +11,7 @@ from inlay.api.openai.schema.completions import (
     TextPart,
     TokenIdsPart,
 )
-from inlay.api.openai.sources import image_part_source, part_source
+from inlay.api.openai.sources import media_part_source, part_source
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings, Source, TensorSource
 from inlay.prompt import Prompt, Segment, Tokens
@@ -129,7 +129,7 @@ class PromptReader:
             return [self._ids(part.token_ids, f"{param}.token_ids")], True
         if isinstance(part, PromptEmbedsPart):
             return [self._embeddings.one(part_source(part, param))], True
-        return self._embeddings.image(image_part_source(part, param)), True
+        return self._embeddings.media(media_part_source(part, param)), True
 
     def _text(self, text: str) -> Prompt:
         return self._kept(Prompt.of(Tokens(self._end(text, self._special, self._keep).ids)))

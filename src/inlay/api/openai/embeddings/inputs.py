@@ -204,7 +204,7 @@ class Chats:
 
     def _prompt(self, index: int) -> Prompt:
         # Models that embed take no images, so there are none here.
-        chat = read_messages(self.chats[index], self.embeddings.one, self.embeddings.image)
+        chat = read_messages(self.chats[index], self.embeddings.one, self.embeddings.media)
         prompt = self.renderer.chat(
             chat.messages,
             rows=chat.rows,

@@ -10,7 +10,10 @@ from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
 from inlay.http.quoting import shown_at, shown_value
 
-PARTS = "input_text, output_text, refusal, prompt_embeds, input_image"
+PARTS = (
+    "input_text, output_text, refusal, prompt_embeds, input_image, image_embeds, input_audio, "
+    "audio_url, audio_embeds, video_url"
+)
 """Types of the parts of a content."""
 
 _ITEMS = "message, function_call, function_call_output, reasoning"

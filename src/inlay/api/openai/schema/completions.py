@@ -97,7 +97,66 @@ class ImageEmbedsPart(
     uuid: str | None = None
 
 
-PromptPart: TypeAlias = TextPart | TokenIdsPart | PromptEmbedsPart | ImageUrlPart | ImageEmbedsPart
+class InputAudioPart(
+    msgspec.Struct, frozen=True, tag="input_audio", tag_field="type", forbid_unknown_fields=True
+):
+    """Audio within a prompt made of parts, as in a chat.
+
+    Attributes:
+        input_audio: `{"data": base64 of a file, "format": "wav", "mp3" or "flac"}`.
+        uuid: accepted and not used.
+    """
+
+    input_audio: dict[str, Any] | None = None
+    uuid: str | None = None
+
+
+class AudioUrlPart(
+    msgspec.Struct, frozen=True, tag="audio_url", tag_field="type", forbid_unknown_fields=True
+):
+    """Audio by its URL, within a prompt made of parts, as in a chat.
+
+    Attributes:
+        audio_url: `{"url": ...}`, or the URL.
+        uuid: accepted and not used.
+    """
+
+    audio_url: str | dict[str, Any] | None = None
+    uuid: str | None = None
+
+
+class AudioEmbedsPart(
+    msgspec.Struct, frozen=True, tag="audio_embeds", tag_field="type", forbid_unknown_fields=True
+):
+    """Rows of audio from a client's own encoder, within a prompt made of parts.
+
+    Attributes:
+        audio_embeds: base64 of a tensor file.
+        uuid: accepted and not used.
+    """
+
+    audio_embeds: str | dict[str, Any]
+    uuid: str | None = None
+
+
+class VideoUrlPart(
+    msgspec.Struct, frozen=True, tag="video_url", tag_field="type", forbid_unknown_fields=True
+):
+    """A video by its URL, within a prompt made of parts, as in a chat.
+
+    Attributes:
+        video_url: `{"url": ...}`, or the URL.
+        uuid: accepted and not used.
+    """
+
+    video_url: str | dict[str, Any] | None = None
+    uuid: str | None = None
+
+
+MediaPart: TypeAlias = (
+    ImageUrlPart | ImageEmbedsPart | InputAudioPart | AudioUrlPart | AudioEmbedsPart | VideoUrlPart
+)
+PromptPart: TypeAlias = TextPart | TokenIdsPart | PromptEmbedsPart | MediaPart
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

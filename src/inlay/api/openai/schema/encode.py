@@ -8,11 +8,12 @@ from inlay.api.openai.schema.embeddings import InputsRequest
 
 
 class EncodeRequest(InputsRequest, kw_only=True):
-    """A request for the rows of images.
+    """A request for the rows of images or audio.
 
     Attributes:
-        input: an image, or a list of them: a URL as a string, or a part as in a chat, `{"type":
-            "image_url", "image_url": {"url": ..., "detail": ...}}`.
+        input: an item, or a list of them: an image's URL as a string, or a part as in a chat,
+            `{"type": "image_url", "image_url": {"url": ..., "detail": ...}}` or `{"type":
+            "input_audio", "input_audio": {"data": ..., "format": ...}}`.
         encoding_format: "base64" of a tensor file (`torch.save`), or "float", numbers.
     """
 
@@ -20,7 +21,9 @@ class EncodeRequest(InputsRequest, kw_only=True):
     encoding_format: Literal["base64", "float"] = "base64"
 
 
-class EncodedImage(msgspec.Struct, frozen=True, kw_only=True):
+class EncodedImage(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="image_embeds"
+):
     """Rows of one image. As it is, it is a value of `image_embeds` in a chat.
 
     Attributes:
@@ -31,26 +34,41 @@ class EncodedImage(msgspec.Struct, frozen=True, kw_only=True):
         num_tokens: positions that the image's rows take in a prompt.
     """
 
-    object: Literal["image_embeds"] = "image_embeds"
     index: int
     image_embeds: str | list[list[float]]
     image_grid_thw: list[int] | None
     num_tokens: int
 
 
+class EncodedAudio(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="audio_embeds"
+):
+    """Rows of one piece of audio. As it is, it is a value of `audio_embeds` in a chat.
+
+    Attributes:
+        index: of the audio in `input`.
+        audio_embeds: base64 of a tensor file of shape (num_tokens, hidden size), or the numbers.
+        num_tokens: positions that the rows take in a prompt.
+    """
+
+    index: int
+    audio_embeds: str | list[list[float]]
+    num_tokens: int
+
+
 class EncodeUsage(msgspec.Struct, frozen=True):
-    """Positions that the rows of all images take in a prompt."""
+    """Positions that the rows of all items take in a prompt."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EncodeResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of all images, in their order."""
+    """The rows of all items, in their order."""
 
     id: str
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: list[EncodedImage]
+    data: list[EncodedImage | EncodedAudio]
     usage: EncodeUsage

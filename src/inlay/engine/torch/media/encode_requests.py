@@ -1,4 +1,4 @@
-"""Requests of `Task.ENCODE`: images in, rows out."""
+"""Requests of `Task.ENCODE`: images, audio or video in, rows out."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ class _Running(NamedTuple):
 
 
 class EncodeRequests:
-    """The requests of one event loop to encode images. Each ends alone, also by an error.
+    """The requests of one event loop to encode media. Each ends alone, also by an error.
 
     Args:
         encoder: encodes the images of all requests together.
@@ -48,21 +48,21 @@ class EncodeRequests:
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`.
 
-        Raises `InvalidRequestError` unless each of its prompts is one image of the model's.
+        Raises `InvalidRequestError` unless each of its prompts is one item that the model takes.
         """
         if request.id in self._running:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         if request.adapter is not None:
             raise InvalidRequestError(
-                f"adapter {request.adapter!r} does not encode images: name its model",
+                f"adapter {request.adapter!r} does not encode media: name its model",
                 param="model",
             )
-        runs = [self._image_of(prompt) for prompt in request.prompts]
+        runs = [self._item_of(prompt) for prompt in request.prompts]
         task = asyncio.create_task(self._answer(request, runs))
         self._running[request.id] = _Running(request, emit, task)
 
     def abort(self, request_id: str) -> None:
-        """End a request; an image that others wait for is encoded all the same."""
+        """End a request; a file that others wait for is encoded all the same."""
         running = self._running.get(request_id)
         if running is not None:
             running.task.cancel()
@@ -73,13 +73,13 @@ class EncodeRequests:
         for request_id in tuple(self._running):
             self.abort(request_id)
 
-    def _image_of(self, prompt: Prompt) -> Media:
+    def _item_of(self, prompt: Prompt) -> Media:
         self._admission.check_prompt(prompt, "input")
         media = PromptMedia.of(prompt)
         runs = [] if media is None else media.missing(0)
         if len(runs) != 1 or prompt.has_embeds:
             raise InvalidRequestError(
-                f"each input to encode is one image; one has {len(runs)} images"
+                f"each input to encode is one item; one has {len(runs)} items"
                 f"{' and embeddings' if prompt.has_embeds else ''}",
                 param="input",
             )
@@ -90,13 +90,13 @@ class EncodeRequests:
             async with asyncio.timeout(request.deadline):
                 answer = self._output(request, runs, await self._rows(request, runs))
         except TimeoutError:
-            late = DeadlineExceededError("the deadline passed before the image was encoded")
+            late = DeadlineExceededError("the deadline passed before the file was encoded")
             answer = request.end("error", late)
         except InlayError as error:
             answer = request.end("error", error)
         except Exception as error:
             log.exception("request %s was not encoded", request.id)
-            failed = EngineError(f"an image was not encoded: {type(error).__name__}")
+            failed = EngineError(f"a file was not encoded: {type(error).__name__}")
             answer = request.end("error", failed)
         self._end(request.id, answer)
 

@@ -23,7 +23,7 @@ from inlay.media.spec import MediaSpec
 from inlay.prompt import Buffer, Media
 from inlay.request import Emit, Request, Task
 
-NO_ROWS = "it encodes images and has no language model"
+NO_ROWS = "it encodes media and has no language model"
 """Value of `ModelCard.prompt_embeds`."""
 
 _PROBE_SIDE = 64
@@ -115,7 +115,7 @@ class EncodeEngine:
         """Admit a request; its answer has the payloads that `inlay.request.PORTS` describes.
 
         Raises:
-            InvalidRequestError: a prompt is not one image of the model's.
+            InvalidRequestError: a prompt is not one item that the model takes.
             EngineError: the engine is not started.
             OverloadedError: the engine is closing.
         """

@@ -13,13 +13,13 @@ from PIL import Image
 
 from inlay.cli import main
 from inlay.client import (
-    EmbeddedImage,
-    ImageEncoder,
+    EmbeddedMedia,
+    MediaEncoder,
     PromptEmbedder,
     StoredImage,
     Uploader,
     image_part,
-    load_image,
+    load_media,
 )
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from tests.engine.torch.encode_reference import damaged, features
@@ -58,7 +58,7 @@ def test_every_way_of_sending_an_image_is_the_image(
     parts = [
         embedder.image_part(path),
         embedder.image_part(ONE.data, uploader=uploader),
-        embedder.image_part(str(path), encoder=ImageEncoder(server.v1, model="m")),
+        embedder.image_part(str(path), encoder=MediaEncoder(server.v1, model="m")),
     ]
     assert [set(part) - {"type"} for part in parts] == [{"image_url"}, {"ref"}, {"image_embeds"}]
     for part in parts:
@@ -70,7 +70,7 @@ def test_every_way_of_sending_an_image_is_the_image(
 
 def test_an_uploaded_image_is_described_pinned_and_deleted(server: Served) -> None:
     uploader = Uploader(server.v1)
-    stored = uploader.upload_image(ONE.data, model="m")
+    stored = uploader.upload_media(ONE.data, model="m")
     assert (stored.format, stored.width, stored.height) == ("PNG", 60, 50)
     assert stored.num_tokens is not None
     assert stored.num_tokens > 1
@@ -81,20 +81,20 @@ def test_an_uploaded_image_is_described_pinned_and_deleted(server: Served) -> No
     with pytest.raises(NotFoundError):
         uploader.get(stored.id)
     with pytest.raises(InvalidRequestError, match="formats that are read: PNG"):
-        uploader.upload_image(b"%!PS-Adobe")
+        uploader.upload_media(b"%!PS-Adobe")
 
 
 def test_rows_and_their_grid_are_kept_in_a_file(tmp_path: Path) -> None:
     rows = np.random.default_rng(1).standard_normal((20, 64)).astype(np.float32)
-    image = EmbeddedImage(rows, (1, 8, 10))
+    image = EmbeddedMedia(rows, (1, 8, 10))
     path = tmp_path / "image.safetensors"
     path.write_bytes(image.to_bytes())
-    found = load_image(path)
+    found = load_media(path)
     np.testing.assert_array_equal(found.rows, rows)
     assert found.grid == (1, 8, 10)
     with pytest.raises(EmbeddingsError, match="torch has no place for the grid"):
         image.to_bytes("torch")
-    plain = EmbeddedImage(rows)
+    plain = EmbeddedMedia(rows)
     assert plain.to_bytes("torch")
     assert isinstance(plain.chat_part()["image_embeds"], str)
 
@@ -106,7 +106,7 @@ def test_the_command_writes_a_file_that_is_the_image(
     there = tmp_path / "image.safetensors"
     how = ["--url", server.v1] if by == "url" else ["--model", str(directory(FAMILY))]
     assert main(["embeds", "encode", "--image", str(path), *how, "-o", str(there)], {}) == 0
-    image = load_image(there)
+    image = load_media(there)
     truth = features(FAMILY, ONE).rows.numpy()
     np.testing.assert_allclose(image.rows, truth, atol=2e-5, rtol=1e-4)
     assert ids_of(chat(client, image.chat_part(), text("It is"))) == expected(FAMILY, ONE, "It is")
@@ -135,7 +135,8 @@ def test_a_damaged_image_is_said_in_one_line(
     [
         (["--image", "PATH"], "--url URL, or here, --model DIRECTORY"),
         (["--image", "PATH", "--text", "x", "--model", "m"], "--text and --image"),
-        (["--text", "x", "--url", "http://127.0.0.1:1/v1"], "are for an --image"),
+        (["--text", "x", "--url", "http://127.0.0.1:1/v1"], "--url is for an --image or --audio"),
+        (["--audio", "PATH", "--detail", "low"], "--detail is for an --image"),
         (["--text", "x"], "--model is missing"),
         (["--image", "PATH", "--url", "http://127.0.0.1:1/v1"], "cannot be reached"),
     ],
