@@ -4,6 +4,7 @@ Inlay's words for it are held against the installed SGLang, and the page says wh
 """
 
 import argparse
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,23 @@ async def test_seeds_are_refused_by_sglang_on_a_cpu_as_the_page_says(directory: 
     assert said in PAGE
 
 
+async def test_a_model_with_images_is_refused_by_sglang_on_a_cpu_as_the_page_says() -> None:
+    before = set(multiprocessing.active_children())
+    with pytest.raises(InvalidRequestError) as refused:
+        async with running(settings_of(vision("qwen2_5_vl"))):
+            pass
+    said = refused.value.message.partition("SGLang refuses the model or its settings: ")[2]
+    first = said.splitlines()[0]
+    assert first.startswith("No processor registered for architecture: ")
+    assert first.removesuffix(".") in " ".join(PAGE.split())
+    assert set(multiprocessing.active_children()) == before
+
+
+# Last: what SGLang first imports for a GPU, it keeps for later engines of the process.
 async def test_a_gpu_that_is_not_there_is_sglangs_own_error(
     directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    before = set(multiprocessing.active_children())
     with pytest.raises(
         EngineError, match="SGLang did not start; its own output above says why"
     ) as failed:
@@ -74,13 +89,4 @@ async def test_a_gpu_that_is_not_there_is_sglangs_own_error(
     assert "module 'torch._C' has no attribute '_cuda_setDevice'" in said.out + said.err
     assert "module 'torch._C' has no attribute '_cuda_setDevice'" in PAGE
     assert "Rank 0 scheduler died during initialization" in failed.value.message
-
-
-async def test_a_model_with_images_is_refused_by_sglang_on_a_cpu_as_the_page_says() -> None:
-    with pytest.raises(InvalidRequestError) as refused:
-        async with running(settings_of(vision("qwen2_5_vl"))):
-            pass
-    said = refused.value.message.partition("SGLang refuses the model or its settings: ")[2]
-    first = said.splitlines()[0]
-    assert first.startswith("No processor registered for architecture: ")
-    assert first.removesuffix(".") in " ".join(PAGE.split())
+    assert set(multiprocessing.active_children()) == before

@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import multiprocessing
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -58,7 +59,7 @@ class Process:
             # SGLang's processes send it to their parent when they fail.
             loop.add_signal_handler(signal.SIGQUIT, self._die)
         try:
-            self._engine = await asyncio.to_thread(Engine, server_args=arguments)
+            self._engine = await asyncio.to_thread(_started, arguments)
         except (ValueError, NotImplementedError) as error:
             raise InvalidRequestError(
                 f"SGLang refuses the model or its settings: {error}"
@@ -151,6 +152,18 @@ class Process:
         for socket in (engine.tokenizer_manager.recv_from_detokenizer, engine.send_to_rpc):
             # With all sockets of it, which are left open otherwise.
             socket.context.destroy(linger=0)
+
+
+def _started(arguments: Any) -> Any:
+    """Return a started `Engine`. One that fails leaves no process: SGLang itself leaves some."""
+    before = set(multiprocessing.active_children())
+    try:
+        return Engine(server_args=arguments)
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            kill_process_tree(child.pid, wait_timeout=60)
+            child.join()
+        raise
 
 
 def _end(engine: Any) -> None:
