@@ -1,7 +1,7 @@
 """Speculative decoding: guessed tokens change the number of steps, never the output."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from inlay.engine.spec import check_options
 from inlay.engine.speculation import SpeculativeConfig, speculative_config
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.costs import StepCosts, best_lengths
@@ -56,6 +57,13 @@ class Oracle(Speculator):
         return found
 
 
+class EvenCosts(Speculator):
+    """Takes all steps for equally long, so that the load of a machine decides nothing."""
+
+    def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
+        super().timed(chunks, 0.001)
+
+
 def core(speculator: Speculator, **changes: int) -> Core:
     values: dict[str, Any] = {
         "max_model_len": 160,
@@ -94,7 +102,7 @@ def test_every_setting_gives_what_it_gives_one_token_at_a_time(changes: dict[str
 def test_a_repetition_takes_fewer_steps_and_rows_are_never_drafted() -> None:
     # A bias makes the model repeat two tokens in turn.
     bias = {11: 1000.0}
-    engine = core(Speculator(CONFIG))
+    engine = core(EvenCosts(CONFIG))
     text = Prompt.of(Tokens([5, 6, 7]))
     found = run(engine, make_request("a", text, 60, logit_bias=bias))["a"]
     assert found.output == [11] * 60
@@ -194,15 +202,27 @@ def test_lengths_are_within_what_was_drafted_and_never_worse_than_none(
 
 
 def test_where_a_row_costs_as_much_as_a_step_nothing_is_drafted() -> None:
-    costs = StepCosts()
-    for rows in range(1, 20):
+    costs, flat = StepCosts(), StepCosts()
+    for rows in [*range(1, 20)] * 60:
         costs.learn(rows, rows * 0.01)
-    assert best_lengths({0: (0.9, 8)}, 1, costs, 100) == {}
-    flat = StepCosts()
-    for rows in range(1, 20):
         flat.learn(rows, 0.01)
+    assert best_lengths({0: (0.9, 8)}, 1, costs, 100) == {}
     assert best_lengths({0: (0.9, 8)}, 1, flat, 100) == {0: 8}
     assert best_lengths({0: (0.9, 8)}, 1, flat, 3) == {0: 3}
+
+
+def test_a_machine_that_stood_still_does_not_end_speculation() -> None:
+    costs = StepCosts()
+    for _ in range(60):
+        costs.learn(1, 0.01)
+    costs.learn(9, 5.0)
+    assert best_lengths({0: (0.95, 8)}, 1, costs, 100) == {0: 8}
+    for _ in range(60):
+        costs.learn(9, 5.0)
+    assert best_lengths({0: (0.95, 8)}, 1, costs, 100) == {}
+    for _ in range(10_000):
+        costs.learn(1, 0.01)
+    assert best_lengths({0: (0.95, 8)}, 1, costs, 100) == {0: 8}
 
 
 # Settings

@@ -12,6 +12,9 @@ RISE = 0.1
 _WEIGHT = 0.1
 """Weight of a new measurement in the average."""
 
+_RETURN = 0.001
+"""Part of the way back to `RISE` of sizes above a measured one: what was dear is tried again."""
+
 
 class StepCosts:
     """Seconds of a decode step by its rows: moving averages of those that ran."""
@@ -26,8 +29,17 @@ class StepCosts:
             rows: positions that the step computed.
             seconds: it took.
         """
-        old = self._seconds.get(rows, seconds)
-        self._seconds[rows] = old + _WEIGHT * (min(seconds, 2 * old) - old)
+        old = self._seconds.get(rows, 0.0)
+        if not old:
+            old = float(self._expected(np.array([rows]))[0]) if self._seconds else seconds
+        now = old + _WEIGHT * (min(seconds, 2 * old) - old)
+        self._seconds[rows] = now
+        for size, known in self._seconds.items():
+            usual = now * (1 + RISE * max(0, size - rows) / rows)
+            if size < rows:
+                self._seconds[size] = min(known, usual)
+            elif known > usual:
+                self._seconds[size] = known + _RETURN * (usual - known)
 
     def relative(self, rows: int, more: int) -> NDArray[np.float64]:
         """Return the cost of steps of `rows` to `rows + more` rows, as float64 [more + 1].
@@ -37,14 +49,16 @@ class StepCosts:
         asked = np.arange(rows, rows + more + 1)
         if not self._seconds:
             return 1 + RISE * (asked - rows) / rows
+        found = np.maximum.accumulate(np.maximum(self._expected(asked), 1e-9))
+        return np.asarray(found / found[0])
+
+    def _expected(self, asked: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return seconds of steps of `asked` rows: between sizes by line, beyond them by `RISE`."""
         known = np.array(sorted(self._seconds))
         seconds = np.array([self._seconds[row] for row in known.tolist()])
-        found = np.interp(asked, known, seconds)
-        # Beyond what was measured: by the usual rise.
         above, below = np.maximum(asked - known[-1], 0), np.maximum(known[0] - asked, 0)
-        found = found + RISE * (seconds[-1] * above / known[-1] - seconds[0] * below / known[0])
-        found = np.maximum.accumulate(np.maximum(found, 1e-9))
-        return np.asarray(found / found[0])
+        rise = RISE * (seconds[-1] * above / known[-1] - seconds[0] * below / known[0])
+        return np.asarray(np.interp(asked, known, seconds) + rise)
 
 
 def best_lengths(
