@@ -84,6 +84,13 @@ class InlayError(Exception):
         message = self.message
         if self.param and message.startswith(self.param):
             message = param + message.removeprefix(self.param)
+        return self._copy(message, param)
+
+    def located(self, param: str) -> Self:
+        """Return the error of what is at `param`, which its message begins with."""
+        return self._copy(f"{param}: {self.message}", param)
+
+    def _copy(self, message: str, param: str) -> Self:
         return type(self)(
             message,
             param=param,

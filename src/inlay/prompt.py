@@ -185,6 +185,7 @@ class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
         total: rows of the whole item; 0 where this run is all of it.
         detail: "low" where the item was laid out with low detail.
         interval: positions from one grid in time to the next; of videos.
+        param: place in the client's request, for errors about the item.
     """
 
     kind: str
@@ -198,6 +199,7 @@ class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
     total: int = 0
     detail: str | None = None
     interval: float = 1.0
+    param: str | None = None
 
     def __post_init__(self) -> None:
         if not self.total:
@@ -210,6 +212,10 @@ class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
 
     def __len__(self) -> int:
         return self.num_positions
+
+    def located(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Return an error about the item with the item's place."""
+        return error if self.param is None else error.located(self.param)
 
     def slice(self, start: int, stop: int) -> "Media":
         """Positions `start` to `stop`."""

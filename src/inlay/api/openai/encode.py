@@ -67,7 +67,7 @@ async def encode(call: Call) -> None:
     call.memory.settle(prompts, 0)
     count = sum(_media(prompt).total for prompt in prompts)
     call.reservation.grow(count * _row_bytes(model, request.encoding_format))
-    found = await _Encoding(call, model, request).payloads(prompts, sources)
+    found = await _Encoding(call, model, request).payloads(prompts)
     server.metrics.embedded(model.card.name, len(prompts), count, call.began)
     answer = await server.prepare(
         size + count * model.card.hidden_size,
@@ -137,9 +137,7 @@ class _Encoding:
         self._priority = request.priority or 0
         self._turns = asyncio.Semaphore(_IN_FLIGHT)
 
-    async def payloads(
-        self, prompts: Sequence[Prompt], sources: Sequence[MediaSource]
-    ) -> list[dict[str, Payload]]:
+    async def payloads(self, prompts: Sequence[Prompt]) -> list[dict[str, Payload]]:
         """Return the payloads of each prompt by port.
 
         Raises:
@@ -152,14 +150,14 @@ class _Encoding:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
-                        group.create_task(self._one(index, prompt, sources[index].param))
+                        group.create_task(self._one(index, prompt))
                         for index, prompt in enumerate(prompts)
                     ]
             except BaseExceptionGroup as failed:
                 raise failed.exceptions[0] from failed
         return [task.result() for task in tasks]
 
-    async def _one(self, index: int, prompt: Prompt, param: str) -> dict[str, Payload]:
+    async def _one(self, index: int, prompt: Prompt) -> dict[str, Payload]:
         call = self._call
         async with self._turns:
             request = Request(
@@ -176,8 +174,6 @@ class _Encoding:
             (stream,) = await call.server.router.send(self._model.card.name, [request])
             try:
                 found = {payload.port: payload for payload in await payloads_of(stream)}
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"{param}: {error.message}", param=param) from error
             finally:
                 stream.cancel()
         if PORTS[Task.ENCODE] not in found:

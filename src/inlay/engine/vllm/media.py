@@ -144,7 +144,10 @@ class MediaInputs:
             else:
                 run, digest = part[0], part[0].digest
                 if digest not in known:
-                    known[digest] = await self._image(run, request)
+                    try:
+                        known[digest] = await self._image(run, request)
+                    except InvalidRequestError as error:
+                        raise run.located(error) from error
                 self._add_image(made, part, *known[digest])
         return made.given(request.salt), made.noted
 

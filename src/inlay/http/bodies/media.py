@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from inlay.card import ModelCard
 from inlay.digest import Secret, row_digests
-from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
+from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.http.bodies.accounting import EmbedsLimits
 from inlay.media.data_url import (
     data_url_body,
@@ -24,7 +26,7 @@ from inlay.media.fetch import Fetcher
 from inlay.media.items import Item, audio_item, image_item, video_item
 from inlay.media.spec import KINDS, Detail, Kind, MediaSpec
 from inlay.media.video import Encode
-from inlay.prompt import DTYPE_SIZES, Buffer, Rows, Segment
+from inlay.prompt import DTYPE_SIZES, Buffer, Media, Rows, Segment
 from inlay.tensors import read
 
 _AT_A_TIME = 8
@@ -103,12 +105,7 @@ def _base64_of(source: MediaSource) -> str:
     try:
         return url[data_url_body(url) :]
     except InvalidRequestError as error:
-        raise _at(source, error) from None
-
-
-def _at(source: MediaSource, error: InlayError) -> InvalidRequestError:
-    """Return the error of a source, which names its place."""
-    return InvalidRequestError(f"{source.param}: {error.message}", param=source.param)
+        raise error.located(source.param) from None
 
 
 def spec_for(card: ModelCard, sources: Sequence[MediaSource]) -> MediaSpec:
@@ -133,7 +130,7 @@ def spec_for(card: ModelCard, sources: Sequence[MediaSource]) -> MediaSpec:
             spec.check_counts({kind: count})
         except InvalidRequestError as error:
             first = next(source for source in sources if source.kind == kind)
-            raise _at(first, error) from None
+            raise error.located(first.param) from None
     embeds = next((source for source in sources if source.embeds is not None), None)
     if embeds is not None and not spec.embeds:
         raise InvalidRequestError(
@@ -174,7 +171,7 @@ async def fetched(
             try:
                 return Buffer(await fetcher.fetch(url, hold=hold, client=client))
             except InvalidRequestError as error:
-                raise _at(source, error) from None
+                raise error.located(source.param) from None
 
     tasks = [asyncio.create_task(fetch(url, source)) for url, source in wanted.items()]
     try:
@@ -245,15 +242,19 @@ class MediaItems:
                 return self._of_embeds(source.embeds, source.kind)
             key = source.kind, source.name, source.detail
             if key not in self._made:
-                self._made[key] = self._item(source).segments
+                self._made[key] = tuple(
+                    msgspec.structs.replace(each, param=source.param)
+                    if isinstance(each, Media)
+                    else each
+                    for each in self._item(source).segments
+                )
             return self._made[key]
         except EmbeddingsError as error:
             message = error.message.replace("prompt_embeds", f"{source.kind}_embeds")
-            raise EmbeddingsError(
-                f"{source.param}: {message}", param=source.param, reason=error.reason
-            ) from None
+            named = EmbeddingsError(message, reason=error.reason)
+            raise named.located(source.param) from None
         except InvalidRequestError as error:
-            raise _at(source, error) from None
+            raise error.located(source.param) from None
 
     def _item(self, source: MediaSource) -> Item:
         data = self._file(source)

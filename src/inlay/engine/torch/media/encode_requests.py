@@ -103,20 +103,18 @@ class EncodeRequests:
     async def _rows(self, request: Request, runs: list[Media]) -> list[Rows]:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        self.encoder.rows(
-                            run,
-                            salt=request.salt,
-                            client=request.client,
-                            priority=request.priority,
-                        )
-                    )
-                    for run in runs
-                ]
+                tasks = [group.create_task(self._rows_of(request, run)) for run in runs]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
+
+    async def _rows_of(self, request: Request, run: Media) -> Rows:
+        try:
+            return await self.encoder.rows(
+                run, salt=request.salt, client=request.client, priority=request.priority
+            )
+        except InvalidRequestError as error:
+            raise run.located(error) from error
 
     def _output(self, request: Request, runs: list[Media], found: list[Rows]) -> Output:
         payloads = []

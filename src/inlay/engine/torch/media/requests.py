@@ -8,7 +8,7 @@ from inlay.engine.api import Peers
 from inlay.engine.torch.media.apart import EncodersApart
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.tower import Arrays
-from inlay.errors import EngineError, InlayError
+from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Media, Rows
 from inlay.request import Request
 
@@ -60,6 +60,8 @@ class MediaRequests:
                 priority=request.priority,
                 elsewhere=self._elsewhere(request, run, peers),
             )
+        except InvalidRequestError as error:
+            found = run.located(error)
         except InlayError as error:
             found = error
         except Exception as error:
