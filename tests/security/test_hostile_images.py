@@ -22,6 +22,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.engine.torch.encode_reference import damaged
 from tests.models import tiny
 from tests.serving import Served, serving
 from tests.vision_models import vision
@@ -121,6 +122,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bomb of 9000": (by_data(bomb(9000)), "9000 x 9000 pixels; allowed: 40000000"),
     "bomb of 20000": (by_data(bomb(20000)), "20000 x 20000 pixels"),
     "truncated png": (by_data(GOOD[: len(GOOD) // 2]), "image"),
+    "damaged png": (by_data(damaged(GOOD)), "cannot be decoded"),
+    "jpeg without its end": (
+        by_data(encoded(PICTURE.resize((640, 480)), "JPEG")[:-900]),
+        "cannot be decoded: image file is truncated",
+    ),
     "truncated jpeg": (by_data(encoded(PICTURE, "JPEG")[:400]), "image"),
     "eps": (by_data(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "PostScript"),
     "svg": (by_data(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "SVG"),
@@ -164,14 +170,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @contextmanager
-def busy(client: openai.OpenAI) -> Iterator[list[str]]:
+def busy(client: openai.OpenAI, part: dict[str, Any]) -> Iterator[list[str]]:
     """Chats of a neighbour, one after another; their answers."""
     answers: list[str] = []
     over = threading.Event()
 
     def ask() -> None:
         while not over.is_set() or not answers:
-            answers.append(good(client))
+            answers.append(good(client, part))
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -182,9 +188,33 @@ def busy(client: openai.OpenAI) -> Iterator[list[str]]:
         thread.join()
 
 
-def good(client: openai.OpenAI) -> str:
-    answer = chat(client, {"type": "text", "text": "the harbour town"}, by_data(GOOD))
+def good(client: openai.OpenAI, part: dict[str, Any] | None = None) -> str:
+    answer = chat(client, {"type": "text", "text": "the harbour town"}, part or by_data(GOOD))
     return str(answer.choices[0].message.content)
+
+
+def refused(
+    client: openai.OpenAI, part: dict[str, Any], phrase: str, neighbour: dict[str, Any]
+) -> None:
+    """Assert that `part` is refused with its place and `phrase` while `neighbour` is answered."""
+    expected = good(client, neighbour)
+    with busy(client, neighbour) as answers, pytest.raises(openai.BadRequestError) as caught:
+        chat(client, {"type": "text", "text": "What is"}, part)
+    found = caught.value.body
+    assert isinstance(found, dict)
+    assert phrase in found["message"], found
+    assert len(found["message"]) < 400
+    # Where a worker finds the fault, too.
+    assert found["param"].startswith("messages[0].content[1]"), found
+    assert found["message"].startswith("messages[0].content[1]"), found
+    assert set(answers) == {expected}
+
+
+def resident_bytes(server: Served) -> int:
+    """Resident bytes of the server and its engine process."""
+    processes = [psutil.Process(server.process.pid)]
+    processes += processes[0].children(recursive=True)
+    return sum(process.memory_info().rss for process in processes)
 
 
 @pytest.mark.parametrize("name", list(BAD))
@@ -192,14 +222,7 @@ def test_a_bad_image_is_a_precise_error_beside_neighbours_that_are_not(
     client: openai.OpenAI, name: str
 ) -> None:
     part, phrase = BAD[name]
-    expected = good(client)
-    with busy(client) as answers, pytest.raises(openai.BadRequestError) as caught:
-        chat(client, {"type": "text", "text": "What is"}, part)
-    found = caught.value.body
-    assert isinstance(found, dict)
-    assert phrase in found["message"], found
-    assert len(found["message"]) < 400
-    assert set(answers) == {expected}
+    refused(client, part, phrase, by_data(GOOD))
 
 
 FINE = {
@@ -250,14 +273,11 @@ def test_too_long_an_image_is_refused_before_any_engine(client: openai.OpenAI) -
 
 
 def test_the_server_has_hardly_grown(server: Served, client: openai.OpenAI) -> None:
-    processes = [psutil.Process(server.process.pid)]
-    processes += processes[0].children(recursive=True)
-    before = sum(process.memory_info().rss for process in processes)
+    before = resident_bytes(server)
     for part, _ in BAD.values():
         with pytest.raises(openai.BadRequestError):
             chat(client, part)
-    after = sum(process.memory_info().rss for process in processes)
-    assert after - before < 100 * MIB
+    assert resident_bytes(server) - before < 100 * MIB
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,145 @@
+"""Audio and videos that no client should have sent, as in `test_hostile_images`.
+
+What lies about its length, and what a decoder would grow without end, is refused from its header.
+"""
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+from PIL import Image
+
+from tests.engine.torch.encode_reference import damaged
+from tests.equality.test_sound_and_video_over_http import directory
+from tests.media.test_audio import flac, wav
+from tests.security.test_hostile_images import (
+    GOOD,
+    MIB,
+    PICTURE,
+    by_data,
+    chat,
+    encoded,
+    refused,
+    resident_bytes,
+)
+from tests.serving import Served, serving
+
+FLAGS = "--served-model-name", "m", "--max-media-bytes", 32 * MIB
+
+
+@pytest.fixture(scope="module")
+def listening() -> Iterator[Served]:
+    with serving(directory("qwen2_audio"), *FLAGS) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def watching() -> Iterator[Served]:
+    with serving(directory("qwen2_5_vl+video"), *FLAGS) as served:
+        yield served
+
+
+def client_of(server: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.v1, api_key="unused", max_retries=0)
+
+
+def sound(data: bytes) -> dict[str, Any]:
+    encoded = base64.b64encode(data).decode()
+    return {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64," + encoded}}
+
+
+def given(data: str, format_: str) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": format_}}
+
+
+def frames(*pictures: bytes) -> dict[str, Any]:
+    files = ",".join(base64.b64encode(each).decode() for each in pictures)
+    return {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + files}}
+
+
+def clip(data: bytes) -> dict[str, Any]:
+    encoded = base64.b64encode(data).decode()
+    return {"type": "video_url", "video_url": {"url": "data:video/gif;base64," + encoded}}
+
+
+def silence(seconds: int, format_: str) -> bytes:
+    """A file of silence, which takes nearly no bytes and decodes to many."""
+    out = io.BytesIO()
+    soundfile.write(out, np.zeros(16_000 * seconds, np.int16), 16_000, format=format_)
+    return out.getvalue()
+
+
+def animated(count: int, side: int) -> bytes:
+    """A GIF of equal pictures, each of which takes nearly no bytes."""
+    pictures = [Image.new("P", (side, side), index % 2) for index in range(count)]
+    return encoded(pictures[0], "GIF", save_all=True, append_images=pictures[1:], duration=40)
+
+
+NOISE = (np.random.default_rng(2).standard_normal(9_000) * 3000).astype("<i2").tobytes()
+GOOD_SOUND = sound(wav(data=NOISE))
+GOOD_CLIP = frames(GOOD, encoded(PICTURE.rotate(90)))
+
+SOUNDS: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": (sound(b""), "audio is empty"),
+    "a text": (sound(b"hello, this is none"), "of no known format"),
+    "Ogg": (sound(b"OggS\x00\x02" + bytes(99)), "looks like Ogg"),
+    "WAV that says more": (sound(wav(said=10**9)), "says 1000000000 bytes of samples and holds"),
+    "WAV without channels": (sound(wav(channels=0)), "0 channels"),
+    "WAV at 4 GHz": (sound(wav(rate=2**32 - 1)), "at 4294967295 Hz"),
+    "WAV of eleven minutes": (sound(wav(data=bytes(16_000 * 2 * 660))), "660.0 s long"),
+    "WAV at 1 Hz": (sound(wav(rate=1, data=bytes(2000))), "1 channels at 1 Hz"),
+    "FLAC that says more": (sound(flac(2**36 - 1, bytes(99))), "cannot hold 68719476735 samples"),
+    "FLAC without frames": (sound(flac(16_000, bytes(60_000))), "cannot be decoded"),
+    "FLAC of silence": (sound(silence(1200, "FLAC")), "allowed: 600 s"),
+    "MP3 of silence": (sound(silence(500, "MP3")), "s long; this model hears at most 2 s"),
+    "MP3 cut short": (sound(b"\xff\xfb\x90\x00" + bytes(20)), "has no samples"),
+    "no base64": (given("%%", "wav"), "does not hold valid base64"),
+    "another format": (given("AAAA", "ogg"), "must be one of wav, mp3, flac, got 'ogg'"),
+    "a number": ({"type": "input_audio", "input_audio": 5}, "must be an object with data"),
+    "no URL": ({"type": "audio_url"}, "must be a string, a URL"),
+    "an image": (by_data(GOOD), "takes no images; it takes text, audio"),
+}
+VIDEOS: dict[str, tuple[dict[str, Any], str]] = {
+    "MP4": (clip(b"\x00\x00\x00\x18ftypmp42" + bytes(99)), "looks like a video (MP4"),
+    "a text": (clip(b"hello"), "of no known format"),
+    "GIF cut short": (clip(encoded(PICTURE, "GIF")[:20]), "a malformed GIF: it is truncated"),
+    "nothing": (frames(b""), "frame 0 of a video: an image is empty"),
+    "a damaged frame": (frames(GOOD, damaged(GOOD)), "cannot be decoded"),
+    "frames of two sizes": (frames(GOOD, encoded(PICTURE.resize((90, 30)))), "must have one size"),
+    "thousands of frames": (
+        frames(*[encoded(PICTURE.resize((4, 4)))] * 3000),
+        "has 3000 frames; allowed: 1 to 8",
+    ),
+    "GIF of a large side": (clip(animated(2, 7000)), "7000 x 7000 pixels; allowed: 40000000"),
+    "a sound": (GOOD_SOUND, "takes no audio; it takes text, image, video"),
+}
+
+
+@pytest.mark.parametrize("name", list(SOUNDS))
+def test_bad_audio_is_a_precise_error_beside_neighbours(listening: Served, name: str) -> None:
+    with client_of(listening) as client:
+        refused(client, *SOUNDS[name], GOOD_SOUND)
+
+
+@pytest.mark.parametrize("name", list(VIDEOS))
+def test_a_bad_video_is_a_precise_error_beside_neighbours(watching: Served, name: str) -> None:
+    with client_of(watching) as client:
+        refused(client, *VIDEOS[name], GOOD_CLIP)
+
+
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_the_server_has_hardly_grown(kind: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("listening" if kind == "audio" else "watching")
+    many = clip(animated(3000, 64))
+    with client_of(server) as client:
+        before = resident_bytes(server)
+        assert kind == "audio" or chat(client, many).choices[0].message.content
+        for part, _ in (SOUNDS if kind == "audio" else VIDEOS).values():
+            with pytest.raises(openai.BadRequestError):
+                chat(client, part)
+    assert resident_bytes(server) - before < 100 * MIB
