@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_ASKED = 64
-"""Questions of peers at a time; each holds the memory of one piece once it is answered."""
+"""Questions of peers at a time, with the answers that they have not yet read: memory of a piece."""
 MAX_FETCHES = 4
 """Fetches at a time; each holds the memory of a few pieces."""
 
@@ -84,6 +85,8 @@ class PageExchange:
         self._flights: SingleFlight[bytes, None] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
+        # Requests whose records the transport still holds: a slow reader takes places, too.
+        self._unread: set[str] = set()
 
     def counted(self, stats: Stats) -> Stats:
         """Return `stats` with what came and went."""
@@ -220,8 +223,11 @@ class PageExchange:
                 f"digests of {len(query.digests)} bytes; allowed are 1 to {most} of "
                 f"{BLOCK_DIGEST_SIZE} bytes each"
             )
-        if len(self._giving) >= MAX_ASKED or request.id in self._giving:
-            raise OverloadedError(f"{len(self._giving)} others ask for pages", retry_after=1)
+        if request.id in self._giving:
+            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        asked = len(self._giving) + len(self._unread)
+        if asked >= MAX_ASKED:
+            raise OverloadedError(f"{asked} others ask for pages", retry_after=1)
         task = asyncio.create_task(self._give(request, query, emit))
         self._giving[request.id] = task, lambda: emit(request.end("abort"))
 
@@ -242,7 +248,11 @@ class PageExchange:
             await asyncio.to_thread(
                 self._sealer.seal, query.group, digests[: len(records)], records
             )
-            data = Buffer(records.view(-1).numpy().data)
+            flat = records.view(-1).numpy()
+            if flat.size:
+                self._unread.add(request.id)
+                weakref.finalize(flat, self._unread.discard, request.id).atexit = False
+            data = Buffer(flat.data)
             self.num_given += len(records)
             shape = len(records), records.shape[1]
             payload = Payload(PORTS[Task.PAGES], "uint8", shape, data)

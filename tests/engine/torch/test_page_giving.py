@@ -1,0 +1,59 @@
+"""Bounds on what peers may ask an engine for at a time."""
+
+import asyncio
+import gc
+
+import pytest
+from msgspec.structs import replace
+
+from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.pages.exchange import MAX_ASKED
+from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Output, PageQuery, Request, Task
+from tests.engine.conformance import ids, make_request
+from tests.engine.torch.test_page_exchange import FROM_PEER, answers, pair
+from tests.models import tiny
+
+
+def asking(name: str, query: PageQuery) -> Request:
+    return Request(id=name, task=Task.PAGES, prompts=(), params=query)
+
+
+async def given(engine: TorchEngine, request: Request) -> Output:
+    answer: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+    engine.give_pages(request, answer.set_result)
+    return await answer
+
+
+async def test_answers_that_nobody_has_read_take_places() -> None:
+    async with pair(tiny("llama")) as (direct, asker):
+        giver = direct.engines[next(iter(direct.engines))]
+        assert giver is not None
+        request = make_request("first", Prompt.of(Tokens(ids(5, 80))), max_tokens=2)
+        await answers(giver, request)
+        await answers(asker, replace(request, sources=FROM_PEER))
+        query = direct.asked[0]
+        unread = [await given(giver, asking(str(n), query)) for n in range(MAX_ASKED)]
+        assert all(output.payloads[0].data for output in unread)
+        with pytest.raises(OverloadedError, match=f"{MAX_ASKED} others ask for pages"):
+            giver.give_pages(asking("more", query), lambda output: None)
+        # Another prompt goes on meanwhile.
+        await answers(giver, make_request("b", Prompt.of(Tokens(ids(6, 40))), max_tokens=2))
+        unread.pop()
+        gc.collect()
+        assert (await given(giver, asking("more", query))).error is None
+
+
+async def test_an_id_that_is_under_way_is_refused() -> None:
+    async with pair(tiny("llama")) as (direct, asker):
+        giver = direct.engines[next(iter(direct.engines))]
+        assert giver is not None
+        request = make_request("first", Prompt.of(Tokens(ids(5, 80))), max_tokens=2)
+        await answers(giver, request)
+        await answers(asker, replace(request, sources=FROM_PEER))
+        first: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        giver.give_pages(asking("q", direct.asked[0]), first.set_result)
+        with pytest.raises(InvalidRequestError, match="a request with id 'q' is under way"):
+            giver.give_pages(asking("q", direct.asked[0]), lambda output: None)
+        assert (await first).payloads
