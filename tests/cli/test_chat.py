@@ -55,6 +55,9 @@ def test_one_question_gets_the_answer_that_the_api_gives(
 ) -> None:
     assert main(["chat", "--url", v1(url), "--once", TEXT, *GREEDY], {}) == 0
     out = capsys.readouterr().out
+    # A URL without a path means the API below it.
+    assert main(["chat", "--url", url, "--once", TEXT, *GREEDY], {}) == 0
+    assert capsys.readouterr().out == out
     assert out.rstrip("\n") == asked(url, TEXT, temperature=0, max_tokens=12).rstrip("\n")
     assert out.endswith("\n")
 

@@ -67,6 +67,13 @@ def test_words_that_make_no_sense_are_one_line_and_status_2(
     assert captured.out == ""
 
 
+def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["embeds", "--help"], {}) == 0
+    said = capsys.readouterr().out
+    for command in COMMANDS:
+        assert (f"  {command.name} " in said) == command.name.startswith("embeds ")
+
+
 def test_help_needs_no_heavy_library() -> None:
     code = (
         "import sys; from inlay.cli import main; main(['serve', '--help'], {}); "

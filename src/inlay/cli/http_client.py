@@ -40,7 +40,7 @@ class Server:
 
     @classmethod
     def of(cls, url: str, api_key: str | None = None) -> "Server":
-        """A server by its URL.
+        """A server by its URL; without a path, its `/v1` is meant.
 
         Raises:
             InvalidRequestError: not an HTTP URL.
@@ -54,7 +54,8 @@ class Server:
             raise InvalidRequestError(
                 f"{url!r} is not the URL of a server, such as http://127.0.0.1:8000/v1"
             )
-        return cls(url.rstrip("/"), api_key)
+        url = url.rstrip("/")
+        return cls(url if parts.path.strip("/") else f"{url}/v1", api_key)
 
     @property
     def root(self) -> str:

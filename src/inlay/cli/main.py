@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     if not words or words[0] in ("-h", "--help"):
         console.out(overview((command.name, command.summary) for command in COMMANDS))
         return 0
+    if words[1:2] in (["-h"], ["--help"]) and (group := _group(words[0])):
+        console.out(overview((command.name, command.summary) for command in group))
+        return 0
     if words[0] == "--version":
         console.out(f"inlay {inlay.__version__}\n")
         return 0
@@ -98,14 +101,21 @@ def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
         for command in COMMANDS:
             if command.name == " ".join(words[:length]) and len(words) >= length:
                 return command, words[length:]
-    names = [command.name for command in COMMANDS]
-    group = [name.split()[1] for name in names if name.startswith(f"{words[0]} ")]
+    group = [command.name.split()[1] for command in _group(words[0])]
     if group:
         raise UsageError(
             f"{words[0]} takes one of: {', '.join(group)}{_meant(' '.join(words[1:2]), group)}"
         )
+    names = [command.name for command in COMMANDS]
     what = "option" if words[0].startswith("-") else "command"
     raise UsageError(f"unknown {what} {words[0]}{_meant(words[0], names)}")
+
+
+def _group(word: str) -> list[Command]:
+    """The commands of two words that begin with `word`, where it is none by itself."""
+    if any(command.name == word for command in COMMANDS):
+        return []
+    return [command for command in COMMANDS if command.name.startswith(f"{word} ")]
 
 
 def _meant(word: str, known: Sequence[str]) -> str:

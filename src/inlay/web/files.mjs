@@ -78,8 +78,8 @@ export function Rows({ facts }) {
           class=${token.exact ? "exact" : null}>${visible(token.text)}${" "}<small>${
           token.exact ? "exact" : token.cosine.toFixed(2)}</small></span>`)}</td>`}
       </tr>`)}</tbody></table></div>
-    ${near ? html`<p class="hint">Rows that are a token's own are that text in another alphabet:
-        whoever has them can read it.</p>`
+    ${near ? html`<p class="hint">A row that equals a token's row stands for that token:
+        whoever has the rows can read it.</p>`
       : html`<p class="hint">Nearest tokens are off here: they turn embeddings back into text.
         A server shows them with <code>--enable-embedding-lookup</code>, for your own uploads.</p>`}
   </div>`;
