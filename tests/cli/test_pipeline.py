@@ -76,6 +76,23 @@ def test_stages_in_a_row_make_what_one_process_makes(client: openai.OpenAI) -> N
     assert near(paint(client, n=2), alone("sd", "a red fox", asked))
 
 
+def test_usage_counts_the_prompt_once_and_has_the_share_of_each_stage(
+    client: openai.OpenAI,
+) -> None:
+    found = client.images.generate(model="painter", prompt="a red fox", extra_body=FIELDS)
+    usage = found.model_dump()["usage"]
+    read, made = usage["input_tokens"], usage["output_tokens"]
+    assert read == usage["input_tokens_details"]["text_tokens"] > 0
+    assert made == 256
+    assert usage["total_tokens"] == read + made
+    shares = usage["stages"]
+    assert list(shares) == ["reader", "denoiser", "decoder"]
+    assert shares["reader"] == {"input_tokens": read, "output_tokens": 0}
+    # Rows of the prompt and of the negative one, padded to one length.
+    assert shares["denoiser"]["input_tokens"] > read
+    assert [share["output_tokens"] for share in shares.values()] == [0, made, made]
+
+
 def test_clients_see_the_pipeline_and_not_its_stages(served: Served, client: openai.OpenAI) -> None:
     assert [found.id for found in client.models.list()] == ["painter"]
     answer = httpx.post(f"{served.v1}/images/generations", json={"model": "x", "prompt": "y"})

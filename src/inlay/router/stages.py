@@ -11,7 +11,7 @@ import msgspec
 
 from inlay.card import ModelCard
 from inlay.errors import LEASE_LOST, InvalidRequestError, NotFoundError, OverloadedError
-from inlay.request import Input, Output, Payload, Request
+from inlay.request import Input, Output, Payload, Request, Usage
 from inlay.router.resume import ResumingStream
 from inlay.router.router import Router
 from inlay.stages.graph import Graph
@@ -30,11 +30,13 @@ class Step(NamedTuple):
         feeds: for each of its ports that is fed, the stage it is fed by, and that one's port; None
             and the name of what the request brings, for what comes from there.
         last: its outputs are outputs of the plan.
+        stage: its name in the graph; None of a model without one.
     """
 
     model: str
     feeds: tuple[tuple[str, str | None, str], ...]
     last: bool
+    stage: str | None = None
 
 
 @dataclass
@@ -45,11 +47,13 @@ class StageOutput:
         model: name under which the stage is served.
         payloads: on the stage's own ports.
         output: the output that brought them.
+        usages: of the stages that have ended so far, in the order of the plan.
     """
 
     model: str
     output: Output
     payloads: Sequence[Payload] = field(default=())
+    usages: Mapping[str | None, Usage] = field(default_factory=dict)
 
 
 def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) -> list[Step]:
@@ -111,6 +115,7 @@ def _step(graph: Graph, name: str, *, last: bool) -> Step:
         graph.served_name(name),
         tuple((port, stage and graph.served_name(stage), other) for port, stage, other in feeds),
         last,
+        name,
     )
 
 
@@ -145,7 +150,7 @@ async def walk(
     try:
         async with aclosing(walking.outputs(steps[-1])) as outputs:
             async for output in outputs:
-                yield StageOutput(steps[-1].model, output, output.payloads)
+                yield StageOutput(steps[-1].model, output, output.payloads, walking.usages(steps))
     finally:
         await walking.release()
 
@@ -193,8 +198,15 @@ class _Walk:
         self._made = {model: _Made(payloads) for model, payloads in given.items()}
         self._given = frozenset(given)
         self._make = make
+        self._usages: dict[str, Usage] = {}
         self._sent = 0
         self._lost = 0
+
+    def usages(self, steps: Sequence[Step]) -> dict[str | None, Usage]:
+        """Usage of each step that has ended, each counted once however often it was sent."""
+        return {
+            step.stage: self._usages[step.model] for step in steps if step.model in self._usages
+        }
 
     async def outputs(self, step: Step) -> AsyncGenerator[Output, None]:
         """Outputs of a step that keeps nothing; steps before are made first. Raises as `walk`."""
@@ -214,6 +226,7 @@ class _Walk:
                             else:
                                 shown[payload.port] += 1
                                 new.append(payload)
+                        self._count(step, output)
                         yield msgspec.structs.replace(output, payloads=tuple(new))
                 return
             except NotFoundError as error:
@@ -260,6 +273,7 @@ class _Walk:
                     if output.attempt != attempt:
                         attempt, found = output.attempt, []
                     found += output.payloads
+                    self._count(step, output)
                     if output.held:
                         made = _Made(found, stream, outputs)
                         return made
@@ -268,6 +282,10 @@ class _Walk:
             if made is None:
                 stream.cancel()
                 await outputs.aclose()
+
+    def _count(self, step: Step, output: Output) -> None:
+        if output.usage is not None:
+            self._usages[step.model] = output.usage
 
     async def _send(self, step: Step, inputs: tuple[Input, ...]) -> AsyncGenerator[Output, None]:
         stream = await self._stream(step, inputs, hold=False)

@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from inlay.api.openai.schema.images import (
     ImagesUsage,
     ImageTokens,
     PartialImage,
+    StageUsage,
 )
 from inlay.card import ImageCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
@@ -113,8 +114,7 @@ async def _take(
 ) -> None:
     """Keep images; write an event for each preview, where there is a stream."""
     async for found in outputs:
-        if found.output.usage is not None:
-            shape.usage = found.output.usage
+        shape.usages = found.usages
         for payload in found.payloads:
             if payload.port == "image":
                 shape.images.append(bytes(payload.data.view))
@@ -224,7 +224,7 @@ class _Shape:
     Attributes:
         params: of the request.
         images: files, as they came.
-        usage: as the last stage said.
+        usages: of the stages by name; None of a model that is none.
     """
 
     def __init__(self, request: ImagesRequest, params: Diffusion) -> None:
@@ -232,7 +232,7 @@ class _Shape:
         self._partial = 0
         self.params = params
         self.images: list[bytes] = []
-        self.usage = Usage(0, 0)
+        self.usages: Mapping[str | None, Usage] = {}
 
     @property
     def _pixels(self) -> str:
@@ -270,8 +270,15 @@ class _Shape:
         )
 
     def _usage(self) -> ImagesUsage:
-        read, made = self.usage.prompt_tokens, self.usage.completion_tokens
-        return ImagesUsage(read, made, read + made, ImageTokens(read))
+        # The first stage reads the prompt, the others what it made of it; the last has the images.
+        usages = [*self.usages.values()] or [Usage(0, 0)]
+        read, made = usages[0].prompt_tokens, usages[-1].completion_tokens
+        stages = {
+            name: StageUsage(usage.prompt_tokens, usage.completion_tokens)
+            for name, usage in self.usages.items()
+            if name is not None
+        }
+        return ImagesUsage(read, made, read + made, ImageTokens(read), stages or msgspec.UNSET)
 
 
 def _base64(data: bytes | memoryview) -> str:

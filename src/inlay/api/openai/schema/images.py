@@ -70,13 +70,24 @@ class ImageTokens(msgspec.Struct, frozen=True):
     image_tokens: int = 0
 
 
+class StageUsage(msgspec.Struct, frozen=True):
+    """Positions that one stage of a pipeline read as a prompt, and that it made."""
+
+    input_tokens: int
+    output_tokens: int
+
+
 class ImagesUsage(msgspec.Struct, frozen=True):
-    """Positions of the prompt, and of the images as the denoiser has them."""
+    """Positions of the prompt, and of the images as the denoiser has them.
+
+    `stages` has the share of each stage that worked, by its name, where the model is a pipeline.
+    """
 
     input_tokens: int
     output_tokens: int
     total_tokens: int
     input_tokens_details: ImageTokens
+    stages: dict[str, StageUsage] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ImagesResponse(msgspec.Struct, frozen=True, kw_only=True):
