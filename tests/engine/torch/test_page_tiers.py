@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inlay.digest import Secret
+from inlay.digest import BLOCK_DIGEST_SIZE, Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages.tiers import PageTiers
@@ -211,6 +211,15 @@ async def test_what_memory_has_no_room_for_comes_back_from_disk(
         await engine.reset_prefix_cache()
         assert not runs(tmp_path)
         assert engine.stats().kv_disk_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_what_a_tier_does_not_have_is_a_miss(dtype: str, memory: int, tmp_path: Path) -> None:
+    config = await small(tiny("llama", dtype))
+    async with keeping(config, memory, kv_offloading_dir=tmp_path / "pages") as (_, tiers):
+        assert len(tiers.stores) == 2
+        for store in tiers.stores:
+            assert len(tiers.read(store, 0, [bytes(BLOCK_DIGEST_SIZE)])) == 0
 
 
 def runs(path: Path) -> list[Path]:

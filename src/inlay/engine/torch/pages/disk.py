@@ -161,9 +161,10 @@ class DiskPages:
             if place is None or run is None:
                 break
             found.append(run[place[1]])
+        if not found:  # Torch views no empty array of numpy as wider elements.
+            return torch.empty(0, self._shape.record_bytes(group), dtype=torch.uint8)
         # Copied: the memory of a file's records is read-only.
-        records = np.stack(found) if found else np.empty((0, self._shape.record_bytes(group)), "u1")
-        return torch.from_numpy(records)
+        return torch.from_numpy(np.stack(found))
 
     def drop(self, group: int, digest: bytes) -> None:
         """Forget a record, with its run."""
