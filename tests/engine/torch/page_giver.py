@@ -1,0 +1,43 @@
+"""A process that has computed a prompt and gives its pages: `python -m` this, with a model's path.
+
+It prints its address (host, port, fingerprint) and its output as JSON, then serves until it ends.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from inlay.address import Address
+from inlay.prompt import Prompt, Tokens
+from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.endpoint import Endpoint
+from inlay.transport.tls import load_identity, make_certificate
+from inlay.worker.host import EngineHost
+from tests.engine.conformance import SECRET, ids, make_request
+from tests.engine.torch.test_page_exchange import answers, settings, started
+
+PROMPT = Prompt.of(Tokens(ids(1, 150)))
+
+
+class Ready(msgspec.Struct):
+    """Said by the process when it serves."""
+
+    address: Address
+    output: list[int]
+
+
+async def _serve(directory: Path) -> None:
+    async with started(settings(directory)) as (engine,):
+        output, _ = await answers(engine, make_request("truth", PROMPT))
+        identity = load_identity(make_certificate())
+        endpoint = Endpoint(EngineHost(engine), SECRET, identity, EmbedsCache(0))
+        address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
+        sys.stdout.buffer.write(msgspec.json.encode(Ready(address, output)) + b"\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1])))

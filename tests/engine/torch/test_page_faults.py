@@ -1,0 +1,96 @@
+"""A process that is killed, or that hangs, while it gives pages: its asker computes the rest."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from inlay.address import Address
+from inlay.request import PAGES, Payload, Request, Source
+from inlay.transport.peers import PeerConnections
+from tests.engine.conformance import SECRET, make_request
+from tests.engine.torch.page_giver import PROMPT, Ready
+from tests.engine.torch.test_page_exchange import (
+    Always,
+    answers,
+    one_page_at_a_time,
+    settings,
+    started,
+)
+from tests.models import tiny
+
+BEFORE = 3
+"""Pages that come before the fault."""
+
+
+class Patient(Always):
+    """A second of patience."""
+
+    def patience(self, positions: int, deadline: float | None) -> float:
+        return 1.0
+
+
+class Struck:
+    """`Peers` over real connections; `pid` gets `signum` when one more page is asked for."""
+
+    def __init__(self, peers: PeerConnections, pid: int, signum: signal.Signals) -> None:
+        self._peers = peers
+        self._pid = pid
+        self._signum = signum
+        self.num_answers = 0
+        self.struck = False
+
+    async def payloads(
+        self, address: Address, request: Request, within: float | None = None
+    ) -> Sequence[Payload]:
+        if self.num_answers >= BEFORE and not self.struck:
+            self.struck = True
+            os.kill(self._pid, self._signum)
+        found = await self._peers.payloads(address, request, within)
+        self.num_answers += 1
+        return found
+
+
+@asynccontextmanager
+async def giver(directory: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Ready]]:
+    module = "tests.engine.torch.page_giver"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, directory, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        yield process, msgspec.json.decode(await process.stdout.readline(), type=Ready)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_giver_that_ends_or_hangs_in_the_middle_changes_no_output(
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_page_at_a_time(monkeypatch)
+    directory, peers = tiny("llama"), PeerConnections(SECRET)
+    async with started(settings(directory)) as (asking,), giver(str(directory)) as (process, ready):
+        assert asking._exchange is not None
+        asking._exchange.price = Patient()
+        struck = Struck(peers, process.pid, signum)
+        asking.use_peers(struck)
+        sources = (Source(PAGES, (ready.address,)),)
+        output, cached = await answers(asking, make_request("r", PROMPT, sources=sources))
+        assert struck.struck
+        assert output == ready.output
+        # What came before is of use, and the engine computes the rest.
+        assert BEFORE * 16 <= cached < (len(PROMPT) - 1) // 16 * 16
+        # The next request of another tenant, with that peer still named, is answered too.
+        request = replace(make_request("next", PROMPT, sources=sources), salt="tenant")
+        assert (await answers(asking, request))[0] == ready.output
+        await peers.close()
