@@ -114,15 +114,20 @@ def test_whoever_comes_late_is_sent_what_it_missed_and_gets_everything_in_order(
     assert taken.losses == 0
 
 
+def until_kept(publisher: KvPublisher, number: int) -> None:
+    """Wait until the message of this number can be replayed: its thread sends it in its own time."""
+    deadline = time.monotonic() + 60
+    while not publisher._kept or int.from_bytes(publisher._kept[-1][0], "big") < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("replay", [True, False])
 def test_what_is_not_kept_any_more_is_told_as_lost(publisher: KvPublisher, replay: bool) -> None:
     sent = 200
     for number in range(sent):
         publisher.publish(1.0, [removed(number)])
-    deadline = time.monotonic() + 60
-    while not publisher._kept or int.from_bytes(publisher._kept[-1][0], "big") < sent - 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until_kept(publisher, sent - 1)
     taken = Taken(publisher, replay=replay)
 
     def more() -> None:
@@ -145,6 +150,7 @@ def test_what_is_not_kept_any_more_is_told_as_lost(publisher: KvPublisher, repla
 def test_a_replay_answers_in_the_frames_that_vllm_answers_in(publisher: KvPublisher) -> None:
     for number in range(3):
         publisher.publish(float(number), [removed(number)])
+    until_kept(publisher, 2)
     with zmq.Context() as context, context.socket(zmq.REQ) as asked:
         asked.setsockopt(zmq.LINGER, 0)
         asked.connect(reachable(publisher.replay_endpoint))
