@@ -15,10 +15,16 @@ from inlay.engine.api import Peers
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import Sealer
 from inlay.engine.torch.pages.fetching import Fetch, PageSource, PeerSource, TierSource
-from inlay.engine.torch.pages.price import FetchPrice
+from inlay.engine.torch.pages.price import LEAST_SECONDS, FetchPrice
 from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.prompt import Buffer
 from inlay.request import PAGES, PORTS, Emit, Output, PageQuery, Payload, Request, Task
 from inlay.single_flight import SingleFlight
@@ -151,9 +157,12 @@ class PageExchange:
         try:
             lack = await self._core(lambda core: core.lack(request))
             if lack.positions:
-                async with liveness.timeout(self.price.patience(lack.positions, request.deadline)):
+                patience = self.price.patience(lack.positions, request.deadline)
+                async with liveness.timeout(patience):
                     # Requests with one prompt come together: one of them fetches for all.
-                    await self._flights.run(lack.name, lambda: self._fetch(request, lack, sources))
+                    await self._flights.run(
+                        lack.name, lambda: self._fetch(request, lack, sources, patience)
+                    )
         except TimeoutError:
             log.info("request %s computes the pages that did not come in time", request.id)
         except InlayError as error:
@@ -164,33 +173,37 @@ class PageExchange:
         del self._fetching[request.id]
         done()
 
-    async def _fetch(self, request: Request, lack: Lack, sources: Sequence[PageSource]) -> None:
-        """Fill the cache from the tiers, and from the first peer that gives anything.
+    async def _fetch(
+        self, request: Request, lack: Lack, sources: Sequence[PageSource], patience: float
+    ) -> None:
+        """Fill the cache from one source after the other, until nothing is lacking.
 
-        Each is asked for what is lacking then, if that is worth it.
+        Each is asked for what is lacking then, if that is worth it, and given up where it says
+        nothing for its part of the time that is left.
         """
         async with self._places:
-            for source in sources:
-                if not lack.positions:
-                    return
+            until = liveness.now() + patience
+            for place, source in enumerate(sources):
                 if not self.price.is_worth(source.name, lack.positions, lack.num_bytes):
                     continue
-                num_pages = await self._fetch_from(source, lack)
-                if num_pages and isinstance(source, PeerSource):
-                    return
-                if num_pages:
+                left = max(until - liveness.now(), LEAST_SECONDS)
+                if await self._fetch_from(source, lack, left / (len(sources) - place)):
                     lack = await self._core(lambda core: core.lack(request))
+                if not lack.positions:
+                    return
 
-    async def _fetch_from(self, source: PageSource, lack: Lack) -> int:
+    async def _fetch_from(self, source: PageSource, lack: Lack, silence: float) -> int:
         """Return the number of pages that a source gave."""
-        fetch = Fetch(lack, source, self._between_steps, self._sealer.shape)
+        fetch = Fetch(lack, source, self._between_steps, self._sealer.shape, silence)
         began = liveness.now()
-        cancelled = False
+        slow = False
         try:
             await fetch.run()
-        except asyncio.CancelledError:
-            cancelled = True
-            raise
+        except (asyncio.CancelledError, DeadlineExceededError) as error:
+            slow = True
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            log.warning("%s gave %d pages: %s", source.name, fetch.num_pages, error.message)
         except InlayError as error:
             log.warning("%s gave %d pages: %s", source.name, fetch.num_pages, error.message)
         finally:
@@ -198,7 +211,7 @@ class PageExchange:
                 self.num_fetched += fetch.num_pages
             else:
                 self.num_loaded += fetch.num_pages
-            if fetch.num_pages or cancelled:
+            if fetch.num_pages or slow:
                 self.price.fetched(source.name, fetch.num_bytes, liveness.now() - began)
         return fetch.num_pages
 

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay import liveness
 from inlay.address import Address
 from inlay.engine.api import Peers
 from inlay.engine.torch.pages.cached import CachedPages, Lack, Piece
 from inlay.engine.torch.pages.copying import RecordShape, Sealer
 from inlay.engine.torch.pages.tiers import PageTiers, Tier
-from inlay.errors import EngineError
+from inlay.errors import DeadlineExceededError, EngineError
 from inlay.request import PORTS, PageQuery, Payload, Request, Task
 
 AHEAD = 2
@@ -124,19 +125,23 @@ class Fetch:
         source: gives them.
         ask: reaches the cache.
         shape: of the records.
+        silence: seconds that the source may take for its next piece.
 
     Attributes:
         num_pages: pages that came and were good.
         num_bytes: bytes of these.
     """
 
-    def __init__(self, lack: Lack, source: PageSource, ask: Ask, shape: RecordShape) -> None:
+    def __init__(
+        self, lack: Lack, source: PageSource, ask: Ask, shape: RecordShape, silence: float
+    ) -> None:
         self.num_pages = 0
         self.num_bytes = 0
         self._lack = lack
         self._source = source
         self._ask = ask
         self._shape = shape
+        self._silence = silence
 
     async def run(self) -> None:
         """Fetch until the source has no more.
@@ -144,6 +149,7 @@ class Fetch:
         The pages of windows come last, for the end that those of full attention have reached.
 
         Raises:
+            DeadlineExceededError: the source says nothing.
             EngineError: what came is not what was asked for.
             InlayError: the source's answer, or it is not reached.
         """
@@ -162,7 +168,7 @@ class Fetch:
                 if not ahead:
                     return reached
                 piece, giving = ahead[0]
-                records, good = await giving
+                records, good = await self._in_time(giving)
                 ahead.popleft()
                 whole = await self._put(piece, records, good)
                 if not whole:
@@ -171,6 +177,13 @@ class Fetch:
             for _, giving in ahead:
                 giving.cancel()
             await asyncio.gather(*(giving for _, giving in ahead), return_exceptions=True)
+
+    async def _in_time(self, giving: "asyncio.Task[tuple[Tensor, int]]") -> tuple[Tensor, int]:
+        try:
+            async with liveness.timeout(self._silence):
+                return await giving
+        except TimeoutError as error:
+            raise DeadlineExceededError(f"no page came for {self._silence:.3g} s") from error
 
     async def _given(self, piece: Piece) -> tuple[Tensor, int]:
         return await self._source.given(piece)

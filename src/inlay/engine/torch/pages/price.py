@@ -74,4 +74,4 @@ class FetchPrice:
         return None if rate is None else positions / rate
 
 
-__all__ = ["FetchPrice"]
+__all__ = ["LEAST_SECONDS", "FetchPrice"]
