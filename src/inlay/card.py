@@ -149,6 +149,8 @@ class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         max_steps: of a request.
         guidance: scale unless a request says otherwise; None: the model takes none.
         negative: it takes a negative prompt.
+        empty_negative: guidance leads away from the empty prompt where a request has no other.
+        padded: a prompt has as many positions as its negative prompt; of a text they are all.
         embeds: shape of each tensor that stands for a prompt; -1 is any number of positions, up to
             `Limits.max_model_len`.
         part: "pipeline" for all, else the part of it that the worker has.
@@ -162,6 +164,8 @@ class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_steps: int
     guidance: float | None = None
     negative: bool = False
+    empty_negative: bool = False
+    padded: bool = False
     embeds: dict[str, tuple[int, ...]] = {}
     part: str = "pipeline"
 

@@ -22,8 +22,9 @@ import yaml
 from PIL import Image
 
 from inlay.request import Diffusion
-from tests.cli.test_pipeline import FIELDS, GRAPH
+from tests.cli.test_pipeline import FIELDS, GRAPH, painted
 from tests.engine.test_diffusers import alone, model, near
+from tests.equality.test_image_prompts import files, inline, upload
 from tests.parts import Part, running
 from tests.serving import PYTHON, Served, free_port, serving
 
@@ -60,10 +61,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         workers: dict[str, list[Part]] = {}
         for stage in (*GRAPH["stages"], "denoiser"):
             words = (folder / "graph.yaml", "--stage", stage, "--deploy", deploy, "--nats", url)
+            # Rows of a prompt are the denoiser's; the others need not be told of them.
+            words += ("--enable-prompt-embeds",) if stage == "denoiser" else ()
             part = Part("worker", *words, until=" serves ")
             undo.callback(part.end)
             workers.setdefault(stage, []).append(part)
-        servers = [undo.enter_context(serving("--nats", url, command="frontend")) for _ in range(2)]
+        words = ("--nats", url, "--enable-prompt-embeds")
+        servers = [undo.enter_context(serving(*words, command="frontend")) for _ in range(2)]
         for part in (one for some in workers.values() for one in some):
             part.wait_ready()
         yield Fleet(servers, workers)
@@ -132,6 +136,22 @@ def test_any_frontend_learns_a_pipeline_from_its_workers(
         assert near(paint(server), expected)
         found = httpx.get(f"{server.v1}/models", timeout=60).json()["data"]
         assert [one["id"] for one in found] == ["painter"]
+
+
+def test_rows_of_a_prompt_make_its_image_at_any_frontend(fleet: Fleet) -> None:
+    first, second = (server for server in fleet.servers)
+    paint(first)  # all stages are ready
+    prompt, negative = {"prompt": "a red fox"}, {"negative_prompt": "blurred"}
+    expected = painted(first.v1, prompt | negative)["data"]
+    given = files("sd", "blurred")
+    assert painted(first.v1, inline(given))["data"] == expected
+    stored = {name: upload(first.url, data) for name, data in given.items()}
+    assert painted(second.v1, stored)["data"] == expected
+    # Beside text, the encoder's worker makes the rest, and keeps all for the denoiser.
+    assert painted(second.v1, {"prompt_embeds": stored["prompt_embeds"]} | negative)["data"] == (
+        expected
+    )
+    wait_nothing_kept(second)
 
 
 def test_an_image_goes_on_at_another_worker_when_its_own_is_frozen(

@@ -5,8 +5,9 @@ import io
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -18,6 +19,7 @@ from PIL import Image
 
 from inlay.request import Diffusion
 from tests.engine.test_diffusers import alone, model, near
+from tests.equality.test_image_prompts import files, inline, upload
 from tests.serving import PYTHON, Served, serving
 
 pytestmark = [
@@ -51,8 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(folder: Path) -> Iterator[Served]:
     with serving(
-        folder / "graph.yaml", "--deploy", folder / "deploy.yaml", "--dtype", "float32"
-    ) as found:
+        folder / "graph.yaml", "--deploy", folder / "deploy.yaml", "--dtype", "float32",
+        "--enable-prompt-embeds",
+    ) as found:  # fmt: skip
         yield found
 
 
@@ -67,6 +70,16 @@ def paint(client: openai.OpenAI, **more: object) -> list[np.ndarray]:
     found = client.images.generate(model="painter", prompt="a red fox", extra_body=FIELDS | more)
     files = [base64.b64decode(one.b64_json or "") for one in found.data or []]
     return [np.asarray(Image.open(io.BytesIO(file))) for file in files]
+
+
+def painted(url: str, prompt: Mapping[str, object], **more: object) -> dict[str, Any]:
+    """The answer to a prompt of whatever kind, without the negative one of `FIELDS`."""
+    rest = {name: value for name, value in FIELDS.items() if name != "negative_prompt"}
+    body = {"model": "painter", **rest, **prompt, **more}
+    answer = httpx.post(f"{url}/images/generations", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def test_stages_in_a_row_make_what_one_process_makes(client: openai.OpenAI) -> None:
@@ -91,6 +104,34 @@ def test_usage_counts_the_prompt_once_and_has_the_share_of_each_stage(
     # Rows of the prompt and of the negative one, padded to one length.
     assert shares["denoiser"]["input_tokens"] > read
     assert [share["output_tokens"] for share in shares.values()] == [0, made, made]
+
+
+def test_rows_of_a_prompt_go_straight_to_the_denoiser(
+    served: Served, client: openai.OpenAI
+) -> None:
+    paint(client)  # all stages are ready
+    text = painted(served.v1, {"prompt": "a red fox", "negative_prompt": "blurred"})
+    given = inline(files("sd", "blurred"))
+    found = painted(served.v1, given)
+    assert found["data"] == text["data"]
+    assert list(found["usage"]["stages"]) == ["denoiser", "decoder"]
+    assert found["usage"]["input_tokens"] == text["usage"]["stages"]["denoiser"]["input_tokens"]
+    stored = {name: upload(served.url, data) for name, data in files("sd", "blurred").items()}
+    assert painted(served.v1, stored)["data"] == text["data"]
+    # What is text yet is read by the encoder, and rows pass it as they are.
+    negative = given.pop("negative_prompt_embeds")
+    for rest in (
+        given | {"negative_prompt": "blurred"},
+        {"prompt": "a red fox", "negative_prompt_embeds": negative},
+    ):
+        found = painted(served.v1, rest)
+        assert found["data"] == text["data"]
+        assert list(found["usage"]["stages"]) == ["reader", "denoiser", "decoder"]
+    # Without guidance there is no negative prompt to read.
+    plain = painted(served.v1, {"prompt": "a red fox"}, guidance_scale=1.0)
+    found = painted(served.v1, given, guidance_scale=1.0)
+    assert found["data"] == plain["data"] != text["data"]
+    assert list(found["usage"]["stages"]) == ["denoiser", "decoder"]
 
 
 def test_clients_see_the_pipeline_and_not_its_stages(served: Served, client: openai.OpenAI) -> None:

@@ -151,7 +151,7 @@ ROUTES: Routes = (
     (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
     (
         Operation("POST", "/v1/images/generations", "Images of a prompt.",
-            ImagesRequest, ImagesResponse, ImageEvent),
+            ImagesRequest, ImagesResponse, ImageEvent, multipart=True),
         images,
     ),
     (Operation("POST", "/v1/encode", "Rows of images, which a chat takes as image_embeds.",

@@ -54,10 +54,17 @@ class ParsedRequest(Generic[T]):
     sources: Sequence[Source]
     parts: Mapping[str, Buffer] | None = None
 
-    async def embeddings(self, call: Call, card: ModelCard) -> Embeddings:
+    async def embeddings(
+        self, call: Call, card: ModelCard, only: TensorSource | None = None
+    ) -> Embeddings:
         """Return the embeddings and images of the request for the model of `card`.
 
         Files that are elsewhere are fetched.
+
+        Args:
+            call: the HTTP request.
+            card: of the model.
+            only: the source that is read, where they are for several models; None for all.
 
         Raises:
             InvalidRequestError: the body has a part that the request does not name, or the model
@@ -72,6 +79,8 @@ class ParsedRequest(Generic[T]):
                 param=unused[0][:80],
             )
         reader, parsed = call.server.embeds, self.parsed
+        if only is not None:
+            tensors = [only]
         stored = await stored_rows(call, tensors, card) if tensors else {}
 
         def decode(text: str) -> Buffer:

@@ -56,7 +56,9 @@ class StageOutput:
     usages: Mapping[str | None, Usage] = field(default_factory=dict)
 
 
-def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) -> list[Step]:
+def plan(
+    router: Router, card: ModelCard, output: str, *, text: bool = False, embeds: bool = False
+) -> list[Step]:
     """Return the steps that make `output` from a prompt; one for a model without a graph.
 
     Args:
@@ -64,13 +66,14 @@ def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) ->
         card: of the stage that clients see.
         output: of the graph.
         text: the text of the answer is known already, and is where the steps begin.
+        embeds: the request brings all that text encoders would make: the steps begin behind them.
 
     Raises:
         InvalidRequestError: the pipeline does not make it, or a language model stands before it.
         OverloadedError: a stage has no worker that is ready.
     """
     if card.stage is None:
-        return [Step(card.name, (("prompt", None, "prompt"),), last=True)]
+        return [Step(card.name, _GIVEN, last=True)]
     graph = card.stage.graph
     if output not in graph.outputs:
         raise InvalidRequestError(
@@ -78,6 +81,9 @@ def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) ->
         )
     known = {*graph.before_text, graph.text_stage} if text else set()
     names = [name for name in graph.needed([output]) if name not in known]
+    reader = graph.embeds_stage(output)
+    if embeds and reader is not None:
+        names = names[names.index(reader) :]
     for name in names:
         if graph.stages[name].kind == "generate":
             raise InvalidRequestError(
@@ -90,7 +96,14 @@ def plan(router: Router, card: ModelCard, output: str, *, text: bool = False) ->
             raise OverloadedError(
                 f"no worker of the stage {name} of `{graph.name}` is ready", retry_after=1
             ) from error
-    return [_step(graph, name, last=name == names[-1]) for name in names]
+    steps = [_step(graph, name, last=name == names[-1]) for name in names]
+    if embeds:
+        steps[0] = steps[0]._replace(feeds=_GIVEN)
+    return steps
+
+
+_GIVEN = (("prompt", None, "prompt"), ("embeds", None, "embeds"))
+"""Feeds of the step that reads the prompt: text, embeddings ("embeds.NAME"), or both."""
 
 
 def admitted(
@@ -105,24 +118,18 @@ def admitted(
 
 
 def _step(graph: Graph, name: str, *, last: bool) -> Step:
-    feeds: list[tuple[str, str | None, str]] = [
-        (port, start.stage, start.name) for start, port in graph.sources(name)
+    if graph.inputs.get("prompt", "").startswith(f"{name}."):
+        return Step(graph.served_name(name), _GIVEN, last, name)
+    feeds = [
+        (port, graph.served_name(start.stage), start.name) for start, port in graph.sources(name)
     ]
-    prompt = graph.inputs.get("prompt", "")
-    if prompt.startswith(f"{name}."):
-        feeds.append((prompt.partition(".")[2], None, "prompt"))
-    return Step(
-        graph.served_name(name),
-        tuple((port, stage and graph.served_name(stage), other) for port, stage, other in feeds),
-        last,
-        name,
-    )
+    return Step(graph.served_name(name), tuple(feeds), last, name)
 
 
 async def walk(
     router: Router,
     steps: Sequence[Step],
-    given: Mapping[str | None, list[Payload]],
+    given: Mapping[str | None, Sequence[Payload]],
     make: Callable[[str, tuple[Input, ...]], Request],
 ) -> AsyncGenerator[StageOutput, None]:
     """Send the request of each step once the step before has made its payloads.
@@ -190,7 +197,7 @@ class _Walk:
         self,
         router: Router,
         steps: Sequence[Step],
-        given: Mapping[str | None, list[Payload]],
+        given: Mapping[str | None, Sequence[Payload]],
         make: Callable[[str, tuple[Input, ...]], Request],
     ) -> None:
         self._router = router

@@ -121,6 +121,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The language models before the stage of the text, in their order."""
         return self.needed(["text"])[:-1] if self.text_stage else []
 
+    def embeds_stage(self, output: str) -> str | None:
+        """Return the stage that takes embeddings of a prompt on the way to an output, or None."""
+        takes = [s for s in self.needed([output]) if "embeds" in self.stages[s].described.inputs]
+        return takes[-1] if takes else None
+
     def gives_hidden(self, stage: str) -> bool:
         """Return True if a stage's hidden states go to another."""
         return any(start == (stage, "hidden") for start, _ in self.links)

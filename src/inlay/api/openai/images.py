@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import msgspec
 import pybase64
 
 from inlay.api.fields import answer_id, check_unserved
+from inlay.api.openai.image_prompt import has_all_embeds, prompt_payloads, sources_in
 from inlay.api.openai.schema.images import (
     CompletedImage,
     ImageData,
@@ -30,7 +31,6 @@ from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.http.sse import NAMED, EventStream
-from inlay.prompt import Buffer
 from inlay.request import Diffusion, Input, Payload, Request, Task, Usage
 from inlay.router.stages import StageOutput, admitted, plan, walk
 
@@ -43,7 +43,7 @@ FILE_BYTES_PER_PIXEL = 8
 async def images(call: Call) -> None:
     """Answer with images."""
     server = call.server
-    incoming = await read_request(call, _decoder, lambda _: [])
+    incoming = await read_request(call, _decoder, sources_in)
     request = incoming.parsed.request
     check_unserved(request)
     _check(call, request)
@@ -51,14 +51,17 @@ async def images(call: Call) -> None:
     card = model.card
     if card.image is None:
         raise EngineError(f"the worker of the model `{model.name}` does not describe its images")
-    steps = plan(server.router, card, "image")
     params = image_params(
         request, card.image, count=request.n or 1, partial=request.partial_images or 0
     )
+    complete = has_all_embeds(request, card.image, params)
+    steps = plan(server.router, card, "image", embeds=complete)
+    payloads = await prompt_payloads(call, incoming, request, card, params)
+    del incoming
     id_ = answer_id("img-", request.request_id)
     call.reservation.grow(params.count * params.width * params.height * FILE_BYTES_PER_PIXEL)
     call.ending.enter_context(admitted(server.router, steps, call.client))
-    given: dict[str | None, list[Payload]] = {None: [text_payload("prompt", request.prompt)]}
+    given: dict[str | None, Sequence[Payload]] = {None: payloads}
     make = stage_requests(call, id_, params, request.priority or 0)
     stream = EventStream(call.send, NAMED)
     shape = _Shape(request, params)
@@ -80,12 +83,6 @@ async def images(call: Call) -> None:
         return
     size = sum(len(image) for image in shape.images)
     await call.prepared_json(size, shape.response)
-
-
-def text_payload(port: str, text: str) -> Payload:
-    """Return a text as a payload of `port`."""
-    data = text.encode()
-    return Payload(port, "uint8", (len(data),), Buffer(data))
 
 
 def stage_requests(
@@ -126,8 +123,6 @@ async def _take(
 
 def _check(call: Call, request: ImagesRequest) -> None:
     """Raise `InvalidRequestError` for fields that do not go together."""
-    if not request.prompt:
-        raise InvalidRequestError("prompt must not be empty", param="prompt")
     if request.response_format not in (None, "b64_json"):
         raise InvalidRequestError(
             f"response_format is {shown_value(request.response_format)}; allowed: b64_json, as no "

@@ -49,8 +49,8 @@ def in_prompt_embeds(
     if embeds is None:
         return []
     if not isinstance(embeds, list):
-        return [_embeds(embeds, "prompt_embeds")]
-    return [_embeds(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
+        return [embeds_source(embeds, "prompt_embeds")]
+    return [embeds_source(item, f"prompt_embeds[{index}]") for index, item in enumerate(embeds)]
 
 
 def in_prompts(request: PromptsRequest) -> list[Source]:
@@ -61,7 +61,8 @@ def in_prompts(request: PromptsRequest) -> list[Source]:
     return found
 
 
-def _embeds(item: str | EmbedsSource, param: str) -> TensorSource:
+def embeds_source(item: str | EmbedsSource, param: str) -> TensorSource:
+    """Return the source of one tensor."""
     if isinstance(item, str):
         return TensorSource(item, None, None, param)
     return TensorSource(None, item.ref, item.part, param)

@@ -76,36 +76,59 @@ class Bounds:
             self._check_ports(inputs, ["latents"])
             shape = (params.count, *self.facts.latent_shape(params.width, params.height))
             _check_tensor(inputs["latents"], shape)
-        elif "prompt" in inputs and self.part != "denoiser":
-            self._check_ports(inputs, ["prompt"])
+            return
+        positive = {EMBEDS + name: shape for name, shape in self.facts.embeds.items()}
+        negative = {EMBEDS + NEGATIVE + name: shape for name, shape in self.facts.embeds.items()}
+        has_negative = self.facts.negative and any(port in inputs for port in negative)
+        given = negative if has_negative else {}
+        if self.part != "denoiser" and not any(port in inputs for port in positive):
+            self._check_ports(inputs, ["prompt", *given])
             _check_text(bytes(inputs["prompt"].data.view), "prompt")
-        elif self.part == "text_encoder":
-            self._check_ports(inputs, ["prompt"])
         else:
-            self._check_embeds(inputs)
+            given = positive | given
+            self._check_ports(inputs, [*given])
+        for port, shape in given.items():
+            self._check_embeds(inputs[port], shape)
+        self._check_pair(params, inputs, has_negative=has_negative)
 
-    def _check_embeds(self, inputs: Mapping[str, Payload]) -> None:
-        shapes = {EMBEDS + name: shape for name, shape in self.facts.embeds.items()}
-        negatives = {EMBEDS + NEGATIVE + name: shape for name, shape in self.facts.embeds.items()}
-        given = self.facts.negative and any(port in inputs for port in negatives)
-        if given:
-            shapes |= negatives
-        self._check_ports(inputs, [*shapes])
-        for port, shape in shapes.items():
-            found = inputs[port]
-            if len(found.shape) == len(shape):
-                length = found.shape[0]
-                if shape[0] == -1 and not 1 <= length <= self.facts.max_length:
-                    raise EmbeddingsError(
-                        f"{port.removeprefix(EMBEDS)} has {length} positions; this model reads 1 "
-                        f"to {self.facts.max_length}",
-                        reason="shape",
-                    )
-                shape = tuple(
-                    actual if size == -1 else size
-                    for size, actual in zip(shape, found.shape, strict=True)
+    def _check_embeds(self, found: Payload, shape: tuple[int, ...]) -> None:
+        if len(found.shape) == len(shape):
+            length = found.shape[0]
+            if shape[0] == -1 and not 1 <= length <= self.facts.max_length:
+                raise EmbeddingsError(
+                    f"{found.port.removeprefix(EMBEDS)} has {length} positions; this model reads "
+                    f"1 to {self.facts.max_length}",
+                    reason="shape",
                 )
-            _check_tensor(found, shape)
+            shape = tuple(
+                actual if size == -1 else size
+                for size, actual in zip(shape, found.shape, strict=True)
+            )
+        _check_tensor(found, shape)
+
+    def _check_pair(
+        self, params: Diffusion, inputs: Mapping[str, Payload], *, has_negative: bool
+    ) -> None:
+        """Raise if a prompt and the negative prompt that takes part do not go together."""
+        facts = self.facts
+        given = has_negative or params.negative is not None
+        if not facts.guides(params.guidance, negative=given):
+            return
+        if self.part == "denoiser" and not has_negative:
+            raise InvalidRequestError(
+                f"guidance of {params.guidance:g} needs the embeddings of a negative prompt",
+                param="guidance_scale",
+            )
+        lengths = [
+            inputs[port].shape[0] if port in inputs else facts.max_length
+            for port in (f"{EMBEDS}prompt_embeds", f"{EMBEDS}{NEGATIVE}prompt_embeds")
+        ]
+        if facts.padded and lengths[0] != lengths[1]:
+            raise EmbeddingsError(
+                f"the prompt has {lengths[0]} positions and the negative prompt {lengths[1]}; this "
+                f"model takes equal numbers, and its text encoder makes {facts.max_length}",
+                reason="shape",
+            )
 
     def _check_ports(self, inputs: Mapping[str, Payload], wanted: Sequence[str]) -> None:
         if sorted(inputs) != sorted(wanted):

@@ -294,9 +294,14 @@ class DiffusersEngine:
             await self._begin(job)
 
     async def _encode(self, job: Job) -> None:
-        embeds, job.prompt_tokens = await self._thread.run(partial(_encode, self._painter, job))
+        work = partial(_encode, self._painter, self._bounds, job)
+        embeds, job.prompt_tokens = await self._thread.run(work)
         self._tokens += job.prompt_tokens
-        payloads = [payload(EMBEDS + name, tensor) for name, tensor in embeds.items()]
+        # What was given goes on as it came, whatever the dtype of the models here.
+        payloads = [
+            job.inputs.get(EMBEDS + name) or payload(EMBEDS + name, tensor)
+            for name, tensor in embeds.items()
+        ]
         self._end(job, *payloads)
 
     async def _sketch(self, job: Job) -> None:
@@ -389,26 +394,23 @@ def inputs_of(request: Request) -> dict[str, Payload]:
     return inputs
 
 
-def _text(job: Job) -> str:
-    return bytes(job.inputs["prompt"].data.view).decode()
-
-
-def _encode(painter: Painter, job: Job) -> tuple[dict[str, torch.Tensor], int]:
-    return painter.encode(_text(job), job.params)
+def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch.Tensor], int]:
+    given = _read(painter, bounds, job)
+    prompt = job.inputs.get("prompt")
+    text = None if prompt is None else bytes(prompt.data.view).decode()
+    return painter.encode(
+        text, {port.removeprefix(EMBEDS): tensor for port, tensor in given.items()}, job.params
+    )
 
 
 def _read(painter: Painter, bounds: Bounds, job: Job) -> dict[str, torch.Tensor]:
-    bounds.check_values(job.inputs)
-    return painter.tensors(job.inputs)
+    tensors = {port: found for port, found in job.inputs.items() if port != "prompt"}
+    bounds.check_values(tensors)
+    return painter.tensors(tensors)
 
 
 def _begin(painter: Painter, bounds: Bounds, job: Job) -> tuple[Painting, int]:
-    if "prompt" in job.inputs:
-        embeds, tokens = _encode(painter, job)
-    else:
-        found = _read(painter, bounds, job)
-        embeds = {port.removeprefix(EMBEDS): tensor for port, tensor in found.items()}
-        tokens = len(embeds["prompt_embeds"])
+    embeds, tokens = _encode(painter, bounds, job)
     return painter.begin(embeds, job.params), tokens
 
 

@@ -28,10 +28,13 @@ class Facts:
         steps: unless a request says otherwise.
         guidance: unless a request says otherwise; None: the model takes no scale.
         negative: it takes a negative prompt.
+        empty_negative: guidance leads away from the empty prompt where a request has no other.
         max_steps: the scheduler's timesteps.
         packed: latents are positions with 2 x 2 of them, not planes.
         embeds: shape of each tensor that stands for a prompt; -1: any length up to `max_length`.
         max_length: positions of a prompt.
+        padded: a text encoder makes `max_length` positions of any text, and a prompt has as many
+            as its negative prompt.
         distilled: the denoiser is told the scale of guidance, and runs once a step.
     """
 
@@ -47,7 +50,14 @@ class Facts:
     packed: bool
     embeds: Mapping[str, tuple[int, ...]]
     max_length: int
+    empty_negative: bool = False
+    padded: bool = False
     distilled: bool = False
+
+    def guides(self, guidance: float, *, negative: bool) -> bool:
+        """Return True if a negative prompt takes part; `negative`: the request has one."""
+        takes = self.negative and not self.distilled
+        return takes and guidance > 1 and (negative or self.empty_negative)
 
     def positions(self, width: int, height: int) -> int:
         """Positions that the denoiser computes for an image of `width` x `height` pixels."""

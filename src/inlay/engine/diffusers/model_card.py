@@ -63,6 +63,8 @@ def card_of(settings: EngineSettings, loaded: Loaded, bounds: Bounds, secret: Se
             max_steps=bounds.max_steps,
             guidance=facts.guidance,
             negative=facts.negative,
+            empty_negative=facts.empty_negative and not facts.distilled,
+            padded=facts.padded and not facts.distilled,
             embeds=dict(facts.embeds),
             part=loaded.part,
         ),

@@ -1,6 +1,6 @@
 """`Painter`: what a loaded pipeline, or a part of it, computes. Runs on one thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 
 import numpy as np
@@ -22,6 +22,11 @@ EMBEDS = "embeds."
 """Before the ports of tensors that stand for a prompt."""
 
 
+def has_negative(names: Iterable[str]) -> bool:
+    """Return True if there are tensors of a negative prompt among those of such names."""
+    return any(name.startswith(NEGATIVE) for name in names)
+
+
 class Painter:
     """The models of a pipeline or of a part, called for requests.
 
@@ -33,33 +38,38 @@ class Painter:
         self._loaded = loaded
         self._family = loaded.family
 
-    def encode(self, text: str, params: Diffusion) -> tuple[dict[str, torch.Tensor], int]:
-        """Run the text encoders over a prompt, and over the negative prompt where it takes part.
+    @torch.inference_mode()
+    def encode(
+        self, text: str | None, given: Mapping[str, torch.Tensor], params: Diffusion
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        """Run the text encoders over what has no tensors yet: the prompt, the negative prompt.
+
+        Args:
+            text: the prompt; None where `given` has its tensors.
+            given: tensors by name, of the prompt, the negative prompt, both or neither.
+            params: of the request.
 
         Returns:
-            The tensors by name, and the tokens of the prompt.
+            All tensors that take part, by name, and the positions of the prompt.
 
         Raises:
             InvalidRequestError: a prompt longer than the encoders read.
         """
-        count = self._check_length(text, "prompt")
-        found = dict(self._encoded(text))
-        if self._guided(params):
-            found |= self._encoded_negative(params)
+        found = dict(given)
+        if text is None:
+            count = len(found["prompt_embeds"])
+        else:
+            count = self._check_length(text, "prompt")
+            found |= self._family.encode(text)
+        negative = params.negative
+        if not has_negative(found) and self._guides(params, negative=negative is not None):
+            self._check_length(negative or "", "negative_prompt")
+            encoded = self._family.encode(negative or "")
+            found |= {NEGATIVE + name: tensor for name, tensor in encoded.items()}
         return found, count
 
-    def _guided(self, params: Diffusion, *, negative: bool = False) -> bool:
-        given = negative or params.negative is not None
-        return self._family.guides(params.guidance, negative=given)
-
-    def _encoded_negative(self, params: Diffusion) -> dict[str, torch.Tensor]:
-        self._check_length(params.negative or "", "negative_prompt")
-        found = self._encoded(params.negative or "")
-        return {NEGATIVE + name: tensor for name, tensor in found.items()}
-
-    @torch.inference_mode()
-    def _encoded(self, text: str) -> Mapping[str, torch.Tensor]:
-        return self._family.encode(text)
+    def _guides(self, params: Diffusion, *, negative: bool) -> bool:
+        return self._loaded.facts.guides(params.guidance, negative=negative)
 
     def _check_length(self, text: str, param: str) -> int:
         count, limit = self._family.count_tokens(text)
@@ -76,20 +86,15 @@ class Painter:
         """Draw the noise of a request's images.
 
         Args:
-            embeds: of the prompt, and of the negative prompt where it takes part. Where it does
-                and has none, the text encoder makes it.
+            embeds: of the prompt, and of the negative prompt where it takes part.
             params: of the request.
 
         Raises:
-            InvalidRequestError: no or unlike embeddings of a negative prompt that is needed, or a
-                number of steps that the scheduler does not do.
+            InvalidRequestError: a number of steps that the scheduler does not do.
         """
         pipeline = self._loaded.pipeline
-        has_negative = any(name.startswith(NEGATIVE) for name in embeds)
         negative = None
-        if self._guided(params, negative=has_negative):
-            if not has_negative:
-                embeds |= self._negative_for(params)
+        if self._guides(params, negative=has_negative(embeds)):
             negative = {
                 name.removeprefix(NEGATIVE): tensor
                 for name, tensor in embeds.items()
@@ -108,7 +113,6 @@ class Painter:
             scheduler=type(pipeline.scheduler).from_config(pipeline.scheduler.config),
             generator=torch.Generator().manual_seed(params.seed),
         )
-        self._check_pair(painting)
         try:
             self._family.begin(painting, params.steps, params.count)
         except ValueError as error:
@@ -117,24 +121,6 @@ class Painter:
                 param="num_inference_steps",
             ) from error
         return painting
-
-    def _check_pair(self, painting: Painting) -> None:
-        for name, tensor in (painting.negative or {}).items():
-            other = painting.positive[name]
-            if self._family.equal_lengths and tensor.shape != other.shape:
-                raise InvalidRequestError(
-                    f"{NEGATIVE}{name} is {tuple(tensor.shape)} and {name} {tuple(other.shape)}; "
-                    "both must have the same shape",
-                    param="prompt_embeds",
-                )
-
-    def _negative_for(self, params: Diffusion) -> dict[str, torch.Tensor]:
-        if not self._loaded.has("text_encoder"):
-            raise InvalidRequestError(
-                f"guidance of {params.guidance:g} needs the embeddings of a negative prompt",
-                param="guidance_scale",
-            )
-        return self._encoded_negative(params)
 
     def step(self, paintings: Sequence[Painting], max_positions: int) -> list[EngineError | None]:
         """Do the next step of each painting; return, for each, why it cannot go on."""
@@ -189,4 +175,4 @@ def image_file(image: Image.Image, image_format: ImageFormat) -> bytes:
     return file.getvalue()
 
 
-__all__ = ["EMBEDS", "NEGATIVE", "Painter", "image_file", "payload"]
+__all__ = ["EMBEDS", "NEGATIVE", "Painter", "has_negative", "image_file", "payload"]

@@ -1,15 +1,16 @@
 """The image of a chat of a pipeline: drawn from the text that its language model has written."""
 
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import pybase64
 
 from inlay.api.generation.choices import ChoiceState
+from inlay.api.openai.image_prompt import text_payload
 from inlay.api.openai.images import (
     FILE_BYTES_PER_PIXEL,
     image_params,
     stage_requests,
-    text_payload,
 )
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
@@ -70,7 +71,7 @@ class ChatImage:
         """
         if choice.calls_tools or not text.strip():
             raise InvalidRequestError("the model wrote no text to draw", param="modalities")
-        given: dict[str | None, list[Payload]] = {self._writer: [text_payload("text", text)]}
+        given: dict[str | None, Sequence[Payload]] = {self._writer: [text_payload("text", text)]}
         router = self._call.server.router
         await self._call.server.awake(self.stage, Task.STAGE)
         async with aclosing(walk(router, self._steps, given, self._make)) as outputs:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from inlay.api.openai.schema.completions import EmbedsSource
 from inlay.api.schema.unserved import Unserved
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
@@ -13,7 +14,11 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
     """A request to `/v1/images/generations`. Names beyond OpenAI's are vLLM-Omni's.
 
     Attributes:
-        prompt: text that the images show.
+        prompt: text that the images show; absent or anything where `prompt_embeds` is given.
+        prompt_embeds: what the model's text encoder makes of a prompt: base64 of a tensor file of
+            shape (positions, size), or a source.
+        pooled_prompt_embeds: further tensor of models that need one (FLUX), of shape (1, size).
+        negative_prompt_embeds: as `prompt_embeds`, in the place of `negative_prompt`.
         model: served name; the only model that makes images when absent.
         n: number of images, 1 to 10; 1 when absent, and 1 alone in a stream.
         size: "WIDTHxHEIGHT" in pixels; the model's own when absent or "auto".
@@ -30,7 +35,10 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
         priority: lower values are served first; only with --scheduling-policy priority.
     """
 
-    prompt: str
+    prompt: str | None = None
+    prompt_embeds: str | EmbedsSource | None = None
+    pooled_prompt_embeds: str | EmbedsSource | None = None
+    negative_prompt_embeds: str | EmbedsSource | None = None
     model: str | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=10)] | None = None
     size: str | None = None

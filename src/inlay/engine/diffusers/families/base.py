@@ -83,8 +83,6 @@ class Family(Protocol):
     """Components of the part that reads text; then those of the denoiser, and of the decoder."""
     denoiser: ClassVar[tuple[str, ...]]
     vae: ClassVar[tuple[str, ...]]
-    equal_lengths: ClassVar[bool]
-    """A prompt and a negative prompt must have as many positions as each other."""
 
     def __init__(self, pipeline: Any, facts: Facts) -> None:
         """Serve `pipeline`, diffusers' own, with the components of a part."""
@@ -101,10 +99,6 @@ class Family(Protocol):
 
     def encode(self, text: str) -> Embeds:
         """Run the text encoders over one prompt."""
-        ...
-
-    def guides(self, guidance: float, *, negative: bool) -> bool:
-        """Return True if a negative prompt takes part; `negative`: the request has one."""
         ...
 
     def begin(self, painting: Painting, steps: int, count: int) -> None:

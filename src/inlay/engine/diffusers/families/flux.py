@@ -24,7 +24,6 @@ class Flux:
     )
     denoiser: ClassVar[tuple[str, ...]] = ("transformer", "scheduler")
     vae: ClassVar[tuple[str, ...]] = ("vae",)
-    equal_lengths: ClassVar[bool] = True
 
     def __init__(self, pipeline: Any, facts: Facts) -> None:
         self._pipeline = pipeline
@@ -62,10 +61,6 @@ class Flux:
         device = self._pipeline.text_encoder.device
         embeds, pooled, _ = self._pipeline.encode_prompt(text, device=device)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
-
-    def guides(self, guidance: float, *, negative: bool) -> bool:
-        """As `Family`: the scale is an input of the model."""
-        return False
 
     def begin(self, painting: Painting, steps: int, count: int) -> None:
         """As `Family`."""

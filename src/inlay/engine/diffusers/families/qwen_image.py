@@ -21,7 +21,6 @@ class QwenImage:
     text_encoder: ClassVar[tuple[str, ...]] = ("tokenizer", "text_encoder")
     denoiser: ClassVar[tuple[str, ...]] = ("transformer", "scheduler")
     vae: ClassVar[tuple[str, ...]] = ("vae",)
-    equal_lengths: ClassVar[bool] = False
 
     def __init__(self, pipeline: Any, facts: Facts) -> None:
         self._pipeline = pipeline
@@ -57,10 +56,6 @@ class QwenImage:
         """As `Family`."""
         embeds, _ = self._pipeline.encode_prompt(text, device=self._pipeline.text_encoder.device)
         return {"prompt_embeds": embeds[0]}
-
-    def guides(self, guidance: float, *, negative: bool) -> bool:
-        """As `Family`: only with a negative prompt."""
-        return guidance > 1 and negative
 
     def begin(self, painting: Painting, steps: int, count: int) -> None:
         """As `Family`."""

@@ -18,7 +18,6 @@ class StableDiffusion:
     text_encoder: ClassVar[tuple[str, ...]] = ("tokenizer", "text_encoder")
     denoiser: ClassVar[tuple[str, ...]] = ("unet", "scheduler")
     vae: ClassVar[tuple[str, ...]] = ("vae",)
-    equal_lengths: ClassVar[bool] = True
 
     def __init__(self, pipeline: Any, facts: Facts) -> None:
         self._pipeline = pipeline
@@ -51,6 +50,8 @@ class StableDiffusion:
             packed=False,
             embeds={"prompt_embeds": (-1, encoder["hidden_size"])},
             max_length=length,
+            empty_negative=True,
+            padded=True,
             distilled=unet.get("time_cond_proj_dim") is not None,
         )
 
@@ -64,10 +65,6 @@ class StableDiffusion:
         device = self._pipeline.text_encoder.device
         embeds, _ = self._pipeline.encode_prompt(text, device, 1, False)
         return {"prompt_embeds": embeds[0]}
-
-    def guides(self, guidance: float, *, negative: bool) -> bool:
-        """As `Family`."""
-        return guidance > 1 and not self._facts.distilled
 
     def begin(self, painting: Painting, steps: int, count: int) -> None:
         """As `Family`."""
