@@ -100,7 +100,8 @@ def test_a_stream_has_partial_images_and_then_the_image(client: openai.OpenAI) -
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"prompt": ""}, "prompt", "must not be empty"),
+        ({"prompt": ""}, "prompt", "must be provided and not be empty"),
+        ({"prompt": None}, "prompt", "must be provided and not be empty"),
         ({"prompt": "x" * 100}, "prompt", "100 characters|tokens; this model reads at most 24"),
         ({"n": 11}, "n", "<= 10"),
         ({"n": 2, "stream": True}, "n", "a stream has one image"),

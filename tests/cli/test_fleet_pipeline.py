@@ -60,14 +60,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         )
         workers: dict[str, list[Part]] = {}
         for stage in (*GRAPH["stages"], "denoiser"):
-            words = (folder / "graph.yaml", "--stage", stage, "--deploy", deploy, "--nats", url)
-            # Rows of a prompt are the denoiser's; the others need not be told of them.
-            words += ("--enable-prompt-embeds",) if stage == "denoiser" else ()
+            words = [folder / "graph.yaml", "--stage", stage, "--deploy", deploy, "--nats", url]
+            if stage == "denoiser":
+                # Rows of a prompt are for it alone.
+                words.append("--enable-prompt-embeds")
             part = Part("worker", *words, until=" serves ")
             undo.callback(part.end)
             workers.setdefault(stage, []).append(part)
-        words = ("--nats", url, "--enable-prompt-embeds")
-        servers = [undo.enter_context(serving(*words, command="frontend")) for _ in range(2)]
+        frontend = ("--nats", url, "--enable-prompt-embeds")
+        servers = [undo.enter_context(serving(*frontend, command="frontend")) for _ in range(2)]
         for part in (one for some in workers.values() for one in some):
             part.wait_ready()
         yield Fleet(servers, workers)
@@ -148,9 +149,8 @@ def test_rows_of_a_prompt_make_its_image_at_any_frontend(fleet: Fleet) -> None:
     stored = {name: upload(first.url, data) for name, data in given.items()}
     assert painted(second.v1, stored)["data"] == expected
     # Beside text, the encoder's worker makes the rest, and keeps all for the denoiser.
-    assert painted(second.v1, {"prompt_embeds": stored["prompt_embeds"]} | negative)["data"] == (
-        expected
-    )
+    mixed: dict[str, object] = {"prompt_embeds": stored["prompt_embeds"], **negative}
+    assert painted(second.v1, mixed)["data"] == expected
     wait_nothing_kept(second)
 
 

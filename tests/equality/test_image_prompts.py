@@ -129,6 +129,18 @@ def test_a_negative_prompt_may_be_text_or_rows_beside_either(url: str, family: s
     assert images(one) == expected
 
 
+def test_the_list_of_models_tells_the_shapes(url: str, family: str) -> None:
+    (entry, _) = httpx.get(f"{url}/v1/models").json()["data"]
+    assert entry["capabilities"] == ["image_generation", "prompt_embeds"]
+    shapes = {name: tensor.shape[1:] for name, tensor in encoded(family, PROMPT).items()}
+    told = entry["image"]["embeds"]
+    assert {name: shape[-1] for name, shape in told.items()} == {
+        name: shape[-1] for name, shape in shapes.items()
+    }
+    positions = shapes["prompt_embeds"][0]
+    assert entry["image"]["positions"] == (positions if family == "sd" else None)
+
+
 def test_a_stream_may_be_of_rows(url: str, family: str) -> None:
     lines: dict[str, list[str]] = {}
     for name, prompt in (("text", {"prompt": PROMPT}), ("rows", inline(files(family)))):

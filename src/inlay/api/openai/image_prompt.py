@@ -7,12 +7,19 @@ import msgspec
 from inlay.api.openai.schema.images import ImagesRequest
 from inlay.api.openai.sources import embeds_source
 from inlay.card import ImageCard, ModelCard
-from inlay.errors import EmbeddingsError, EngineError, InvalidRequestError
+from inlay.errors import (
+    EmbeddingsError,
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+)
 from inlay.http.bodies.embeds import TensorSource
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.request import Diffusion, Payload
+from inlay.router import Router
 
 _NEGATIVE = "negative_"
 _FIELDS = ("prompt_embeds", "pooled_prompt_embeds", "negative_prompt_embeds")
@@ -94,7 +101,7 @@ async def prompt_payloads(
     payloads = [] if text is None else [text_payload("prompt", text)]
     if not sources:
         return payloads
-    taker = _taker(call, card)
+    taker = embeds_card(call.server.router, card)
     image = taker.image
     if image is None:
         raise EngineError(f"the stage `{taker.name}` does not describe its embeddings")
@@ -119,13 +126,24 @@ async def prompt_payloads(
     return payloads
 
 
-def _taker(call: Call, card: ModelCard) -> ModelCard:
-    """Return the card of the stage that takes embeddings."""
+def embeds_card(router: Router, card: ModelCard) -> ModelCard:
+    """Return the card of the model, or of the stage of its pipeline, that takes embeddings.
+
+    Raises:
+        OverloadedError: the stage has no worker that is ready.
+    """
     if card.stage is None:
         return card
     graph = card.stage.graph
     stage = graph.embeds_stage("image")
-    return card if stage is None else call.server.router.card(graph.served_name(stage))
+    if stage is None:
+        return card
+    try:
+        return router.card(graph.served_name(stage))
+    except NotFoundError as error:
+        raise OverloadedError(
+            f"no worker of the stage {stage} of `{graph.name}` is ready", retry_after=1
+        ) from error
 
 
 def _check_lengths(
@@ -156,4 +174,4 @@ def _check_lengths(
         )
 
 
-__all__ = ["has_all_embeds", "prompt_payloads", "sources_in", "text_payload"]
+__all__ = ["embeds_card", "has_all_embeds", "prompt_payloads", "sources_in", "text_payload"]

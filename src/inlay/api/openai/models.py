@@ -5,14 +5,17 @@ from typing import Literal
 import msgspec
 
 from inlay.api.listed import listed
+from inlay.api.openai.image_prompt import embeds_card
 from inlay.api.openai.schema.models import (
     EmbeddingFacts,
+    ImageFacts,
     MediaFacts,
     ModelEntry,
     ModelLimits,
     ModelList,
 )
 from inlay.card import EmbeddingCard, ModelCard
+from inlay.errors import OverloadedError
 from inlay.http.server import Call
 from inlay.request import Task
 from inlay.router import ServedModel
@@ -51,6 +54,31 @@ def _media(card: ModelCard, max_bytes: int) -> MediaFacts | msgspec.UnsetType:
     return MediaFacts(counts, spec.max_pixels, max_bytes, spec.embeds, spec.encoder_id)
 
 
+def _image(card: ModelCard) -> ImageFacts | msgspec.UnsetType:
+    image = card.image
+    if image is None:
+        return msgspec.UNSET
+    return ImageFacts(
+        width=image.width,
+        height=image.height,
+        max_pixels=image.max_pixels,
+        steps=image.steps,
+        guidance=image.guidance,
+        embeds=image.embeds,
+        positions=card.limits.max_model_len if image.padded else None,
+    )
+
+
+def _embeds_card(call: Call, card: ModelCard) -> ModelCard | None:
+    """Return the card that says whether a model takes embeddings; None while nobody says it."""
+    if Task.STAGE not in card.tasks:
+        return card
+    try:
+        return embeds_card(call.server.router, card)
+    except OverloadedError:
+        return None
+
+
 def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
     card, adapter = model
     settings = call.server.settings
@@ -69,9 +97,10 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         capabilities.append("image_generation")
     if Task.GENERATE in card.tasks and card.stage and "image" in card.stage.graph.outputs:
         capabilities.append("image_output")
-    if settings.enable_prompt_embeds and card.prompt_embeds is None:
+    takes_embeds = _embeds_card(call, card)
+    if settings.enable_prompt_embeds and takes_embeds and takes_embeds.prompt_embeds is None:
         capabilities.append("prompt_embeds")
-        if settings.enable_embedding_lookup:
+        if settings.enable_embedding_lookup and Task.STAGE not in card.tasks:
             capabilities.append("embedding_lookup")
     if card.media is not None and set(card.tasks) != {Task.ENCODE}:
         capabilities += [_CAPABILITIES[kind] for kind in card.media.placeholders]
@@ -101,5 +130,6 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         resuming=card.resuming,
         embedding=_embedding(card.embedding),
         media=_media(card, settings.max_media_bytes),
+        image=_image(card),
         adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

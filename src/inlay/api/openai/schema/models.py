@@ -55,6 +55,30 @@ class MediaFacts(msgspec.Struct, frozen=True):
     encoder_id: str
 
 
+class ImageFacts(msgspec.Struct, frozen=True):
+    """Images of a model, and the tensors that stand for their prompts.
+
+    Attributes:
+        width: in pixels, unless a request says otherwise.
+        height: likewise.
+        max_pixels: of an image.
+        steps: unless a request says otherwise.
+        guidance: scale unless a request says otherwise; null where the model takes none.
+        embeds: shape of each tensor by the name of its field; -1 is any number of positions, up to
+            `max_model_len`.
+        positions: of a prompt where guidance needs as many of the negative prompt: what the text
+            encoder makes of any text; null elsewhere.
+    """
+
+    width: int
+    height: int
+    max_pixels: int
+    steps: int
+    guidance: float | None
+    embeds: dict[str, tuple[int, ...]]
+    positions: int | None
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
@@ -70,6 +94,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
             "rounded", "sampled" or "impossible"; the last two end with an error.
         embedding: options of a model that makes embeddings or scores.
         media: limits of images, audio and video; of a model that takes any.
+        image: sizes and tensors of a model that makes images.
         adapters: names of the loaded adapters.
     """
 
@@ -93,6 +118,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     resuming: dict[str, Exactness] = {}
     embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
     media: MediaFacts | msgspec.UnsetType = msgspec.UNSET
+    image: ImageFacts | msgspec.UnsetType = msgspec.UNSET
     adapters: list[str] = []
 
 
