@@ -11,6 +11,7 @@ Source: `get_rope_index` of those models in transformers 5.23; the tests compare
 import math
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -78,8 +79,15 @@ def grid_positions(lines: int, columns: int, times: int = 1, interval: float = 1
 
 def grid_field(lines: int, columns: int, times: int = 1) -> Field:
     """The bundle field of the rows of a whole item that a client made."""
-    index = np.ascontiguousarray(grid_positions(lines, columns, times).T.astype("<i4"))
-    return Field(GRID_FIELD, Buffer(index.tobytes()), "int32", (len(index), 3))
+    return _field(grid_positions(lines, columns, times))
+
+
+def placed(rows: Rows, run: Media) -> Rows:
+    """The rows of `run` as rows that keep its positions: with their grid, if it has one."""
+    grid = _grid(run)
+    if grid is None:
+        return rows
+    return msgspec.structs.replace(rows, bundle=(*rows.bundle, _field(grid)))
 
 
 def merged(grid: tuple[int, int, int], rows: int) -> tuple[int, int, int]:
@@ -95,6 +103,11 @@ def merged(grid: tuple[int, int, int], rows: int) -> tuple[int, int, int]:
             f"a grid of {times} x {lines} x {columns} patches has {rows} rows"
         )
     return times, lines // merge, columns // merge
+
+
+def _field(positions: Positions) -> Field:
+    index = np.ascontiguousarray(positions.T.astype("<i4"))
+    return Field(GRID_FIELD, Buffer(index.tobytes()), "int32", (len(index), 3))
 
 
 def _grid(segment: object) -> Positions | None:
@@ -129,5 +142,6 @@ __all__ = [
     "grid_field",
     "grid_positions",
     "merged",
+    "placed",
     "rope_positions",
 ]

@@ -10,8 +10,8 @@ from inlay.digest import Secret
 from inlay.engine import create
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.loading import encoder_of
 from inlay.engine.torch.media.engine import EncodeEngine
+from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.model import CausalModel
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.media.positions import rope_positions

@@ -25,7 +25,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.engine.torch.loading import encoder_of
+from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import FAMILIES as SERVED

@@ -24,7 +24,7 @@ from inlay.engine.torch.media.readers import Inputs, readers_of
 from inlay.engine.torch.media.tower import ROWS, Tower, as_rows
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
-from inlay.engine.torch.weights.families import MEDIA_FAMILIES
+from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.media.embeds import embeds_segments
 from inlay.media.spec import layout

@@ -236,6 +236,15 @@ def ids_of(prompt: Prompt, row: int = IMAGE) -> list[int]:
     ]
 
 
+@torch.no_grad()
+def states_of(case: str, parts: Parts) -> Tensor:
+    """The last hidden states of all positions of a prompt by transformers: float32 [T, C]."""
+    model = model_of(directory_of(case))
+    body = getattr(model, model.base_model_prefix)
+    states: Tensor = body(**_inputs(case, parts)).last_hidden_state[0]
+    return states
+
+
 @cache
 def _generated(case: str, parts: tuple[tuple[int, ...] | Item, ...], count: int) -> Truth:
     return _by(model_of(directory_of(case)), case, parts, count)

@@ -26,15 +26,26 @@ _AUDIO_FORMATS = ("wav", "mp3", "flac")
 _DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high"}
 
 
-def in_messages(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
-    """Return the sources of a chat, in order."""
+def in_messages(
+    messages: Sequence[Mapping[str, Any]], where: str = "messages", prompt: int = 0
+) -> list[Source]:
+    """Return the sources of a chat, in order.
+
+    Args:
+        messages: of the chat.
+        where: their path in the request.
+        prompt: index of the chat in the request.
+
+    Raises:
+        InvalidRequestError: a malformed part that is media.
+    """
     found: list[Source] = []
     for number, message in enumerate(messages):
-        found += in_content(message.get("content"), f"messages[{number}].content")
+        found += in_content(message.get("content"), f"{where}[{number}].content", prompt)
     return found
 
 
-def in_content(content: object, where: str) -> list[Source]:
+def in_content(content: object, where: str, prompt: int = 0) -> list[Source]:
     """Return the sources of a message's content at the path `where`, in order.
 
     Raises:
@@ -48,7 +59,7 @@ def in_content(content: object, where: str) -> list[Source]:
         if kind == "prompt_embeds":
             found.append(content_source(part, f"{where}[{index}]"))
         elif isinstance(kind, str) and kind in MEDIA_PARTS:
-            found.append(media_source(part, f"{where}[{index}]"))
+            found.append(media_source(part, f"{where}[{index}]", prompt))
     return found
 
 

@@ -56,8 +56,8 @@ def in_prompt_embeds(
 def in_prompts(request: PromptsRequest) -> list[Source]:
     """Return the sources of a request for vectors: `prompt_embeds`, then its chats, in order."""
     found: list[Source] = [*in_prompt_embeds(request.prompt_embeds)]
-    for chat in request.chats:
-        found += in_messages(chat)
+    for index, (path, chat) in enumerate(zip(request.chat_paths, request.chats, strict=True)):
+        found += in_messages(chat, path, index)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
+from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError
-from inlay.prompt import Prompt, Rows, Tokens
+from inlay.media.positions import GRID_FIELD, rope_positions
+from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.tensors.table import EmbeddingTable, config_of
 
 
@@ -44,6 +46,8 @@ class Encoder:
             vectors are refused.
         embedding_abs_max: the table's largest absolute value, after the model's own scale.
         refuses_rows: why embedding vectors cannot be prompts, or None.
+        takes_media: its prompts may hold images or audio.
+        tower: transformers module that computes their features, or None.
         scores: True if it computes logits of pairs instead of vectors.
     """
 
@@ -61,7 +65,13 @@ class Encoder:
         Raises:
             InvalidRequestError: unsupported settings, or inconsistent files.
         """
-        base = model.base_model
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        base, self.tower = model.base_model, None
+        if family.language is not None:
+            base, self.tower = getattr(model, family.language), model
+            delattr(model, family.language)
+        self.takes_media = self.tower is not None
         self._tiled = _tiled(base, settings) if family.tiled else None
         if self._tiled is None and family.gelu is not None:
             fuse_gelu(base, family.gelu)
@@ -74,11 +84,9 @@ class Encoder:
             base.pooler = None
         self._embed = base.get_input_embeddings()
         self._family = family
-        hidden = model.config
+        hidden = model.config.get_text_config()
         self.path = str(config.directory)
         self.scores = scores
-        self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
         self.vocab_size: int = hidden.vocab_size
         self.hidden_size: int = hidden.hidden_size
         self._first = facts.first_position(family, hidden)
@@ -120,7 +128,9 @@ class Encoder:
             AutoModelForSequenceClassification if scores else AutoModel,
             config.directory,
             dtype=dtype_of(settings.dtype, stored, device),
-            attn_implementation=IMPLEMENTATION,
+            attn_implementation=(
+                IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
+            ),
             # The pooler is not used here, and many checkpoints lack it.
             spared="" if scores else "pooler.",
         ).to(device)
@@ -157,11 +167,14 @@ class Encoder:
             starts = np.repeat(second_from, counts) if len(second_from) else positions + 1
             options["token_type_ids"] = self._moved((positions >= starts).astype(np.int64))
         given: dict[str, Any] = {
-            "inputs_embeds": self._inputs(prompts)[None],
+            **self._inputs(prompts),
             "position_ids": self._moved(positions + self._first),
             "packed": PackedAttention(lengths, self.device),
             **options,
         }
+        if self._family.rope_axes > 1:
+            axes = np.concatenate([rope_positions(prompt)[0] for prompt in prompts], axis=1)
+            given["position_ids"] = self._moved(axes.astype(np.int64)).transpose(0, 1)
         if self._tiled is not None:
             return self._tiled(**given)[0]
         states: Tensor = self._base(
@@ -172,8 +185,8 @@ class Encoder:
     def _moved(self, values: "np.ndarray[Any, Any]") -> Tensor:
         return torch.from_numpy(values)[None].to(self.device)
 
-    def _inputs(self, prompts: Sequence[Prompt]) -> Tensor:
-        """Compute the embeddings of all positions [T, C].
+    def _inputs(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Compute the embeddings of all positions [1, T, C], and the features beside them.
 
         Tokens by look-up (with the model's own scale), embedding vectors by copy.
         """
@@ -187,16 +200,44 @@ class Encoder:
                 ids.append([0] * len(segment))
                 rows.append((first, segment))
             else:
-                raise EngineError("media has no embeddings here")
+                raise EngineError("media are encoded before they come here")
             first += len(segment)
         embeds: Tensor = self._embed(
             torch.tensor(list(chain.from_iterable(ids)), device=self.device)
         )
         for start, segment in rows:
-            # Copied, as torch accepts writable memory only.
-            values = torch.frombuffer(bytearray(segment.data.view), dtype=self.dtype)
-            embeds[start : start + len(segment)] = values.view(segment.shape).to(self.device)
-        return embeds
+            embeds[start : start + len(segment)] = self._values(segment.data, segment.shape)
+        return {"inputs_embeds": embeds[None], **self._inner_features(rows, first)}
+
+    def _inner_features(self, rows: Sequence[tuple[int, Rows]], positions: int) -> dict[str, Any]:
+        """Return the arguments by which a body adds features after its first layers (DeepStack).
+
+        Rows without them have zeros.
+        """
+        found = [
+            (place, int(field.name.removeprefix(f"{DEEPSTACK}.")), field)
+            for place, (_, each) in enumerate(rows)
+            for field in each.bundle
+            if field.name != GRID_FIELD
+        ]
+        if not found:
+            return {}
+        ends = list(accumulate(len(each) for _, each in rows))
+        mask = torch.zeros(1, positions, dtype=torch.bool, device=self.device)
+        levels = torch.zeros(
+            1 + max(level for _, level, _ in found), ends[-1], self.hidden_size,
+            dtype=self.dtype, device=self.device,
+        )  # fmt: skip
+        for start, each in rows:
+            mask[0, start : start + len(each)] = True
+        for place, level, field in found:
+            stop = ends[place]
+            levels[level, stop - field.shape[0] : stop] = self._values(field.data, field.shape)
+        return {"visual_pos_masks": mask, "deepstack_visual_embeds": list(levels)}
+
+    def _values(self, data: Buffer, shape: Sequence[int]) -> Tensor:
+        # Copied, as torch accepts writable memory only.
+        return torch.frombuffer(bytearray(data.view), dtype=self.dtype).view(*shape).to(self.device)
 
 
 def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:

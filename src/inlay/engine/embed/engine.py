@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from inlay.card import ModelCard, Stats
 from inlay.engine.admission import PromptAdmission
+from inlay.engine.embed.media import has_media, with_rows
 from inlay.engine.embed.queue import BatchQueue, Item
 from inlay.engine.embed.vector_model import EmbeddingModel, EmbedInput, LoadedEmbeddingModel
 from inlay.engine.probe import FIRST
@@ -42,6 +43,7 @@ class _Receiver:
     Attributes:
         rows: float32 [prompts, size], filled batch by batch; empty until the first batch ends.
         left: number of prompts that are not computed yet.
+        encoding: encodes its media; None if nothing is to be encoded.
     """
 
     request: Request
@@ -49,6 +51,7 @@ class _Receiver:
     expires: float | None
     left: int
     rows: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    encoding: asyncio.Task[None] | None = None
 
     def answer(self) -> Output:
         return pooled(self.request, Buffer(self.rows.data), self.rows.shape[1])
@@ -60,7 +63,8 @@ class _Receiver:
 class EmbedEngine:
     """A model that computes vectors of texts, or scores of pairs.
 
-    The event loop owns the queue. The model gets a few batches at a time and returns their vectors.
+    The event loop owns the queue. Media of a request are encoded before its prompts are queued, so
+    that a damaged file ends its request alone. The model gets a few batches at a time and returns their vectors.
     If a batch fails, its requests end with an error and the next batch is tried.
     """
 
@@ -74,6 +78,7 @@ class EmbedEngine:
         self._batches: set[asyncio.Task[None]] = set()
         self._next: asyncio.Handle | None = None
         self._running = 0
+        self._encoding = 0
         self._stats = Stats()
         self._computing = 0
         self._busy_since = self._busy = 0.0
@@ -107,6 +112,7 @@ class EmbedEngine:
             hidden_size=loaded.card.hidden_size,
             dtype=loaded.card.dtype,
             refuses_rows=loaded.card.prompt_embeds,
+            media=loaded.card.media,
         )
 
     async def close(self) -> None:
@@ -141,15 +147,50 @@ class EmbedEngine:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         self._check(request)
         most = self._settings.max_num_queued_tokens
-        if self._queue.positions and self._queue.positions + request.num_positions > most:
+        waiting = self._queue.positions + self._encoding
+        if waiting and waiting + request.num_positions > most:
             raise OverloadedError(
-                f"{self._queue.positions} positions wait to be embedded; {request.num_positions} "
-                "more "
-                f"would pass the limit of {most}",
+                f"{waiting} positions wait to be embedded; {request.num_positions} more would pass "
+                f"the limit of {most}",
                 retry_after=RETRY_AFTER,
             )
         expires = None if request.deadline is None else time.monotonic() + request.deadline
-        self._receivers[request.id] = _Receiver(request, emit, expires, len(request.prompts))
+        receiver = _Receiver(request, emit, expires, len(request.prompts))
+        self._receivers[request.id] = receiver
+        if has_media(request):
+            positions = request.num_positions
+            self._encoding += positions
+            receiver.encoding = asyncio.create_task(self._encode(receiver))
+            # Also of a task that is cancelled before it begins.
+            receiver.encoding.add_done_callback(lambda _: self._encoded(positions))
+        else:
+            self._enqueue(request)
+
+    async def _encode(self, receiver: _Receiver) -> None:
+        """Encode the media of a request, then queue it; it ends with the error of an item."""
+        request, media = receiver.request, self._ready.media
+        assert media is not None, "media are admitted only where something encodes them"
+        error: InlayError
+        try:
+            async with asyncio.timeout(request.deadline):
+                receiver.request = await with_rows(request, media)
+            receiver.encoding = None
+            self._enqueue(receiver.request)
+            return
+        except TimeoutError:
+            error = DeadlineExceededError("the deadline passed before the media were encoded")
+        except InlayError as failed:
+            error = failed
+        except Exception as failed:
+            log.exception("media of request %s were not encoded", request.id)
+            error = EngineError(f"media were not encoded: {type(failed).__name__}")
+        receiver.encoding = None
+        self._end(receiver, receiver.lost(error))
+
+    def _encoded(self, positions: int) -> None:
+        self._encoding -= positions
+
+    def _enqueue(self, request: Request) -> None:
         self._queue.add(
             request.id, [len(prompt) for prompt in request.prompts], priority=request.priority
         )
@@ -213,7 +254,8 @@ class EmbedEngine:
 
     def stats(self) -> Stats:
         """Return the current counters."""
-        return Stats(
+        media = self._ready.media
+        found = Stats(
             running=self._running,
             waiting=len(self._queue),
             prompt_tokens=self._stats.prompt_tokens,
@@ -223,8 +265,11 @@ class EmbedEngine:
             busy_seconds=self._busy
             + (time.monotonic() - self._busy_since if self._computing else 0.0),
         )
+        return found if media is None else media.counted(found)
 
     def _end(self, receiver: _Receiver, answer: Output) -> None:
+        if receiver.encoding is not None:
+            receiver.encoding.cancel()
         self._queue.remove(receiver.request.id)
         del self._receivers[receiver.request.id]
         try:

@@ -4,9 +4,10 @@ All other models are refused with the reason.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES
 from inlay.errors import InvalidRequestError
 
 _LLAMA = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -26,6 +27,8 @@ class Family:
         gelu: module and attribute of a GELU, and the attribute of the linear before it, into which
             it can be fused.
         scores: True if its sequence classification head is supported.
+        language: attribute of the model that is its language model; None if it has no tower.
+        rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
     """
 
     causal: bool = False
@@ -35,6 +38,8 @@ class Family:
     tiled: bool = False
     gelu: tuple[str, str, str] | None = None
     scores: bool = True
+    language: str | None = None
+    rope_axes: int = 1
 
 
 _BERT_GELU = ("Intermediate", "intermediate_act_fn", "dense")
@@ -54,8 +59,15 @@ FAMILIES: dict[str, Family] = {
     "roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
     "xlm-roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
 }
+FAMILIES |= {
+    name: replace(_DECODER, language=family.language, rope_axes=family.rope_axes)
+    for name, family in MEDIA_FAMILIES.items()
+    if family.bidirectional == "none"
+}
 
 REFUSED: dict[str, str] = {
+    "gemma3": "attention inside an image is bidirectional, which is not supported here",
+    "gemma4": "attention inside an image is bidirectional, which is not supported here",
     "mpnet": "its attention adds a bias for each pair of positions, which is not supported",
     "deberta-v2": "its attention adds terms for each distance, which is not supported",
     "t5": "its attention adds a bias for each distance, which is not supported",
@@ -81,9 +93,25 @@ def family_of(config: Mapping[str, Any]) -> Family:
             "the checkpoint is quantised; the torch engine serves float32, bfloat16 and float16 "
             "weights"
         )
+    if family.language is not None:
+        _check_language_model(str(model_type), config)
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise InvalidRequestError(
             f"position embeddings of type {kind!r} are not served; allowed: absolute"
         )
     return family
+
+
+def _check_language_model(model_type: str, config: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequestError` unless the language model inside is supported."""
+    text = config.get("text_config")
+    inside = text.get("model_type") if isinstance(text, Mapping) else None
+    if not isinstance(inside, str) or inside.startswith(model_type):
+        return
+    allowed = [name for name, it in FAMILIES.items() if it.causal and it.language is None]
+    if inside not in allowed:
+        raise InvalidRequestError(
+            f"the language model of this {model_type!r} is of type {inside!r}, with which the "
+            f"torch engine makes no vectors; it does with {', '.join(sorted(allowed))}"
+        )

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from inlay import __version__
 from inlay.card import Limits, ModelCard
@@ -14,6 +15,8 @@ from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.loading import encoder_of
 from inlay.errors import EngineError
 from inlay.request import Task
 
@@ -25,14 +28,17 @@ class LocalModel:
         self._settings = settings
         self._secret = secret
         self._encoder: Encoder | None = None
+        self._media: MediaEncoder | None = None
         self._thread = ComputeThread()
 
     async def start(self) -> LoadedEmbeddingModel:
         """Load the model. Raises `InvalidRequestError` if it, or a setting, is not supported."""
         encoder = self._encoder = await self._thread.run(partial(Encoder.load, self._settings))
-        return LoadedEmbeddingModel(
-            _card(self._settings, encoder, self._secret), self._settings.max_num_batched_tokens
-        )
+        media = self._media = await self._thread.run(partial(encoder_of, self._settings, encoder))
+        card = _card(self._settings, encoder, self._secret)
+        if media is not None:
+            card = replace(card, media=media.spec)
+        return LoadedEmbeddingModel(card, self._settings.max_num_batched_tokens, media=media)
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """Compute the vector of each prompt: [len(batch), size]."""
@@ -46,7 +52,9 @@ class LocalModel:
         return await never
 
     async def close(self) -> None:
-        """Stop the thread and release the model."""
+        """Stop the threads and release the model."""
+        if self._media is not None:
+            await self._media.close()
         await asyncio.to_thread(self._thread.close)
         self._encoder = None
 

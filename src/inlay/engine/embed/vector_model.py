@@ -1,15 +1,15 @@
 """Interface of a model that computes vectors for `EmbedEngine`: local, or another engine."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from inlay.card import ModelCard
+from inlay.card import ModelCard, Stats
 from inlay.errors import EngineError
-from inlay.prompt import Prompt
+from inlay.prompt import Media, Prompt, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class EmbedInput:
     """One prompt to embed, already checked.
 
     Attributes:
-        prompt: at least one position.
+        prompt: at least one position; media are rows.
         second_from: start of its second text; the prompt's length if it is not a pair.
         salt: separates the caches of tenants.
     """
@@ -25,6 +25,21 @@ class EmbedInput:
     prompt: Prompt
     second_from: int
     salt: str | None = None
+
+
+class MediaRows(Protocol):
+    """Encodes media, for the requests of one event loop."""
+
+    async def rows(self, run: Media, *, salt: str | None, client: Hashable, priority: int) -> Rows:
+        """Return the rows of the whole item that `run` is of.
+
+        Raises `InlayError`: the file is not valid, or it cannot be encoded.
+        """
+        ...
+
+    def counted(self, stats: Stats) -> Stats:
+        """Return `stats` with the counters of media."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +50,13 @@ class LoadedEmbeddingModel:
         card: metadata to announce.
         budget: positions of a batch.
         batches: maximum number of batches at a time.
+        media: encodes the media of prompts; None if the model takes none.
     """
 
     card: ModelCard
     budget: int
     batches: int = 1
+    media: MediaRows | None = None
 
 
 class EmbeddingModel(Protocol):
@@ -68,4 +85,4 @@ class EmbeddingModel(Protocol):
         ...
 
 
-__all__ = ["EmbedInput", "EmbeddingModel", "LoadedEmbeddingModel"]
+__all__ = ["EmbedInput", "EmbeddingModel", "LoadedEmbeddingModel", "MediaRows"]

@@ -21,9 +21,10 @@ from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.waits import GrammarWaits
-from inlay.engine.torch.loading import admission_of, card_of, core_of, encoder_of, exchange_of
+from inlay.engine.torch.loading import admission_of, card_of, core_of, exchange_of
 from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.media.requests import MediaRequests
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.exchange import PageExchange

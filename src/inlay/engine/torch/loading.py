@@ -1,9 +1,7 @@
 """Construction of a torch engine from its settings: core, metadata, request checks."""
 
-import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -23,7 +21,6 @@ from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.media.encoder import MediaEncoder
-from inlay.engine.torch.media.loading import media_encoder
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.copying import Sealer
 from inlay.engine.torch.pages.disk import DiskPages
@@ -32,11 +29,9 @@ from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.errors import EngineError
 from inlay.prompt import Media
 from inlay.request import Task
-
-_logger = logging.getLogger(__name__)
 
 
 def core_of(
@@ -133,24 +128,6 @@ def exchange_of(
     return PageExchange(ask, sealer, tiers, gives=settings.exchanges_pages)
 
 
-def encoder_of(settings: EngineSettings, model: CausalModel) -> MediaEncoder | None:
-    """Return the encoder of a model's images; None, with a log line, if it takes none."""
-    if not model.takes_media:
-        return None
-    try:
-        return media_encoder(
-            settings,
-            model.tower,
-            Path(model.path),
-            model.hidden_size,
-            model.weights_id,
-            model.dtype,
-        )
-    except InvalidRequestError as error:
-        _logger.warning("the model serves text alone, without images: %s", error.message)
-        return None
-
-
 def admission_of(
     settings: EngineSettings, core: Core, encoder: MediaEncoder | None = None
 ) -> Admission:
@@ -217,4 +194,4 @@ def card_of(
     )
 
 
-__all__ = ["admission_of", "card_of", "core_of", "encoder_of", "exchange_of"]
+__all__ = ["admission_of", "card_of", "core_of", "exchange_of"]

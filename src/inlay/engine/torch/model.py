@@ -32,7 +32,6 @@ from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.families import (
     PER_LAYER,
-    Family,
     check_positions,
     check_windows,
     context_length,
@@ -41,6 +40,7 @@ from inlay.engine.torch.weights.families import (
 from inlay.engine.torch.weights.fused import fuse
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate, least_rows
+from inlay.engine.torch.weights.media_families import Family
 from inlay.engine.torch.weights.quantised.reading import dequantise
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError

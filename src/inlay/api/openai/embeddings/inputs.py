@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from inlay.api.generation.messages import read_messages
+from inlay.api.generation.parts import MEDIA_PARTS, kind_of
 from inlay.api.generation.truncation import truncated
+from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
 from inlay.prompt import Prompt, Tokens
@@ -17,6 +19,9 @@ CHUNK_POSITIONS = 16 * 1024
 
 _CHARACTERS = 4
 """Typical characters of a token."""
+
+_ITEM = 1024
+"""Typical positions of an image or the like, in a part of a chat."""
 
 
 class InputPiece(NamedTuple):
@@ -177,13 +182,17 @@ class Chats:
     """Chats, rendered by the model's chat template.
 
     Attributes:
+        paths: path in the request of each chat.
         embeddings: of the request.
+        card: of the model.
     """
 
     chats: Sequence[list[dict[str, Any]]]
+    paths: Sequence[str]
     renderer: Renderer
     cut: Truncation
     embeddings: Embeddings
+    card: ModelCard
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: Mapping[str, Any]
@@ -194,8 +203,7 @@ class Chats:
     def weight(self, index: int) -> int:
         """As `Inputs.weight`."""
         return (
-            sum(_characters(message.get("content")) for message in self.chats[index]) // _CHARACTERS
-            + 1
+            sum(_weight(message.get("content")) for message in self.chats[index]) // _CHARACTERS + 1
         )
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
@@ -203,18 +211,23 @@ class Chats:
         return [InputPiece(self._prompt(index)) for index in range(start, stop)]
 
     def _prompt(self, index: int) -> Prompt:
-        # Models that embed take no images, so there are none here.
-        chat = read_messages(self.chats[index], self.embeddings.one, self.embeddings.media)
+        messages, param = self.chats[index], self.paths[index]
+        chat = read_messages(
+            messages,
+            self.embeddings.one,
+            self.embeddings.media,
+            named=[f"{param}[{number}].content" for number in range(len(messages))],
+        )
         prompt = self.renderer.chat(
             chat.messages,
             rows=chat.rows,
+            media=chat.media_for(self.card),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs=self.template_kwargs,
             keep=self.cut.keep,
             side=self.cut.side,
         )
-        param = "messages" if len(self.chats) == 1 else f"messages[{index}]"
         prompt = truncated(prompt, self.cut.keep, self.cut.side)
         self.cut.check(len(prompt), param)
         if not len(prompt):
@@ -222,13 +235,19 @@ class Chats:
         return prompt
 
 
-def _characters(content: object) -> int:
-    """Return the approximate characters of a message's content."""
+def _weight(content: object) -> int:
+    """Return the approximate characters of a message's content, or as many as its media weigh."""
     if isinstance(content, str):
         return len(content)
-    parts = content if isinstance(content, list) else ()
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    return sum(len(text) for text in texts if isinstance(text, str))
+    total = 0
+    for part in content if isinstance(content, list) else ():
+        kind = kind_of(part) if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in MEDIA_PARTS:
+            total += _ITEM * _CHARACTERS
+            continue
+        text = part.get("text") if isinstance(part, dict) else part
+        total += len(text) if isinstance(text, str) else 0
+    return total
 
 
 @dataclass(frozen=True, slots=True)

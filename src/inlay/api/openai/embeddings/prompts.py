@@ -114,9 +114,11 @@ def _chats(
         check_depth(getattr(request, name), name)
     return Chats(
         chats,
+        request.chat_paths,
         renderer,
         cut,
         embeddings,
+        model.card,
         add_generation_prompt=bool(request.add_generation_prompt),
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs or {},

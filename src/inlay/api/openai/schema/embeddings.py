@@ -95,6 +95,15 @@ class PromptsRequest(TextsRequest, kw_only=True):
             return given  # type: ignore[return-value]
         return []
 
+    @property
+    def chat_paths(self) -> list[str]:
+        """Path in the request of each of `chats`."""
+        name = "input" if self.messages is None else "messages"
+        chats = self.chats
+        if chats == [getattr(self, name)]:
+            return [name]
+        return [f"{name}[{index}]" for index in range(len(chats))]
+
 
 class EncodedRequest(PromptsRequest, kw_only=True):
     """Fields of `/v1/embeddings` and `/pooling` for the encoding of vectors.

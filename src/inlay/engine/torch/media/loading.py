@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import PIL
 import torch
@@ -20,12 +20,8 @@ from inlay.engine.torch.media.readers import readers_of
 from inlay.engine.torch.media.tower import Tower
 from inlay.engine.torch.model import split_tower
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
-from inlay.engine.torch.weights.families import (
-    MEDIA_FAMILIES,
-    Family,
-    context_length,
-    family_of,
-)
+from inlay.engine.torch.weights.families import context_length, family_of
+from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, Family
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
@@ -121,6 +117,44 @@ def _family(config: dict[str, Any]) -> Family:
     return family
 
 
+class WithMedia(Protocol):
+    """A loaded model that may take media.
+
+    Attributes:
+        takes_media: its prompts may hold media.
+        tower: as `LoadedTower.body`; None if other workers alone encode.
+        path: directory of the model's files.
+        hidden_size: elements of a row.
+        weights_id: identity of configuration and weights.
+        dtype: of the rows.
+    """
+
+    takes_media: bool
+    tower: Any
+    path: str
+    hidden_size: int
+    weights_id: str
+    dtype: torch.dtype
+
+
+def encoder_of(settings: EngineSettings, model: WithMedia) -> MediaEncoder | None:
+    """Return the encoder of a model's media; None, with a log line, if it takes none."""
+    if not model.takes_media:
+        return None
+    try:
+        return media_encoder(
+            settings,
+            model.tower,
+            Path(model.path),
+            model.hidden_size,
+            model.weights_id,
+            model.dtype,
+        )
+    except InvalidRequestError as error:
+        _logger.warning("the model serves text alone, without images: %s", error.message)
+        return None
+
+
 def media_encoder(
     settings: EngineSettings,
     body: Any,
@@ -174,4 +208,4 @@ def _spec_of(directory: Path, **options: Any) -> MediaSpec | None:
         return found
 
 
-__all__ = ["LoadedTower", "load_tower", "media_encoder"]
+__all__ = ["LoadedTower", "encoder_of", "load_tower", "media_encoder"]
