@@ -56,7 +56,7 @@ def test_no_family_is_left_out() -> None:
         json.loads((tiny_embedding(name) / "config.json").read_text())["model_type"]
         for name in EMBEDDING_MODELS
     }
-    assert made == set(FAMILIES)
+    assert made == {name for name, family in FAMILIES.items() if family.language is None}
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])

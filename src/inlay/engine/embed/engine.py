@@ -63,8 +63,8 @@ class _Receiver:
 class EmbedEngine:
     """A model that computes vectors of texts, or scores of pairs.
 
-    The event loop owns the queue. Media of a request are encoded before its prompts are queued, so
-    that a damaged file ends its request alone. The model gets a few batches at a time and returns their vectors.
+    The event loop owns the queue. Media are encoded before a request is queued, so a damaged file
+    ends its request alone. The model gets a few batches at a time and returns their vectors.
     If a batch fails, its requests end with an error and the next batch is tried.
     """
 
