@@ -1,5 +1,7 @@
 """Two language models in a row: text or hidden states of one are in the prompt of the other."""
 
+import base64
+import io
 import re
 import textwrap
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from tests.engine import reference
-from tests.equality.reference import model_of
+from tests.equality.reference import model_of, rows_of, tokenizer_of
 from tests.models import EOS_ID, tiny
 from tests.serving import Served, serving
 
@@ -30,6 +32,7 @@ CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "count"},
     {"role": "user", "content": QUESTION},
 ]
+ROWS = {"type": "prompt_embeds", "index": 0}
 PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 
 
@@ -90,14 +93,16 @@ def graph_of(folder: Path, name: str, graph: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def by_text(folder: Path) -> Iterator[Served]:
-    flags = "--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"
+    flags = ["--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    flags.append("--enable-prompt-embeds")
     with serving(graph_of(folder, "text", BY_TEXT), *flags) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def by_rows(folder: Path) -> Iterator[Served]:
-    with serving(graph_of(folder, "rows", THREE), "--dtype", "float32") as found:
+    flags = "--dtype", "float32", "--enable-prompt-embeds"
+    with serving(graph_of(folder, "rows", THREE), *flags) as found:
         yield found
 
 
@@ -107,12 +112,10 @@ def client_of(served: Served) -> openai.OpenAI:
 
 
 def ask(served: Served, **more: Any) -> Any:
-    fields = {"temperature": 0, "max_tokens": 12} | more
+    fields: dict[str, Any] = {"messages": CHAT, "temperature": 0, "max_tokens": 12} | more
     extra = {"ignore_eos": True, "return_token_ids": True}
     with client_of(served) as client:
-        answer = client.chat.completions.create(
-            model="pair", messages=more.pop("messages", CHAT), extra_body=extra, **fields
-        )
+        answer = client.chat.completions.create(model="pair", extra_body=extra, **fields)
         return list(answer) if more.get("stream") else answer
 
 
@@ -166,21 +169,26 @@ def states_of(family: str, prompt: Prompt, layer: int) -> torch.Tensor:
     return states
 
 
-def beside_text(family: str, states: torch.Tensor) -> Prompt:
-    parts = [{"type": "prompt_embeds", "index": 0}, {"type": "text", "text": QUESTION}]
+def beside_text(family: str, states: torch.Tensor, text: str) -> Prompt:
+    parts = [ROWS, {"type": "text", "text": text}]
     messages: list[dict[str, Any]] = [CHAT[0], {"role": "user", "content": parts}]
     return prompt_of(family, messages, rows=[reference.rows_of(states)])
 
 
-@slow
-def test_hidden_states_of_one_are_rows_of_the_other(by_rows: Served) -> None:
+def last_prompt(first: Prompt, text: str) -> Prompt:
+    """What the third model of `THREE` reads, where the first reads `first` and the user's text."""
     with torch.no_grad():
-        rows = projector()(states_of(FIRST, prompt_of(FIRST, CHAT), LAYER))
-    second = beside_text(SECOND, rows)
+        rows = projector()(states_of(FIRST, first, LAYER))
+    second = beside_text(SECOND, rows, text)
     ids = reference.greedy(tiny(SECOND), second, 5)
     ids = ids[: ids.index(EOS_ID) + 1] if EOS_ID in ids else ids
     computed = Prompt((*second.segments, Tokens(ids[:-1])))
-    prompt = beside_text(FIRST, states_of(SECOND, computed, -1)[len(second) - 1 :])
+    return beside_text(FIRST, states_of(SECOND, computed, -1)[len(second) - 1 :], text)
+
+
+@slow
+def test_hidden_states_of_one_are_rows_of_the_other(by_rows: Served) -> None:
+    prompt = last_prompt(prompt_of(FIRST, CHAT), QUESTION)
     assert prompt.has_rows
     answer = ask(by_rows)
     assert answer.usage.prompt_tokens == len(prompt)
@@ -198,8 +206,38 @@ def test_what_a_row_of_models_does_not_take_is_refused(by_rows: Served) -> None:
         "/completions", prompt="x"
     )
     assert "messages has none of the user" in refused("/chat/completions", messages=CHAT[:1])
-    rows = [{"role": "user", "content": [{"type": "prompt_embeds", "data": "A" * 200}]}]
-    assert "You must set --enable-prompt-embeds" in refused("/chat/completions", messages=rows)
+    rows = {"type": "prompt_embeds", "data": "A" * 200}
+    early = [{"role": "user", "content": [rows]}, {"role": "user", "content": "x"}]
+    assert "may stand in the last message of the user alone" in refused(
+        "/chat/completions", messages=early
+    )
+    assert "must be a torch.Tensor" in refused("/chat/completions", messages=early[:1])
+
+
+@slow
+@pytest.mark.parametrize("graph", ["by_text", "by_rows"])
+def test_the_first_model_reads_rows_and_the_others_what_it_makes_of_them(
+    request: pytest.FixtureRequest, graph: str
+) -> None:
+    served: Served = request.getfixturevalue(graph)
+    cut = QUESTION.index(" island")
+    ids = tokenizer_of(tiny(FIRST)).encode(QUESTION[:cut], add_special_tokens=False)
+    rows = rows_of(tiny(FIRST), ids)
+    file = io.BytesIO()
+    torch.save(rows, file)
+    data = base64.b64encode(file.getvalue()).decode()
+    text = {"type": "text", "text": QUESTION[cut:]}
+    parts = [{"type": "prompt_embeds", "data": data}, text]
+    answer = ask(served, messages=[CHAT[0], {"role": "user", "content": parts}])
+    if graph == "by_text":
+        assert answer.choices[0].token_ids == ask(served).choices[0].token_ids
+        return
+    message: dict[str, Any] = {"role": "user", "content": [ROWS, text]}
+    first = prompt_of(FIRST, [CHAT[0], message], rows=[reference.rows_of(rows)])
+    # The second and the third read the text that stands beside the rows.
+    prompt = last_prompt(first, QUESTION[cut:])
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.choices[0].token_ids == reference.greedy(tiny(FIRST), prompt, 12)
 
 
 @pytest.mark.parametrize(

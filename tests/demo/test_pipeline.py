@@ -18,9 +18,11 @@ from tokenizers import Tokenizer
 from transformers import LlavaForConditionalGeneration
 
 from inlay import demo
+from inlay.client import PromptEmbedder
 from tests.serving import Served, serving
 
 pytestmark = pytest.mark.slow
+FLAGS = ("--dtype", "float32", "--enable-prompt-embeds")
 FIELDS = {
     "modalities": ["text", "image"],
     "num_inference_steps": demo.drawn_examples().steps,
@@ -30,7 +32,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(demo.pipeline_dir() / "graph.yaml", "--dtype", "float32") as found:
+    with serving(demo.pipeline_dir() / "graph.yaml", *FLAGS) as found:
         yield found
 
 
@@ -79,6 +81,27 @@ def test_what_is_written_is_drawn_and_seen(client: openai.OpenAI) -> None:
     # 0.993 in 300; by chance 1 in 60.
     assert sum(a == b for a, b in zip(seen(urls), right, strict=True)) >= 10
     assert len(set(urls)) == len(urls)
+
+
+def test_what_is_asked_by_embeddings_is_drawn_as_what_is_asked_by_text(
+    client: openai.OpenAI,
+) -> None:
+    example = demo.drawn_examples().examples[0]
+    embedder = PromptEmbedder.from_pretrained(demo.pipeline_dir() / "writer")
+    cut = example.question.index(" ")
+    first, second = example.question[:cut], example.question[cut:]
+    parts = [embedder.chat_part(first), {"type": "text", "text": second}]
+
+    def drawn(content: object) -> Any:
+        answer = client.chat.completions.create(
+            model="inlay-demo", messages=[{"role": "user", "content": content}],  # type: ignore[misc, list-item]
+            temperature=0, seed=3, extra_body=FIELDS,
+        )  # fmt: skip
+        return answer.choices[0].message.content
+
+    text, image = drawn(parts)
+    assert [text, image] == drawn(example.question)
+    assert text["text"] == example.answer
 
 
 def test_a_stream_has_the_text_then_the_image_then_one_end(client: openai.OpenAI) -> None:

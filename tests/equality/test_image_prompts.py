@@ -3,18 +3,25 @@
 import base64
 import io
 import json
+import re
+import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import httpx
+import openai
 import pytest
 import torch
 
+import inlay.client
 from tests.engine.test_diffusers import model, whole
 from tests.live import Fleet, fleet
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 PROMPT, NEGATIVE = "a red fox", "blurred"
 FIELDS = {"num_inference_steps": 3, "guidance_scale": 3.0, "seed": 7, "n": 2}
 SLOW = pytest.mark.slow
@@ -216,6 +223,28 @@ def test_tensors_that_belong_together_come_together(url: str) -> None:
     answer = post(url, **given | {"pooled_prompt_embeds": pooled})
     assert answer.json()["error"]["param"] == "pooled_prompt_embeds"
     assert "has 2 positions; this model reads 1" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("family", ["sd"], indirect=True)
+def test_the_example_of_the_page_draws_what_its_text_draws(url: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    (code,) = re.findall(r"^    pipeline = StableDiffusionPipeline.*\n(?:    .*\n)+", page, re.M)
+    for shown, here in (("./my-pipeline", str(model("sd"))), ("painter", "tiny"), ("512", "32")):
+        assert shown in code
+        code = code.replace(shown, here)
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        names: dict[str, Any] = {
+            "StableDiffusionPipeline": diffusers.StableDiffusionPipeline,
+            "torch": torch,
+        }
+        names |= {"inlay": inlay, "client": client}
+        exec(textwrap.dedent(code).replace("client.images", "found = client.images"), names)
+        expected = client.images.generate(
+            prompt=PROMPT,
+            size="32x32",
+            extra_body={"seed": 7, "guidance_scale": 4.0, "negative_prompt": NEGATIVE},
+        )
+    assert names["found"].data == expected.data
 
 
 @pytest.mark.parametrize("family", ["sd"], indirect=True)

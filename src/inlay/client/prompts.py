@@ -145,6 +145,33 @@ class EmbeddedPrompt:
         """As `chat_part`, in an event loop."""
         return {"type": "prompt_embeds", **await self.source_async(uploader, format)}
 
+    def image_fields(
+        self,
+        *,
+        negative: "EmbeddedPrompt | None" = None,
+        pooled: "EmbeddedPrompt | None" = None,
+        uploader: Uploader | None = None,
+    ) -> dict[str, Any]:
+        """Fields for `extra_body` of `client.images.generate`: these rows of a text encoder.
+
+        Args:
+            negative: what the images are led away from.
+            pooled: the one row of the prompt's pooled vector, of models that need it (FLUX).
+            uploader: sends large rows once and then refers to them.
+
+        Raises:
+            InlayError: as `source`.
+        """
+        given = {
+            "prompt_embeds": self,
+            "negative_prompt_embeds": negative,
+            "pooled_prompt_embeds": pooled,
+        }
+        sources = {
+            name: rows.source(uploader=uploader) for name, rows in given.items() if rows is not None
+        }
+        return {name: source.get("data", source) for name, source in sources.items()}
+
 
 def _completion_args(source: dict[str, str]) -> dict[str, Any]:
     return {"prompt": None, "extra_body": {"prompt_embeds": source.get("data", source)}}

@@ -139,7 +139,9 @@ async def prepare_chat(
 
     Raises `ClientGone` as `RequestScope`.
     """
-    messages = await behind_others(call, incoming, request, response_id, messages, _prepare)
+    incoming, messages = await behind_others(
+        call, incoming, request, response_id, messages, _prepare
+    )
     return await _prepare(call, incoming, request, response_id, messages, kept)
 
 

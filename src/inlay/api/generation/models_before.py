@@ -1,11 +1,13 @@
 """The language models before the one that answers, in a pipeline of several.
 
 Each reads the chat as the client sent it, but for the last message of the user: where the model
-before it gave text, that is its content; where it gave hidden states, their rows stand before it.
+before it gave text, that is its content; where it gave hidden states, their rows stand before its
+text. Embeddings and media of that message are the first model's: what it gives is made of them.
 """
 
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
@@ -60,28 +62,26 @@ async def behind_others(
     response_id: str,
     messages: MessageReader,
     prepare: Prepare,
-) -> MessageReader:
-    """Have the models before the one that answers write; return the reader of what that one reads.
+) -> tuple[ParsedRequest[Any], MessageReader]:
+    """Have the models before the one that answers write; return what that one reads.
 
-    Without such models it is `messages`.
+    Returns:
+        The request, and the reader of its messages; those given where no such models are.
 
     Raises:
         ClientGone: the client left.
-        InvalidRequestError: the chat has embeddings or media.
+        InvalidRequestError: embeddings or media before the user's last message.
         InlayError: a model has no worker, or its request was refused or failed.
     """
     server = call.server
     stage = server.model(request.model, Task.GENERATE).card.stage
     if stage is None or not stage.graph.before_text:
-        return messages
+        return incoming, messages
     graph = stage.graph
     check_request(request)
     if incoming.sources:
-        raise InvalidRequestError(
-            f"the pipeline `{graph.name}` is several language models in a row; its chats are text "
-            "alone",
-            param="messages",
-        )
+        await server.prepare(call.memory.json, _check_first_models, messages, graph.name)
+    without = replace(incoming, sources=(), parts=None)
     names = [*graph.before_text, stage.name]
     cards = {name: _card(call, graph, name) for name in names}
     found = messages
@@ -90,6 +90,7 @@ async def behind_others(
             own = _request(request, graph, name)
             id_ = f"{response_id}-{name}"
             prepared = await prepare(call, incoming, own, id_, found, own)
+            incoming = without
             (choice,) = prepared.generation.choices
             hidden = graph.takes_hidden(following)
             if hidden:
@@ -104,7 +105,31 @@ async def behind_others(
                 found = partial(_with_rows, messages, rows)
             else:
                 found = partial(_with_text, messages, _text(choice))
-    return found
+    return incoming, found
+
+
+def _check_first_models(messages: MessageReader, pipeline: str) -> None:
+    """Raise `InvalidRequestError` for embeddings or media that are no first model's alone."""
+    chat = _of_text(messages)
+    last = _last_of_user(chat)
+    for number, message in enumerate(chat.messages):
+        content = message.get("content")
+        if number != last and isinstance(content, list) and not all(map(_is_text, content)):
+            raise InvalidRequestError(
+                f"the pipeline `{pipeline}` is several language models in a row; embeddings and "
+                "media may stand in the last message of the user alone, which its first model reads",
+                param="messages",
+            )
+
+
+def _of_text(messages: MessageReader) -> ReadMessages:
+    """Return the messages with nothing behind the parts that are not text."""
+    chat = messages(lambda _: Rows(Buffer(b""), "float32", (0, 1)), lambda _: ())
+    return chat._replace(rows=[], media=[], kinds=[])
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    return bool(part["type"] == "text")
 
 
 def _card(call: Call, graph: Graph, stage: str) -> ModelCard:
@@ -179,26 +204,30 @@ def _rows(payloads: list[Payload], card: ModelCard, secret: Secret) -> Rows:
     return msgspec.structs.replace(rows, digests=row_digests(rows, secret))
 
 
-def _with_text(messages: MessageReader, text: str, *readers: Any) -> ReadMessages:
-    return _changed(messages(*readers), lambda _: text)
+def _with_text(messages: MessageReader, text: str, *_: Any) -> ReadMessages:
+    return _changed(_of_text(messages), lambda _: text)
 
 
-def _with_rows(messages: MessageReader, rows: Rows, *readers: Any) -> ReadMessages:
+def _with_rows(messages: MessageReader, rows: Rows, *_: Any) -> ReadMessages:
     def before(content: Any) -> list[dict[str, Any]]:
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        return [{"type": "prompt_embeds", "index": 0}, *(parts or ())]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+        return [{"type": "prompt_embeds", "index": 0}, *filter(_is_text, parts)]
 
-    return _changed(messages(*readers), before)._replace(rows=[rows])
+    return _changed(_of_text(messages), before)._replace(rows=[rows])
 
 
 def _changed(chat: ReadMessages, change: Callable[[Any], Any]) -> ReadMessages:
     """Return the messages with the content of the user's last one changed."""
+    index = _last_of_user(chat)
+    message = chat.messages[index]
+    new = {**message, "content": change(message.get("content"))}
+    return chat._replace(messages=[*chat.messages[:index], new, *chat.messages[index + 1 :]])
+
+
+def _last_of_user(chat: ReadMessages) -> int:
     for index in range(len(chat.messages) - 1, -1, -1):
-        message = chat.messages[index]
-        if message["role"] == "user":
-            new = {**message, "content": change(message.get("content"))}
-            changed = [*chat.messages[:index], new, *chat.messages[index + 1 :]]
-            return chat._replace(messages=changed)
+        if chat.messages[index]["role"] == "user":
+            return index
     raise InvalidRequestError(
         "messages has none of the user; the models of this pipeline give theirs to the next in it",
         param="messages",
