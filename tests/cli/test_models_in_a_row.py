@@ -208,7 +208,7 @@ def test_what_a_row_of_models_does_not_take_is_refused(by_rows: Served) -> None:
     assert "messages has none of the user" in refused("/chat/completions", messages=CHAT[:1])
     rows = {"type": "prompt_embeds", "data": "A" * 200}
     early = [{"role": "user", "content": [rows]}, {"role": "user", "content": "x"}]
-    assert "may stand in the last message of the user alone" in refused(
+    assert "may stand in the user's last message alone" in refused(
         "/chat/completions", messages=early
     )
     assert "must be a torch.Tensor" in refused("/chat/completions", messages=early[:1])

@@ -117,7 +117,7 @@ def _check_first_models(messages: MessageReader, pipeline: str) -> None:
         if number != last and isinstance(content, list) and not all(map(_is_text, content)):
             raise InvalidRequestError(
                 f"the pipeline `{pipeline}` is several language models in a row; embeddings and "
-                "media may stand in the last message of the user alone, which its first model reads",
+                "media may stand in the user's last message alone, which its first model reads",
                 param="messages",
             )
 
