@@ -206,11 +206,14 @@ class PageQuery(msgspec.Struct, frozen=True, tag="pages"):
         layout: `ModelCard.kv_layout` of the worker that asks.
         group: number of the page group.
         digests: 16 bytes for each page, in order; what is given ends before one that is not cached.
+        within: seconds for which the answer may wait for the first of them, which is being
+            computed.
     """
 
     layout: str
     group: int
     digests: bytes
+    within: float = 0.0
 
 
 PAGES = b"pages"
@@ -295,6 +298,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         inputs: of a stage, by port; what is leased is fetched by the worker.
         hold: the worker keeps the payloads and gives leases, if others can reach it; then an output
             that is `held` stands in place of the last, until the request is cancelled.
+        prefetch: nothing is computed; the worker brings the pages of the prompt that `sources`
+            name, as they are computed there. They are in its cache when the request comes.
     """
 
     id: str
@@ -312,6 +317,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: tuple[Source, ...] = ()
     inputs: tuple[Input, ...] = ()
     hold: bool = False
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         prompts = len(self.prompts)

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from inlay.commands import LoadAdapter
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Grammar, Output, Request
+from inlay.request import Emit, Grammar, Output, Request
 from inlay.router import pool
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
@@ -193,3 +194,49 @@ async def test_so_are_those_of_other_models(
         truth = await apart.alone(request)
         assert shown(await apart.apart(request)) == shown(truth)
         assert apart.decode.stats().kv_pages_fetched
+
+
+class Taken:
+    """Requests that an engine takes, and how each ends."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.requests: list[Request] = []
+        self.ended: dict[str, asyncio.Future[str | None]] = {}
+        self._submit = engine.submit
+        engine.submit = self._take  # type: ignore[method-assign]
+
+    def _take(self, request: Request, emit: Emit) -> None:
+        self.requests.append(request)
+        ended = self.ended[request.id.partition("@")[0]] = asyncio.Future[str | None]()
+
+        def heard(output: Output) -> None:
+            emit(output)
+            if output.finish_reason is not None:
+                ended.set_result(output.finish_reason)
+
+        self._submit(request, heard)
+
+
+async def test_the_decode_worker_fetches_pages_while_they_are_computed(
+    nats_server: NatsServer,
+) -> None:
+    prompt = Prompt.of(Tokens(ids(5, 150)))
+    async with roles(nats_server, settings(tiny("llama"))) as apart:
+        truth = shown(await apart.alone(make_request("r", prompt, COUNT)))
+        taken = Taken(apart.decode)
+        assert shown(await apart.apart(make_request("r", prompt, COUNT))) == truth
+        ahead, rest = taken.requests
+        assert (ahead.prefetch, rest.prefetch) == (True, False)
+        assert (len(ahead.prior_output), len(rest.prior_output)) == (0, 1)
+        # The prefetch is over when the answer is, or is stopped.
+        assert {await ended for ended in taken.ended.values()} <= {"stop", "abort", "length"}
+        # Nobody computes the prompt of a client that leaves: its pages are waited for no more.
+        await apart.decode.reset_prefix_cache()
+        apart.prefill.submit = lambda request, emit: emit(request.end("abort"))  # type: ignore[method-assign]
+        (stream,) = await apart.both.router.send("m", [make_request("left", prompt, 4, salt="l")])
+        while len(taken.requests) < 3:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.01)
+        stream.cancel()
+        (name,) = [name for name in taken.ended if name.startswith("left")]
+        assert await taken.ended[name] == "abort"
+        await read(stream)

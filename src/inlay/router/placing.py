@@ -12,7 +12,7 @@ from inlay.digest import BLOCK_SIZE
 from inlay.errors import DeadlineExceededError, OverloadedError
 from inlay.request import PAGES, Diffusion, Request, Source
 from inlay.router.fleet import Fleet
-from inlay.router.handover import Handover, first_part, is_divisible
+from inlay.router.handover import Handover, first_part, is_divisible, prefetch_of
 from inlay.router.key_table import Keys
 from inlay.router.load_reservation import LoadReservation
 from inlay.router.pool import MAX_HOLDERS, Chosen, Pool
@@ -31,7 +31,7 @@ class Placed(NamedTuple):
         """Stop it; needs no answer."""
         self.sent.cancel()
         if self.handover is not None:
-            self.handover.end()
+            self.handover.cancel()
 
 
 class Placing:
@@ -139,8 +139,13 @@ class Placing:
             client=request.client,
         )
         self._stats.handovers[chosen.member.card.name] += 1
-        handover = Handover(chosen.member.worker, place)
-        return Placed(_with_waited_deadline(request, waited), placed.sent, handover)
+        request = _with_waited_deadline(request, waited)
+        worker, address = chosen.member.worker, prefiller.member.card.address
+        try:
+            prefetch = None if address is None else worker.send(prefetch_of(request, address))
+        except OverloadedError:
+            prefetch = None  # it is gone; another will go on
+        return Placed(request, placed.sent, Handover(worker, place, prefetch))
 
     def _send_to(
         self,

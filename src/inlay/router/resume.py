@@ -95,6 +95,7 @@ class ResumingStream:
         self._workers = workers
         self._send = send
         self._handover = handover
+        self._prefetching = handover
         self._began = asyncio.get_running_loop().time()
         self._cancelled = False
         self._failed_on: set[str] = set()
@@ -113,7 +114,14 @@ class ResumingStream:
         """Stop the request; needs no answer."""
         self._cancelled = True
         self._sent.cancel()
+        self._stop_prefetch()
         self._end_handover()
+
+    def _stop_prefetch(self) -> None:
+        """Stop what brings the prompt's pages to where it was to go on: that one has begun, too."""
+        handover, self._prefetching = self._prefetching, None
+        if handover is not None:
+            handover.cancel()
 
     def _end_handover(self) -> None:
         handover, self._handover = self._handover, None
@@ -122,29 +130,34 @@ class ResumingStream:
 
     async def __aiter__(self) -> AsyncGenerator[Sequence[Output], None]:
         ended = False
-        while not ended:
-            sent = self._sent
-            try:
-                async for outputs in sent.stream:
-                    sent.load.take(outputs)
-                    batch, error = self._kept_of(outputs)
-                    if batch:
-                        ended = batch[-1].finish_reason is not None
-                        yield batch
-                    if error is not None:
-                        raise error
-            except _PromptComputed:
-                sent.load.end()
-                await self._hand_over()
-            except OverloadedError as error:
-                sent.load.end()
-                if self._cancelled:
-                    yield [self._aborted()]
-                    return
-                await self._resume(error)
-            finally:
-                sent.load.end()
-                self._end_handover()
+        try:
+            while not ended:
+                sent = self._sent
+                try:
+                    async for outputs in sent.stream:
+                        if self._handover is None:
+                            self._stop_prefetch()
+                        sent.load.take(outputs)
+                        batch, error = self._kept_of(outputs)
+                        if batch:
+                            ended = batch[-1].finish_reason is not None
+                            yield batch
+                        if error is not None:
+                            raise error
+                except _PromptComputed:
+                    sent.load.end()
+                    await self._hand_over()
+                except OverloadedError as error:
+                    sent.load.end()
+                    if self._cancelled:
+                        yield [self._aborted()]
+                        return
+                    await self._resume(error)
+                finally:
+                    sent.load.end()
+                    self._end_handover()
+        finally:
+            self._stop_prefetch()
 
     def _kept_of(self, outputs: Sequence[Output]) -> tuple[list[Output], Exception | None]:
         """(what is to be shown, what ends the attempt after it)."""

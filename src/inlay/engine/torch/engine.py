@@ -227,7 +227,9 @@ class TorchEngine:
     def _proceed(self, receiver: Receiver) -> None:
         """Have the core admit a request, once its grammar is ready."""
         request = receiver.request
-        if request.sampling.grammar is None or self._waits is None:
+        if request.prefetch:
+            self._deliver([request.end("stop")])
+        elif request.sampling.grammar is None or self._waits is None:
             self._send(partial(admit, receiver, receiver.expires, None))
         else:
             self._waits.start(request, request.sampling.grammar)
@@ -419,6 +421,8 @@ class TorchEngine:
         if self._exchange is not None:
             computed = self._stats.progress - before
             self._exchange.price.computed(computed, time.monotonic() - began)
+            if self._exchange.num_waiting:
+                self._call(self._exchange.stepped)
         self._post(outputs)
         self._events.flush()
         rest = core.rest(time.monotonic())

@@ -153,8 +153,11 @@ class Core:
     def lack(self, request: Request) -> Lack:
         """Return the pages that `request` would have to compute; it is not admitted.
 
-        Raises `NotFoundError` if its adapter was unloaded.
+        Of a prefetch, all of the prompt. Raises `NotFoundError` if its adapter was unloaded.
         """
+        if request.prefetch:
+            # The last position is computed too: another token follows, whatever it is.
+            request = structs.replace(request, prior_output=(*request.prior_output, 0))
         return self.cached.lack(self._factory.make(request))
 
     def abort(self, request_id: str) -> list[Output]:

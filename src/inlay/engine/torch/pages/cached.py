@@ -155,6 +155,11 @@ class CachedPages:
                     cache.touch(page)
                     yield group, index
 
+    def has(self, group: int, digest: bytes) -> bool:
+        """True if a page can be read: it is cached, and gave finite logits."""
+        page = self._scheduler.cache.find(digest, group)
+        return page is not None and self._scheduler.table.is_verified(page)
+
     @torch.inference_mode()
     def read(self, group: int, digests: Run[bytes]) -> Tensor:
         """Return records (without headers) of the longest run of `digests` that are cached.

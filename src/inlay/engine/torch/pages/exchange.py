@@ -14,7 +14,13 @@ from inlay.digest import BLOCK_DIGEST_SIZE
 from inlay.engine.api import Peers
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import Sealer
-from inlay.engine.torch.pages.fetching import Fetch, PageSource, PeerSource, TierSource
+from inlay.engine.torch.pages.fetching import (
+    WAIT_SECONDS,
+    Fetch,
+    PageSource,
+    PeerSource,
+    TierSource,
+)
 from inlay.engine.torch.pages.price import LEAST_SECONDS, FetchPrice
 from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.step import Core
@@ -37,6 +43,12 @@ MAX_ASKED = 64
 """Questions of peers at a time, with the answers that they have not yet read: memory of a piece."""
 MAX_FETCHES = 4
 """Fetches at a time; each holds the memory of a few pieces."""
+MAX_PREFETCHES = 16
+"""Prefetches at a time, which wait for a peer most of the time."""
+PREFETCH_SECONDS = 600.0
+"""Seconds after which a prefetch ends that has no deadline, and that nobody has stopped."""
+_SILENCE_SECONDS = 10.0
+"""Seconds after which a peer that computes pages, and says nothing, is given up."""
 
 
 class AskCore(Protocol):
@@ -67,6 +79,7 @@ class PageExchange:
         num_fetched: pages that came from peers.
         num_loaded: pages that came from the tiers.
         num_given: pages that went to them.
+        num_waiting: questions of peers that wait for the next step; `stepped` is to be called.
     """
 
     def __init__(
@@ -88,11 +101,14 @@ class PageExchange:
         self._sealer = sealer
         self._turn = asyncio.Lock()
         self._places = asyncio.Semaphore(MAX_FETCHES)
+        self._prefetches = asyncio.Semaphore(MAX_PREFETCHES)
         self._flights: SingleFlight[bytes, None] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
         # Requests whose records the transport still holds: a slow reader takes places, too.
         self._unread: set[str] = set()
+        self._step = asyncio.Event()
+        self.num_waiting = 0
 
     def counted(self, stats: Stats) -> Stats:
         """Return `stats` with what came and went."""
@@ -109,9 +125,11 @@ class PageExchange:
 
         Returns False, with nothing begun, if nobody can have pages for it.
         """
+        # What the tiers have is brought for the request itself.
+        stores = () if self.tiers is None or request.prefetch else self.tiers.stores
         sources: list[PageSource] = []
         if self.tiers is not None:
-            sources += [TierSource(self.tiers, tier) for tier in self.tiers.stores if len(tier)]
+            sources += [TierSource(self.tiers, tier) for tier in stores if len(tier)]
         if peers is not None:
             sources += [
                 PeerSource(request, address, peers, self._sealer)
@@ -156,7 +174,12 @@ class PageExchange:
     ) -> None:
         try:
             lack = await self._core(lambda core: core.lack(request))
-            if lack.positions:
+            if lack.positions and request.prefetch:
+                async with liveness.timeout(request.deadline or PREFETCH_SECONDS):
+                    await self._flights.run(
+                        lack.name, lambda: self._follow(request, lack, sources[0])
+                    )
+            elif lack.positions:
                 patience = self.price.patience(lack.positions, request.deadline)
                 async with liveness.timeout(patience):
                     # Requests with one prompt come together: one of them fetches for all.
@@ -191,6 +214,21 @@ class PageExchange:
                     lack = await self._core(lambda core: core.lack(request))
                 if not lack.positions:
                     return
+
+    async def _follow(self, request: Request, lack: Lack, source: PageSource) -> None:
+        """Fill the cache with pages that a peer is computing, until all are here, or it fails."""
+        async with self._prefetches:
+            while lack.positions:
+                if not self.price.is_worth(source.name, lack.positions, lack.num_bytes):
+                    return
+                fetch = Fetch(
+                    lack, source, self._between_steps, self._sealer.shape, _SILENCE_SECONDS
+                )
+                try:
+                    await fetch.run()
+                finally:
+                    self.num_fetched += fetch.num_pages
+                lack = await self._core(lambda core: core.lack(request))
 
     async def _fetch_from(self, source: PageSource, lack: Lack, silence: float) -> int:
         """Return the number of pages that a source gave."""
@@ -257,6 +295,7 @@ class PageExchange:
             for start in range(0, len(query.digests), BLOCK_DIGEST_SIZE)
         ]
         try:
+            await self._computed(query, digests[0])
             records = await self._between_steps(lambda pages: pages.read(query.group, digests))
             await asyncio.to_thread(
                 self._sealer.seal, query.group, digests[: len(records)], records
@@ -280,6 +319,29 @@ class PageExchange:
             answer = request.end("error", failed)
         del self._giving[request.id]
         emit(answer)
+
+    async def _computed(self, query: PageQuery, digest: bytes) -> None:
+        """Wait until a page is cached, no longer than the question allows."""
+        if not 0 < query.within <= WAIT_SECONDS:
+            return
+        self.num_waiting += 1
+        try:
+            async with liveness.timeout(query.within):
+                while True:
+                    # Before the look: a step that ends after it must not be missed.
+                    step = self._step
+                    if await self._core(lambda core: core.cached.has(query.group, digest)):
+                        return
+                    await step.wait()
+        except TimeoutError:
+            log.debug("a page that a peer waits for was not computed in %g s", query.within)
+        finally:
+            self.num_waiting -= 1
+
+    def stepped(self) -> None:
+        """Have questions look again that wait for pages: a step has ended."""
+        self._step.set()
+        self._step = asyncio.Event()
 
     async def _between_steps(self, question: Callable[[CachedPages], T]) -> T:
         """Call `question` with the pages after others' questions, one between two steps."""

@@ -20,6 +20,8 @@ from inlay.request import PORTS, PageQuery, Payload, Request, Task
 
 AHEAD = 2
 """Pieces of a fetch that are asked for at a time."""
+WAIT_SECONDS = 2.0
+"""Seconds for which a peer may wait until it has computed the first page of a piece."""
 
 T = TypeVar("T")
 
@@ -38,6 +40,11 @@ class PageSource(Protocol):
     @property
     def name(self) -> Address | str:
         """Name of it, by which its price is known."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """True if it computes the pages now, so that more may come later."""
         ...
 
     async def given(self, piece: Piece) -> tuple[Tensor, int]:
@@ -60,6 +67,7 @@ class PeerSource:
 
     def __init__(self, request: Request, address: Address, peers: Peers, sealer: Sealer) -> None:
         self.name = address
+        self.waits = request.prefetch
         self._request = request
         self._peers = peers
         self._sealer = sealer
@@ -71,7 +79,12 @@ class PeerSource:
             id=f"{self._request.id}/pages/{piece.group}/{piece.first}",
             task=Task.PAGES,
             prompts=(),
-            params=PageQuery(shape.layout, piece.group, b"".join(piece.digests)),
+            params=PageQuery(
+                shape.layout,
+                piece.group,
+                b"".join(piece.digests),
+                WAIT_SECONDS if self.waits else 0.0,
+            ),
             trace=self._request.trace,
             client=self._request.client,
         )
@@ -104,6 +117,8 @@ class TierSource:
         tiers: of the worker.
         tier: one of them.
     """
+
+    waits = False
 
     def __init__(self, tiers: PageTiers, tier: Tier) -> None:
         self.name = tier.name
@@ -144,9 +159,10 @@ class Fetch:
         self._silence = silence
 
     async def run(self) -> None:
-        """Fetch until the source has no more.
+        """Fetch until the source has no more for now.
 
-        The pages of windows come last, for the end that those of full attention have reached.
+        The pages of windows come last, for the end that those of full attention have reached. Of a
+        source that still computes, that end moves on: they are asked for at the last one alone.
 
         Raises:
             DeadlineExceededError: the source says nothing.
@@ -154,7 +170,7 @@ class Fetch:
             InlayError: the source's answer, or it is not reached.
         """
         reached = await self._take(self._lack.full())
-        if reached > self._lack.cached:
+        if reached > (self._lack.stop - 1 if self._source.waits else self._lack.cached):
             await self._take(self._lack.windows(reached))
 
     async def _take(self, pieces: Iterator[Piece]) -> int:
@@ -199,4 +215,4 @@ class Fetch:
         return fits and good == len(piece.digests)
 
 
-__all__ = ["Ask", "Fetch", "PageSource", "PeerSource", "TierSource"]
+__all__ = ["WAIT_SECONDS", "Ask", "Fetch", "PageSource", "PeerSource", "TierSource"]
