@@ -491,7 +491,7 @@ class TorchEngine:
             self._exchange = self._exchange or exchange_of(
                 settings, core, self._secret, self._ask, self._host_memory
             )
-            core.cached.offload_to(self._exchange.tiers)
+            self._exchange.serve(core.cached, self._call)
         self._admission = admission_of(settings, core, encoder)
         encodes = encoder is not None and encoder.is_here
         self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None

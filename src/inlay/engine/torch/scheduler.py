@@ -37,6 +37,7 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.fairness import Gain, StepShares, pass_over
+from inlay.engine.torch.parking import Parking
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
@@ -61,6 +62,7 @@ class Scheduler:
         waiting: the others, in order.
         preemptions: number of times a sequence lost its pages.
         blocked: a sequence has to be preempted for the next plan, and has unread chunks.
+        parking: preempted sequences that wait for their pages.
         to_encode: (sequence, a run of the item) of images that the last plan lacked the rows of;
             their sequences wait for them.
     """
@@ -101,6 +103,7 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self._speculator = speculator
         self._in_progress = PagesInProgress(bounds.page_size)
+        self.parking = Parking(bounds.page_size)
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
@@ -204,6 +207,7 @@ class Scheduler:
 
         Its pages are free, or idle in the cache, at once.
         """
+        self.parking.ended(sequence)
         self._clients[sequence.client] -= 1
         if not self._clients[sequence.client]:
             del self._clients[sequence.client]
@@ -211,8 +215,6 @@ class Scheduler:
             self._stop(sequence)
         else:
             self.waiting.remove(sequence)
-
-    # Starting and stopping
 
     def _start_waiting(self) -> None:
         if not self.waiting:
@@ -251,16 +253,21 @@ class Scheduler:
                         kept_for.add(sequence.client)
                     continue
                 promised = sum(map(self._pages_outstanding, self.running))
-            self.waiting.remove(sequence)
-            insort(self.running, sequence, key=_by_order)
-            self._shares.reset()
-            sequence.starved_steps = 0
-            sequence.start()
-            if hits is not None:
-                self._use_cached(sequence, hits)
-            if self._prefix_caching:
-                self._in_progress.add(sequence, self._num_committed(sequence))
+            if self.parking.waits(sequence, cached):
+                continue
+            self._begin(sequence, hits)
             promised += self._pages_outstanding(sequence)
+
+    def _begin(self, sequence: Sequence, hits: Hits | None) -> None:
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_by_order)
+        self._shares.reset()
+        sequence.starved_steps = 0
+        sequence.start()
+        if hits is not None:
+            self._use_cached(sequence, hits)
+        if self._prefix_caching:
+            self._in_progress.add(sequence, self._num_committed(sequence))
 
     def _waits_for_rows(self, sequence: Sequence, cached: int) -> bool:
         """True if rows of an image after the first `cached` positions are missing; ask for them."""
@@ -315,11 +322,8 @@ class Scheduler:
             self.blocked = True
             return False
         self._stop(sequence)
-        sequence.num_computed_tokens = 0
-        sequence.num_verified_pages = 0
-        sequence.num_cached_pages = 0
-        sequence.starved_steps = 0
-        sequence.preemptions += 1
+        sequence.begin_again()
+        self.parking.preempted(sequence)
         self.preemptions += 1
         insort(self.waiting, sequence, key=_by_order)
         return True
@@ -355,8 +359,6 @@ class Scheduler:
         for group, run in enumerate(sequence.pages):
             self.table.advance(run, self.bounds.first_page(group, computed))
 
-    # The prefix cache
-
     def _use_cached(self, sequence: Sequence, hits: Hits) -> None:
         size = self.bounds.page_size
         first = sequence.num_computed_tokens // size
@@ -383,8 +385,6 @@ class Scheduler:
     def _num_committed(self, sequence: Sequence) -> int:
         unread = self._unread.get(sequence)
         return unread[0].start if unread else sequence.num_computed_tokens
-
-    # Planning
 
     def _plan(self) -> PartialPlan:
         plan = self._plan_without(self._adapter_turns.choose(self.running))

@@ -232,6 +232,14 @@ class Sequence:
         if not self._queued:
             self._queued = time.monotonic() - self._admitted
 
+    def begin_again(self) -> None:
+        """Nothing of it is computed any more: it was preempted."""
+        self.num_computed_tokens = 0
+        self.num_verified_pages = 0
+        self.num_cached_pages = 0
+        self.starved_steps = 0
+        self.preemptions += 1
+
     def blocks(self, start: int, stop: int) -> list[bytes]:
         """Return the digests of blocks `start` to `stop`; empty if caching is not allowed."""
         return [] if self._chain is None else self._chain.blocks[start:stop]

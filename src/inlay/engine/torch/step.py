@@ -198,6 +198,11 @@ class Core:
                 found = error
         return [self._end(sequence, error=found)]
 
+    def restored(self, sequence: Sequence) -> None:
+        """Let a preempted sequence go on: what was kept of it is in the cache."""
+        self._idle = False
+        self.scheduler.parking.ended(sequence)
+
     def rest(self, now: float) -> float | None:
         """Return the seconds for which nothing can be computed, None for ever, unless asked.
 
@@ -243,10 +248,8 @@ class Core:
             return []
         flight = None if before is not None and self.scheduler.blocked else self._launch(before)
         self._idle = flight is None and before is None
-        if self._idle and not any(
-            sequence.media is not None and sequence.media.pending
-            for sequence in self.scheduler.waiting
-        ):
+        encoding = (one.media is not None and one.media.pending for one in self.scheduler.waiting)
+        if self._idle and not self.scheduler.parking and not any(encoding):
             raise EngineError(f"none of {len(self._sequences)} requests could be scheduled")
         outputs = [] if before is None else self._collect(before)
         if flight is not None:

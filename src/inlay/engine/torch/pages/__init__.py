@@ -3,7 +3,7 @@
 A page has a name that nobody else can have, the keyed digest of all that made it. So a transfer is
 a cache fill: it changes no output, may stop anywhere, and every failure is a recomputation.
 
-    exchange   on the event loop: brings the pages a request lacks, and answers peers
+    exchange   on the event loop: brings the pages a request lacks, or lost, and answers peers
     fetching   one fetch, from a tier or from a peer
     tiers      what the cache evicts, kept outside of it: in `host_memory`, on `disk`
     price      when that is cheaper than computing them

@@ -1,6 +1,6 @@
 """Pages of the prefix cache that leave for other workers, and that come from them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -31,7 +31,7 @@ class Lack:
     """Pages that a sequence lacks, and that a peer may have.
 
     Attributes:
-        sequence: never admitted; it knows the digests.
+        sequence: that does not run; it knows the digests.
         bounds: limits of the engine.
         shape: of the records.
         cached: page index up to which it finds pages here.
@@ -116,12 +116,19 @@ class CachedPages:
         self._events = events
         self._offloading: Offloading | None = None
 
-    def offload_to(self, tiers: PageTiers | None) -> None:
-        """Keep pages in `tiers`, if there are any, that the cache evicts from now on."""
+    def offload_to(self, tiers: PageTiers | None, restore: Callable[[Sequence], object]) -> None:
+        """Keep pages in `tiers`, if there are any, that the cache evicts from now on.
+
+        Args:
+            tiers: of the worker.
+            restore: brings back the pages of a preempted sequence, as `Parking.restore`.
+        """
         if tiers is None:
             return
         self._offloading = Offloading(self.copier, tiers)
         self._scheduler.table.evicted = self._offloading.evicted
+        self._scheduler.parking.kept = lambda group, digest: not tiers.lack(group, digest)
+        self._scheduler.parking.restore = restore
 
     def offload(self) -> None:
         """Copy the pages that were evicted; to be called before anything is written to pages."""
@@ -129,7 +136,7 @@ class CachedPages:
             self._offloading.copy()
 
     def lack(self, sequence: Sequence) -> Lack:
-        """Return the pages that `sequence`, which never runs, would have to compute.
+        """Return the pages that `sequence`, which does not run now, would have to compute.
 
         No more than there is room for beside what running sequences need.
         """
@@ -140,9 +147,19 @@ class CachedPages:
             self._scheduler.cache.touch(page)
         room = self._scheduler.spare - self._scheduler.table.num_unreferenced(pages)
         stop = sequence.max_cacheable // bounds.page_size
-        stop = max(cached, min(stop, cached + room // len(bounds.windows)))
+        while stop > cached and self._num_needed(cached, stop) > room:
+            stop -= 1
+        stop = max(cached, stop)
         present = frozenset(self._present(sequence, cached, stop))
         return Lack(sequence, bounds, self.copier.shape, cached, stop, present)
+
+    def _num_needed(self, start: int, stop: int) -> int:
+        """Pages that a sequence with those before page index `start` needs to go on at `stop`."""
+        bounds = self._scheduler.bounds
+        return sum(
+            stop - max(start, bounds.first_page(group, stop * bounds.page_size))
+            for group in range(len(bounds.windows))
+        )
 
     def _present(self, sequence: Sequence, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield (group, page index) of pages that are here, and keep them a while."""

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Run
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from inlay.engine.torch.pages.fetching import (
 )
 from inlay.engine.torch.pages.price import LEAST_SECONDS, FetchPrice
 from inlay.engine.torch.pages.tiers import PageTiers
+from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.step import Core
 from inlay.errors import (
     DeadlineExceededError,
@@ -104,6 +106,7 @@ class PageExchange:
         self._prefetches = asyncio.Semaphore(MAX_PREFETCHES)
         self._flights: SingleFlight[bytes, None] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._restoring: set[asyncio.Task[None]] = set()
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
         # Requests whose records the transport still holds: a slow reader takes places, too.
         self._unread: set[str] = set()
@@ -126,10 +129,7 @@ class PageExchange:
         Returns False, with nothing begun, if nobody can have pages for it.
         """
         # What the tiers have is brought for the request itself.
-        stores = () if self.tiers is None or request.prefetch else self.tiers.stores
-        sources: list[PageSource] = []
-        if self.tiers is not None:
-            sources += [TierSource(self.tiers, tier) for tier in stores if len(tier)]
+        sources = [] if request.prefetch else self._tier_sources()
         if peers is not None:
             sources += [
                 PeerSource(request, address, peers, self._sealer)
@@ -140,6 +140,34 @@ class PageExchange:
         task = asyncio.create_task(self._prepare(request, sources, done))
         self._fetching[request.id] = task
         return True
+
+    def serve(self, cached: CachedPages, call: Callable[[Callable[[], object]], object]) -> None:
+        """Keep what a cache evicts, and bring back what its preempted sequences have lost.
+
+        Args:
+            cached: of a core, in whose thread this is called.
+            call: calls a function on the event loop, soon.
+        """
+        cached.offload_to(self.tiers, lambda sequence: call(lambda: self._begin(sequence)))
+
+    def _begin(self, sequence: Sequence) -> None:
+        task = asyncio.create_task(self._restore(sequence))
+        self._restoring.add(task)
+        task.add_done_callback(self._restoring.discard)
+
+    async def _restore(self, sequence: Sequence) -> None:
+        request, sources = sequence.request, self._tier_sources()
+        await self._bring(request, lambda core: core.cached.lack(sequence), sources)
+        try:
+            await self._core(lambda core: core.restored(sequence))
+        except InlayError as error:
+            log.info("request %s does not go on: %s", request.id, error.message)
+
+    def _tier_sources(self) -> list[PageSource]:
+        tiers = self.tiers
+        if tiers is None:
+            return []
+        return [TierSource(tiers, tier) for tier in tiers.stores if len(tier)]
 
     def stop(self, request_id: str) -> bool:
         """Stop the fetch for a request; True if there was one."""
@@ -152,6 +180,8 @@ class PageExchange:
         """Stop everything; return the ids of the requests that waited for pages."""
         for request_id in tuple(self._giving):
             self.stop_giving(request_id)
+        for task in self._restoring:
+            task.cancel()
         return [request_id for request_id in tuple(self._fetching) if self.stop(request_id)]
 
     async def forget(self) -> None:
@@ -170,21 +200,28 @@ class PageExchange:
             await asyncio.to_thread(self.tiers.close)
 
     async def _prepare(
-        self, request: Request, sources: Sequence[PageSource], done: Callable[[], object]
+        self, request: Request, sources: Run[PageSource], done: Callable[[], object]
     ) -> None:
+        await self._bring(request, lambda core: core.lack(request), sources)
+        # Not in a `finally`: nobody waits for what was stopped.
+        del self._fetching[request.id]
+        done()
+
+    async def _bring(
+        self, request: Request, find: Callable[[Core], Lack], sources: Run[PageSource]
+    ) -> None:
+        """Fill the cache with what a request lacks, as `find` finds that. Raises nothing."""
         try:
-            lack = await self._core(lambda core: core.lack(request))
+            lack = await self._core(find)
             if lack.positions and request.prefetch:
                 async with liveness.timeout(request.deadline or PREFETCH_SECONDS):
-                    await self._flights.run(
-                        lack.name, lambda: self._follow(request, lack, sources[0])
-                    )
+                    await self._flights.run(lack.name, lambda: self._follow(lack, find, sources[0]))
             elif lack.positions:
                 patience = self.price.patience(lack.positions, request.deadline)
                 async with liveness.timeout(patience):
                     # Requests with one prompt come together: one of them fetches for all.
                     await self._flights.run(
-                        lack.name, lambda: self._fetch(request, lack, sources, patience)
+                        lack.name, lambda: self._fetch(lack, find, sources, patience)
                     )
         except TimeoutError:
             log.info("request %s computes the pages that did not come in time", request.id)
@@ -192,12 +229,13 @@ class PageExchange:
             log.info("request %s computes all pages: %s", request.id, error.message)
         except Exception:
             log.exception("fetching pages for request %s failed", request.id)
-        # Not in a `finally`: nobody waits for what was stopped.
-        del self._fetching[request.id]
-        done()
 
     async def _fetch(
-        self, request: Request, lack: Lack, sources: Sequence[PageSource], patience: float
+        self,
+        lack: Lack,
+        find: Callable[[Core], Lack],
+        sources: Run[PageSource],
+        patience: float,
     ) -> None:
         """Fill the cache from one source after the other, until nothing is lacking.
 
@@ -211,11 +249,11 @@ class PageExchange:
                     continue
                 left = max(until - liveness.now(), LEAST_SECONDS)
                 if await self._fetch_from(source, lack, left / (len(sources) - place)):
-                    lack = await self._core(lambda core: core.lack(request))
+                    lack = await self._core(find)
                 if not lack.positions:
                     return
 
-    async def _follow(self, request: Request, lack: Lack, source: PageSource) -> None:
+    async def _follow(self, lack: Lack, find: Callable[[Core], Lack], source: PageSource) -> None:
         """Fill the cache with pages that a peer is computing, until all are here, or it fails."""
         async with self._prefetches:
             while lack.positions:
@@ -228,7 +266,7 @@ class PageExchange:
                     await fetch.run()
                 finally:
                     self.num_fetched += fetch.num_pages
-                lack = await self._core(lambda core: core.lack(request))
+                lack = await self._core(find)
 
     async def _fetch_from(self, source: PageSource, lack: Lack, silence: float) -> int:
         """Return the number of pages that a source gave."""
