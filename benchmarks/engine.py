@@ -109,7 +109,7 @@ def write_model(directory: Path, layers: int) -> None:
         num_attention_heads=16,
         num_key_value_heads=8,
         head_dim=128,
-        max_position_embeddings=8192,
+        max_position_embeddings=16384,
         tie_word_embeddings=True,
         rms_norm_eps=1e-6,
         eos_token_id=0,

@@ -1,12 +1,15 @@
 """What it is worth to fetch a prompt's keys and values from another worker.
 
-    python -m benchmarks.kv_fetch [--positions 2048] [--layers 28] [--rounds 3]
+    python -m benchmarks.kv_fetch [--positions 2048 8192] [--layers 28] [--rounds 3]
 
 Two engines with a random model of Qwen3-0.6B's shape in bfloat16. One has computed prompts; the
 other answers them with one token, by computing and by fetching in turn, over a connection of one
 worker to another as it is in a fleet (TLS, loopback; both ends in this process, on its cores). Then
-it reads back what it evicted itself, from host memory and from disk. The median of each is printed,
-what a byte costs, and the bandwidth above which fetching is worth it.
+it reads back what it evicted itself, from host memory and from disk, and goes on with a request of
+4,096 positions that the first gave up. The median of each is printed: seconds, and CPU seconds of
+both ends, which neighbours on the machine disturb less; what a byte costs beside copying it; and
+the bandwidth above which fetching is worth it. Last come the steps of a request that is being
+decoded, while pages come and while none do.
 """
 
 import argparse
@@ -14,9 +17,12 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from benchmarks.engine import write_model
 from inlay.address import Address
@@ -48,18 +54,35 @@ class _Always(FetchPrice):
         return 600.0
 
 
-async def first_token(engine: TorchEngine, prompt: Prompt, *sources: Source) -> tuple[float, int]:
-    """Seconds to the only token of a prompt, and how much of it was cached then."""
+class Took(NamedTuple):
+    """Seconds, and CPU seconds of this process."""
+
+    wall: float
+    cpu: float
+
+
+def median(times: Sequence[Took]) -> Took:
+    """Return the medians of both. The first round makes connections and warms up."""
+    rest = times[1:] or times
+    return Took(*(statistics.median(part) for part in zip(*rest, strict=True)))
+
+
+async def first_token(
+    engine: TorchEngine, prompt: Prompt, *sources: Source, prior: tuple[int, ...] = ()
+) -> tuple[Took, int]:
+    """Time to the next token of a prompt, and how much of it was cached then."""
     ended: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-    sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
-    began = time.perf_counter()
+    sampling = Sampling(max_tokens=1 + len(prior), temperature=0.0, ignore_eos=True)
+    began = Took(time.perf_counter(), time.process_time())
     engine.submit(
-        Request(id="one", prompts=(prompt,), params=sampling, sources=sources), ended.set_result
+        Request(id="one", prompts=(prompt,), params=sampling, sources=sources, prior_output=prior),
+        ended.set_result,
     )
     output = await ended
     if output.error is not None or output.usage is None:
         raise RuntimeError(f"no answer: {output.error}")
-    return time.perf_counter() - began, output.usage.cached_tokens
+    took = Took(time.perf_counter() - began.wall, time.process_time() - began.cpu)
+    return took, output.usage.cached_tokens
 
 
 async def evict(engine: TorchEngine) -> None:
@@ -83,8 +106,8 @@ async def evict(engine: TorchEngine) -> None:
 
 async def kept(
     settings: EngineSettings, prompts: list[Prompt], size: float | None, folder: str | None
-) -> list[float]:
-    """Seconds to the first token of prompts whose pages are in host memory, or on disk."""
+) -> list[Took]:
+    """Times to the first token of prompts whose pages are in host memory, or on disk."""
     changes = {
         "enable_kv_fetch": False,
         "kv_offloading_size": size,
@@ -100,66 +123,188 @@ async def kept(
     for prompt in prompts:
         await first_token(engine, prompt)
         await evict(engine)
-        seconds, cached = await first_token(engine, prompt)
+        took, cached = await first_token(engine, prompt)
         if cached != (len(prompt) - 1) // 16 * 16:
             raise RuntimeError(f"{cached} positions were cached")
-        times.append(seconds)
+        times.append(took)
     await engine.close()
     return times
 
 
-async def measure(directory: Path, positions: int, rounds: int) -> None:
-    settings = EngineSettings(
-        model=str(directory), device="cpu", enable_kv_fetch=True, max_model_len=positions + 64
-    )
-    giving, asking = TorchEngine(settings, SECRET), TorchEngine(settings, SECRET)
-    peers, cache = PeerConnections(SECRET), EmbedsCache(0)
-    await giving.start()
-    await asking.start()
-    asking.use_peers(peers)
-    endpoint = Endpoint(EngineHost(giving), SECRET, load_identity(make_certificate()), cache)
-    address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
-    exchange = asking._exchange
-    if exchange is None or giving._model is None:
-        raise RuntimeError("the engines do not fetch")
-    exchange.price = _Always()
-    generator = torch.Generator().manual_seed(1)
-    computing: list[float] = []
-    fetching: list[float] = []
-    prompts: list[Prompt] = []
-    for _ in range(rounds + 1):
-        ids = torch.randint(3, 150_000, (positions,), generator=generator).tolist()
-        prompt = Prompt.of(Tokens(ids))
-        prompts.append(prompt)
-        await giving.reset_prefix_cache()
-        await first_token(giving, prompt)
-        for times, sources in ((computing, ()), (fetching, (Source(PAGES, (address,)),))):
-            await asking.reset_prefix_cache()
-            seconds, cached = await first_token(asking, prompt, *sources)
-            if cached != (0 if not sources else (positions - 1) // 16 * 16):
+def copying() -> float:
+    """CPU seconds of copying a GB from memory to memory."""
+    source = torch.ones(1 << 28, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(6):
+        began = time.process_time()
+        target.copy_(source)
+        times.append((time.process_time() - began) / len(source) * 1e9)
+    return statistics.median(times[1:])
+
+
+class Steps:
+    """CPU seconds of each turn of an engine's thread: a step, and what is copied before it."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.times: list[float] = []
+        turn = engine._turn
+
+        def timed(core: Core) -> None:
+            began = time.thread_time()
+            turn(core)
+            self.times.append(time.thread_time() - began)
+
+        engine._turn = timed  # type: ignore[method-assign]
+
+    def p99(self) -> float:
+        """Return the 99th percentile since the last call."""
+        times, self.times = sorted(self.times), []
+        return times[int(0.99 * len(times))]
+
+
+class Fleet:
+    """An engine that gives pages, and one that asks it over a connection."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.giving, self.asking = (TorchEngine(settings, SECRET) for _ in range(2))
+        self.steps = Steps(self.asking)
+        self._peers = PeerConnections(SECRET)
+
+    async def start(self) -> None:
+        await self.giving.start()
+        await self.asking.start()
+        self.asking.use_peers(self._peers)
+        identity = load_identity(make_certificate())
+        self._endpoint = Endpoint(EngineHost(self.giving), SECRET, identity, EmbedsCache(0))
+        address = await self._endpoint.open("127.0.0.1", "127.0.0.1", 0)
+        self.source = Source(PAGES, (address,))
+        exchange, model = self.asking._exchange, self.giving._model
+        if exchange is None or model is None:
+            raise RuntimeError("the engines do not fetch")
+        exchange.price = _Always()
+        self.position_bytes = model.page_bytes(16) // 16
+
+    async def close(self) -> None:
+        await self._peers.close()
+        await self._endpoint.close()
+        await self.giving.close()
+        await self.asking.close()
+
+    async def both(self, prompt: Prompt, prior: tuple[int, ...] = ()) -> tuple[Took, Took, Took]:
+        """Times to the next token: computed, fetched, and where all is here."""
+        await self.giving.reset_prefix_cache()
+        await first_token(self.giving, prompt, prior=prior)
+        found = []
+        for sources in ((), (self.source,), None):
+            if sources is not None:
+                await self.asking.reset_prefix_cache()
+            took, cached = await first_token(self.asking, prompt, *sources or (), prior=prior)
+            if bool(cached) == (sources == ()):
                 raise RuntimeError(f"{cached} positions were cached")
-            times.append(seconds)
-    # The first round makes connections and warms up.
-    compute, fetch = (statistics.median(times[1:]) for times in (computing, fetching))
-    host = statistics.median((await kept(settings, prompts, 4.0, None))[1:])
-    with tempfile.TemporaryDirectory() as folder:
-        disk = statistics.median((await kept(settings, prompts, None, f"{folder}/kv"))[1:])
-    size = giving._model.page_bytes(16) // 16
-    print(f"{positions} positions of {size:,} bytes, median of {rounds} rounds:")
-    print(f"  computed    {compute * 1000:7.0f} ms  {positions / compute:9.0f} positions/s")
-    for name, took in (("peer, TLS", fetch), ("host memory", host), ("disk", disk)):
-        rate = positions * size / took / 1e6
-        print(f"  {name:11} {took * 1000:7.0f} ms  {rate:9.0f} MB/s {compute / took:9.1f} times")
-    print(f"  worth it above {size * positions / compute / 1e6:.0f} MB/s")
-    await peers.close()
-    await endpoint.close()
-    await giving.close()
-    await asking.close()
+            found.append(took)
+        return found[0], found[1], found[2]
+
+    async def disturbed(self, prompt: Prompt, tokens: int) -> tuple[float, float]:
+        """Return p99 of steps (CPU seconds) of a request that decodes: alone, while pages come."""
+        found = []
+        for imports in (False, True):
+            ended: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+            begun = asyncio.Event()
+
+            def emit(
+                output: Output,
+                begun: asyncio.Event = begun,
+                ended: asyncio.Future[Output] = ended,
+            ) -> None:
+                begun.set()
+                if output.finish_reason is not None:
+                    ended.set_result(output)
+
+            sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            short = Prompt.of(Tokens(list(range(3, 67))))
+            await self.asking.reset_prefix_cache()
+            self.asking.submit(Request(id="other", prompts=(short,), params=sampling), emit)
+            await begun.wait()
+            self.steps.times.clear()
+            while imports and not ended.done():
+                await self.asking.reset_prefix_cache()
+                ahead: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+                request = Request(
+                    id="import",
+                    prompts=(prompt,),
+                    params=replace(sampling, max_tokens=1),
+                    sources=(self.source,),
+                    prefetch=True,
+                )
+                self.asking.submit(request, ahead.set_result)
+                await asyncio.wait((ahead, ended), return_when=asyncio.FIRST_COMPLETED)
+                self.asking.abort("import")
+                await ahead
+            await ended
+            found.append(self.steps.p99())
+        return found[0], found[1]
+
+
+def random_prompt(positions: int, generator: torch.Generator) -> Prompt:
+    """Return a prompt that was not computed before."""
+    return Prompt.of(Tokens(torch.randint(3, 150_000, (positions,), generator=generator).tolist()))
+
+
+async def measure(directory: Path, lengths: list[int], rounds: int) -> None:
+    settings = EngineSettings(
+        model=str(directory),
+        device="cpu",
+        enable_kv_fetch=True,
+        kv_cache_memory_bytes=2 << 30,
+        max_model_len=max(4096, *lengths) + 64,
+    )
+    fleet = Fleet(settings)
+    await fleet.start()
+    size, generator, copied = fleet.position_bytes, torch.Generator().manual_seed(1), copying()
+    print(f"copying a GB from memory to memory: {copied:.2f} CPU s")
+    for positions in lengths:
+        prompts = [random_prompt(positions, generator) for _ in range(rounds + 1)]
+        found = [await fleet.both(prompt) for prompt in prompts]
+        computed, fetched, here = (median([one[n] for one in found]) for n in range(3))
+        host = median(await kept(settings, prompts, 4.0, None))
+        with tempfile.TemporaryDirectory() as folder:
+            disk = median(await kept(settings, prompts, None, f"{folder}/kv"))
+        print(f"{positions} positions of {size:,} bytes, median of {rounds} rounds:")
+        print(
+            f"  computed    {computed.wall * 1000:7.0f} ms {computed.cpu:7.2f} CPU s  "
+            f"{positions / computed.wall:6.0f} positions/s; worth it above "
+            f"{size * positions / computed.wall / 1e6:.0f} MB/s"
+        )
+        for name, took in (("peer, TLS", fetched), ("host memory", host), ("disk", disk)):
+            cost = (took.cpu - here.cpu) / (positions * size) * 1e9
+            print(
+                f"  {name:11} {took.wall * 1000:7.0f} ms {took.cpu:7.2f} CPU s  "
+                f"{positions * size / took.wall / 1e6:6.0f} MB/s; {computed.wall / took.wall:5.1f} "
+                f"times, CPU {computed.cpu / took.cpu:5.1f}; {cost:.2f} CPU s a GB: "
+                f"{cost / copied:.1f} copies",
+                flush=True,
+            )
+    prior = tuple(range(3, 35))
+    prompts = [random_prompt(4096 - len(prior), generator) for _ in range(rounds + 1)]
+    found = [await fleet.both(prompt, prior) for prompt in prompts]
+    computed, fetched = (median([one[n] for one in found]) for n in range(2))
+    print(
+        f"resuming 4,096 positions: {computed.wall * 1000:.0f} ms ({computed.cpu:.2f} CPU s) "
+        f"computed, {fetched.wall * 1000:.0f} ms ({fetched.cpu:.2f} CPU s) fetched: "
+        f"{fetched.wall / computed.wall:.3f} of it, CPU {fetched.cpu / computed.cpu:.3f}"
+    )
+    alone, during = await fleet.disturbed(prompts[-1], 400)
+    print(
+        f"p99 of others' steps, CPU of the engine's thread: {alone * 1000:.1f} ms alone, "
+        f"{during * 1000:.1f} ms during imports: {during / alone:.2f} times"
+    )
+    await fleet.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--positions", type=int, default=2048)
+    parser.add_argument("--positions", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()

@@ -206,8 +206,7 @@ class PageQuery(msgspec.Struct, frozen=True, tag="pages"):
         layout: `ModelCard.kv_layout` of the worker that asks.
         group: number of the page group.
         digests: 16 bytes for each page, in order; what is given ends before one that is not cached.
-        within: seconds for which the answer may wait for the first of them, which is being
-            computed.
+        within: seconds for which the answer may wait until the first of them is computed.
     """
 
     layout: str
@@ -273,6 +272,9 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     value: Payload
 
 
+_PARAMS = {Task.GENERATE: Sampling, Task.STAGE: Diffusion, Task.FETCH: Fetch, Task.PAGES: PageQuery}
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A sequence to generate, texts or pairs of texts to embed or score, or images to encode.
 
@@ -298,8 +300,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         inputs: of a stage, by port; what is leased is fetched by the worker.
         hold: the worker keeps the payloads and gives leases, if others can reach it; then an output
             that is `held` stands in place of the last, until the request is cancelled.
-        prefetch: nothing is computed; the worker brings the pages of the prompt that `sources`
-            name, as they are computed there. They are in its cache when the request comes.
+        prefetch: nothing is computed; the worker fetches the prompt's pages as they are computed.
     """
 
     id: str
@@ -321,16 +322,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         prompts = len(self.prompts)
-        if self.task is Task.GENERATE:
-            fits = prompts == 1 and isinstance(self.params, Sampling)
-        elif self.task is Task.STAGE:
-            fits = not prompts and isinstance(self.params, Diffusion)
-        elif self.task is Task.FETCH:
-            fits = not prompts and isinstance(self.params, Fetch)
-        elif self.task is Task.PAGES:
-            fits = not prompts and isinstance(self.params, PageQuery)
-        else:
-            fits = prompts > 0 and isinstance(self.params, Pooling)
+        expected = _PARAMS.get(self.task, Pooling)
+        count = prompts == 1 if expected is Sampling else (prompts > 0) == (expected is Pooling)
+        fits = count and isinstance(self.params, expected)
         if not fits or (self.inputs and self.task is not Task.STAGE):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "

@@ -164,7 +164,7 @@ async def test_a_prefetch_ends_when_it_is_stopped_or_its_peer_fails(
         assert (await submit(asking, prefetch(PROMPT))).finish_reason == "stop"
         assert asking.stats().kv_pages_fetched == 0
         # Nobody waits at the peer for ever.
-        while giving._exchange is None or giving._exchange.num_waiting:  # noqa: ASYNC110
+        while giving._exchange is None or giving._exchange._num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0)
         closed = submit(asking, prefetch(PROMPT))
         await asking.close()

@@ -420,9 +420,7 @@ class TorchEngine:
         self._stats = core.stats()
         if self._exchange is not None:
             computed = self._stats.progress - before
-            self._exchange.price.computed(computed, time.monotonic() - began)
-            if self._exchange.num_waiting:
-                self._call(self._exchange.stepped)
+            self._exchange.stepped(computed, time.monotonic() - began, self._call)
         self._post(outputs)
         self._events.flush()
         rest = core.rest(time.monotonic())

@@ -1,4 +1,4 @@
-"""Preempted sequences whose pages are kept outside of the cache, and come back before they go on."""
+"""Preempted sequences whose pages are kept outside of the cache, to go on with them."""
 
 from collections.abc import Callable
 

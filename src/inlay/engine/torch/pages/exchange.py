@@ -5,7 +5,7 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Run
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -53,6 +53,10 @@ _SILENCE_SECONDS = 10.0
 """Seconds after which a peer that computes pages, and says nothing, is given up."""
 
 
+CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
+"""Calls a function on the event loop, soon. In any thread."""
+
+
 class AskCore(Protocol):
     """Calls a function with the core between two steps."""
 
@@ -81,7 +85,6 @@ class PageExchange:
         num_fetched: pages that came from peers.
         num_loaded: pages that came from the tiers.
         num_given: pages that went to them.
-        num_waiting: questions of peers that wait for the next step; `stepped` is to be called.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class PageExchange:
         # Requests whose records the transport still holds: a slow reader takes places, too.
         self._unread: set[str] = set()
         self._step = asyncio.Event()
-        self.num_waiting = 0
+        self._num_waiting = 0
 
     def counted(self, stats: Stats) -> Stats:
         """Return `stats` with what came and went."""
@@ -141,7 +144,7 @@ class PageExchange:
         self._fetching[request.id] = task
         return True
 
-    def serve(self, cached: CachedPages, call: Callable[[Callable[[], object]], object]) -> None:
+    def serve(self, cached: CachedPages, call: CallSoon) -> None:
         """Keep what a cache evicts, and bring back what its preempted sequences have lost.
 
         Args:
@@ -362,7 +365,7 @@ class PageExchange:
         """Wait until a page is cached, no longer than the question allows."""
         if not 0 < query.within <= WAIT_SECONDS:
             return
-        self.num_waiting += 1
+        self._num_waiting += 1
         try:
             async with liveness.timeout(query.within):
                 while True:
@@ -374,10 +377,21 @@ class PageExchange:
         except TimeoutError:
             log.debug("a page that a peer waits for was not computed in %g s", query.within)
         finally:
-            self.num_waiting -= 1
+            self._num_waiting -= 1
 
-    def stepped(self) -> None:
-        """Have questions look again that wait for pages: a step has ended."""
+    def stepped(self, positions: int, seconds: float, call: CallSoon) -> None:
+        """Note a step. In the engine's thread.
+
+        Args:
+            positions: computed in it.
+            seconds: that it took.
+            call: calls a function on the event loop, soon.
+        """
+        self.price.computed(positions, seconds)
+        if self._num_waiting:
+            call(self._look_again)
+
+    def _look_again(self) -> None:
         self._step.set()
         self._step = asyncio.Event()
 
