@@ -2,6 +2,8 @@
 
 python -m scripts.demo_training.audit_texts > texts.jsonl
 inlay embeds audit --model src/inlay/demo/model --texts texts.jsonl
+
+The first 300 are in `src/inlay/demo/texts.jsonl`.
 """
 
 import json

@@ -13,6 +13,7 @@ from scripts.demo_training.audit_texts import lines
 from scripts.demo_training.world import build_world
 
 from inlay import demo
+from inlay.audit.attackers import ALL, NEED_TORCH
 from inlay.cli import main
 from inlay.client import PromptEmbedder
 from tests.serving import Served, free_port, serving
@@ -76,7 +77,8 @@ def test_a_plain_file_has_a_text_a_line(tmp_path: Path, capsys: pytest.CaptureFi
         ('{"text": "a", "name": "b"}\n', (), "line 1: Object contains unknown field `name`"),
         ('{"text": "a", "names": ["Bo"]}\n', (), "text 1: the entity 'Bo' does not stand in it"),
         (None, ("--transform", "noise"), "a number from 0 to 1000 must follow the colon"),
-        (None, ("--transform", "noize:1"), "no transform 'noize:1'"),
+        (None, ("--transform", "noise:x"), "a number from 0 to 1000 must follow the colon"),
+        (None, ("--transform", "noize"), "no transform 'noize'"),
         (None, ("--transform", "rotate:2"), "it is rotate or rotate:folded"),
         (None, ("--attackers", "nearby"), "no attacker 'nearby'"),
         (None, ("--fail-above", "name=1"), "it is METRIC=SHARE"),
@@ -188,6 +190,26 @@ def test_a_function_that_fails_is_named(
     assert said in capsys.readouterr().err
 
 
+def test_what_was_found_is_told_before_the_next_transform_is_tried(
+    mine: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--transform", "none", "--transform", "mine_of_audit:wrong", "--attackers", "nearest")
+    assert audit(texts, *words) == 1
+    said = capsys.readouterr()
+    assert "worst tokens: 100.0" in said.out
+    assert "mine_of_audit:wrong failed" in said.err
+
+
+def test_fast_is_all_attackers_that_need_no_torch(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--transform=none", "--attackers=nearest", "--attackers=fast", "--resends=1")
+    assert audit(texts, *words, "-o", "json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["transforms"]
+    tried = {each["attacker"] for each in found["attackers"]} | set(found["not_applicable"])
+    assert tried == {"prior", *ALL} - set(NEED_TORCH)
+
+
 def test_a_command_may_drop_rows_and_change_their_width(
     mine: Path, texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +262,9 @@ def test_rows_that_were_made_already_are_audited(
     (found,) = json.loads(capsys.readouterr().out)["transforms"]
     assert found["worst"]["tokens"]["value"] == 1
     assert found["not_applicable"] == {"resends": "no prompt was sent twice"}
+    save_file({"rows": np.concatenate(rows)[::-1].copy(), "offsets": offsets}, tmp_path / "other")
+    assert audit(texts, "--rows", str(tmp_path / "other"), "--attackers", "nearest") == 0
+    assert "rows of other texts, in another order or of another" in capsys.readouterr().out
     assert audit(texts, *given, "--public", str(texts)) == 2
     assert "--rows are those of --texts" in capsys.readouterr().err
 

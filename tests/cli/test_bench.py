@@ -282,7 +282,7 @@ def test_written_bodies_are_sent_again_as_they_are(
     path = tmp_path / "bodies.jsonl"
     for prompts in ("text", "embeds"):
         words = ["--url", url + "/v1", *SMALL, "--prompts", prompts]
-        assert main(["bench", "write", *words, "-o", str(path), "--no-stream"], {}) == 0
+        assert main(["bench", "write", *words, "--output", str(path), "--no-stream"], {}) == 0
         lines = path.read_text().splitlines()
         assert len(set(lines)) == 6
         assert all("stream" not in json.loads(line) for line in lines)
@@ -291,7 +291,11 @@ def test_written_bodies_are_sent_again_as_they_are(
             for line in lines
         ]
         again = tmp_path / "again.jsonl"
-        assert main(["bench", "write", *words, "-o", str(again), "--no-stream"], {}) == 0
+        capsys.readouterr()
+        more = ["--output", str(again), "--no-stream", "-o", "json"]
+        assert main(["bench", "write", *words, *more], {}) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told == {"file": str(again), "requests": 6, "bytes": again.stat().st_size}
         assert again.read_bytes() == path.read_bytes()
         found = bench(capsys, "--url", url + "/v1", "--bodies", str(path))
         assert found["completed"] == 6

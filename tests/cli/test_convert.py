@@ -21,7 +21,7 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bf
 
 
 def convert(path: Path, out: Path, *words: str) -> int:
-    return main(["embeds", "convert", str(path), "-o", str(out), *words], {})
+    return main(["embeds", "convert", str(path), "--output", str(out), *words], {})
 
 
 @pytest.mark.parametrize("start", FORMATS)
@@ -67,7 +67,7 @@ def test_what_was_rounded_and_lost_is_told(
     error = capsys.readouterr().err
     assert f"of {ROWS.size} values rounded" in error
     assert "without the table id" in error
-    assert convert(path, out, "--dtype", "float16", "--output-format", "json") == 0
+    assert convert(path, out, "--dtype", "float16", "-o", "json") == 0
     said = json.loads(capsys.readouterr().out)
     rounded = int((ROWS.astype(np.float16).astype(np.float32) != ROWS).sum())
     assert said["rounded"] == rounded > 0
@@ -96,11 +96,11 @@ def test_batches_base64_and_pipes_are_converted(
     ("words", "said", "status"),
     [
         (["nowhere"], "nowhere: No such file", 2),
-        (["huge", "--dtype", "float16", "-o", "out"], "no room for 1 of the values", 2),
-        (["huge", "--output-format", "json"], "needs --output FILE", 2),
-        (["huge", "-o", "/nowhere/out"], "--output /nowhere/out: No such file", 2),
-        (["text", "-o", "out"], "must be a torch.Tensor", 1),
-        (["huge", "--dtype", "int8", "-o", "out"], "--dtype: must be 'auto'", 2),
+        (["huge", "--dtype", "float16", "--output", "out"], "no room for 1 of the values", 2),
+        (["huge", "-o", "json"], "needs --output FILE", 2),
+        (["huge", "--output", "/nowhere/out"], "--output /nowhere/out: No such file", 2),
+        (["text", "--output", "out"], "must be a torch.Tensor", 1),
+        (["huge", "--dtype", "int8", "--output", "out"], "--dtype: must be 'auto'", 2),
     ],
 )
 def test_what_cannot_be_converted_is_one_line_and_writes_nothing(

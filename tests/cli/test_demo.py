@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+from scripts.demo_training import audit_texts
+from scripts.demo_training.world import build_world
 
 from inlay import demo
 from inlay.cli import demo as demo_command
@@ -26,7 +28,7 @@ START_SECONDS = 180
 
 
 PYTHON = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
-SNIPPETS = ("curl", "embeds=", f"{PYTHON} - <<")
+SNIPPETS = ("curl", "embeds=", "# What is in", "# Does the model", f"{PYTHON} - <<")
 """Beginnings of the printed snippets."""
 
 
@@ -104,9 +106,31 @@ def test_the_curl_snippets_answer_when_pasted(begin: str, shown: Shown, answers:
 
 def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]) -> None:
     done = subprocess.run(
-        ["bash", "-c", shown.snippet(SNIPPETS[2])], capture_output=True, text=True, check=True
+        ["bash", "-c", shown.snippet(SNIPPETS[-1])], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == answers[0]
+
+
+def test_the_questions_about_embeddings_are_answered_when_pasted(shown: Shown) -> None:
+    said = []
+    for begin in SNIPPETS[2:4]:
+        done = subprocess.run(
+            ["bash", "-c", shown.snippet(begin)], capture_output=True, text=True, check=True
+        )
+        said.append(done.stdout)
+    inspected, audited = said
+    assert "8 rows of 192" in inspected
+    assert "nearest tokens" in inspected
+    none, noisy = audited.split("transform noise:1")
+    assert "worst tokens: 100.0" in none
+    assert "answers the same: 100.0" in none
+    assert "worst tokens: 100.0" in noisy
+    assert "answers the same: 100.0" not in noisy
+
+
+def test_the_texts_of_the_audit_are_those_of_the_script() -> None:
+    made = audit_texts.lines(build_world(audit_texts.WORLD_SEED), audit_texts.SEED, 300)
+    assert demo.texts_path().read_text(encoding="utf-8") == "\n".join(made) + "\n"
 
 
 def test_it_says_why_it_takes_another_port(monkeypatch: pytest.MonkeyPatch) -> None:

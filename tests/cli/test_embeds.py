@@ -51,7 +51,7 @@ def test_encoded_text_is_what_the_client_makes(
         TEXT,
         "--format",
         format,
-        "-o",
+        "--output",
         str(path),
         *base64,
     ]
@@ -63,6 +63,25 @@ def test_encoded_text_is_what_the_client_makes(
     assert f"{expected.num_tokens} rows of 48, bfloat16" in capsys.readouterr().err
     if base64:
         pybase64.b64decode(path.read_bytes().strip(), validate=True)
+
+
+def test_what_was_encoded_is_told_as_json(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows"
+    words = ["embeds", "encode", "--model", model, "--text", TEXT, "-o", "json"]
+    assert main([*words, "--output", str(path)], {}) == 0
+    said = json.loads(capsys.readouterr().out)
+    expected = PromptEmbedder.from_pretrained(model).embed(TEXT)
+    assert said == {
+        "file": str(path),
+        "format": "safetensors",
+        "dtype": "bfloat16",
+        "shape": [expected.num_tokens, 48],
+        "bytes": path.stat().st_size,
+        "table_id": expected.table_id,
+    }
+    assert "needs --output FILE" in failed(capsys, *words, status=2)
 
 
 def test_text_and_messages_come_from_standard_input(
@@ -106,20 +125,20 @@ def test_messages_come_from_a_file_bare_or_as_a_request_has_them(
         (["--text", "a", "--messages", "x"], "cannot both be given", 2),
         (["--messages", "nowhere.json"], "--messages nowhere.json: No such file", 2),
         (["--text", ""], "the text has no tokens", 1),
-        (["--text", "a", "-o", "/nowhere/rows"], "--output /nowhere/rows: No such file", 2),
+        (["--text", "a", "--output", "/nowhere/rows"], "--output /nowhere/rows: No such file", 2),
         (
             ["--text", "a", "--format", "pickle"],
             "--format: must be 'safetensors', 'torch' or 'npy', got 'pickle'",
             2,
         ),
-        (["--text", "a", "--format", "npy", "-o", "x"], "npy format has no bfloat16", 2),
+        (["--text", "a", "--format", "npy", "--output", "x"], "npy format has no bfloat16", 2),
         (
-            ["--text", "a", "--format", "npy", "-o", "x"],
+            ["--text", "a", "--format", "npy", "--output", "x"],
             "cast the rows to float32 (--format, --dtype)",
             2,
         ),
         (
-            ["--text", "a", "--dtype", "float16", "-o", "x"],
+            ["--text", "a", "--dtype", "float16", "--output", "x"],
             "float16 does not hold bfloat16 rows exactly",
             2,
         ),

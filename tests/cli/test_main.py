@@ -35,6 +35,15 @@ def test_each_command_is_run_with_its_settings_and_the_words_that_go_on(command:
     assert [each.name for each in takes[1:]] == ["rest"] * bool(command.rest)
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_command_that_writes_or_prints_a_result_does_so_as_json_too(command: Command) -> None:
+    fields = command.settings.model_fields
+    shown = {option.flag: option.short for option in command.options.flags}
+    if "output" in fields or "output_format" in fields:
+        assert shown.pop("--output-format") == "o"
+    assert not any(shown.values())
+
+
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"], {}) == 0
     assert capsys.readouterr().out == f"inlay {inlay.__version__}\n"

@@ -105,7 +105,7 @@ def test_the_command_writes_a_file_that_is_the_image(
 ) -> None:
     there = tmp_path / "image.safetensors"
     how = ["--url", server.v1] if by == "url" else ["--model", str(directory(FAMILY))]
-    assert main(["embeds", "encode", "--image", str(path), *how, "-o", str(there)], {}) == 0
+    assert main(["embeds", "encode", "--image", str(path), *how, "--output", str(there)], {}) == 0
     image = load_media(there)
     truth = features(FAMILY, ONE).rows.numpy()
     np.testing.assert_allclose(image.rows, truth, atol=2e-5, rtol=1e-4)

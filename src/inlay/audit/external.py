@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from inlay.audit.packed import pack, unpack
 from inlay.audit.prompts import AuditPrompt, Floats
-from inlay.audit.transform import Rng, RowTransform, Setting, Transform, named
+from inlay.audit.transform import WORDS, Rng, RowTransform, Setting, Transform, named
 from inlay.errors import InvalidRequestError
 
-_FUNCTION = re.compile(r"(?!(?:rotate|permute):folded$)([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 UserFunction = Callable[[Floats, npt.NDArray[np.int64], Rng], Floats]
 """Rows to send, (m, k), of (n, h) float32 rows of the table and their (n,) token ids; the generator
@@ -39,7 +39,9 @@ def transform_of(spec: str, setting: Setting) -> Transform:
         InvalidRequestError: no such transform.
     """
     match = _FUNCTION.fullmatch(spec)
-    return named(spec, setting) if match is None else _function(spec, *match.groups())
+    if match is None or match[1] in WORDS:
+        return named(spec, setting)
+    return _function(spec, *match.groups())
 
 
 @dataclass(frozen=True)

@@ -17,42 +17,42 @@ NOTES = (
 )
 
 
-def described(audit: Audit, found: Sequence[Audited]) -> Iterator[str]:
-    """Lines for people.
-
-    Args:
-        audit: with its texts.
-        found: its transforms.
-    """
-    yield (
+def begun(audit: Audit) -> str:
+    """The line that is above all transforms, for people."""
+    return (
         f"{len(audit.prompts)} texts were read, {len(audit.public)} are known to attackers; "
         "percent [95 % interval]"
     )
-    for each in found:
-        yield ""
-        yield f"transform {each.transform}"
-        width = max(len(read.attacker) for read in each.reads)
-        yield f"  {'':<{width}}  needs  " + "".join(f"{name:>10}" for name in METRICS)
-        for read in each.reads:
-            cells = "".join(f"{_percent(read.shares[name]):>10}" for name in METRICS)
-            yield f"  {read.attacker:<{width}}  {read.knows:<7}{cells}"
-        for name, worst in each.worst.items():
-            yield f"  worst {name}: {_interval(worst.share)} by {worst.attacker}"
-        if each.answers is not None:
-            yield f"  answers the same: {_interval(each.answers.same)}"
-            if each.answers.right.of:
-                yield f"  answers right: {_interval(each.answers.right)}"
-            if each.answers.divergence is not None:
-                yield f"  answers diverge by {each.answers.divergence:.2f} nats a token"
-        if each.unanswered is not None:
-            yield f"  answers: none: {each.unanswered}"
-        for name, why in each.left_out.items():
-            yield f"  {name} is not applicable: {why}"
-        for sample in each.samples:
-            yield f"  text  {_cut(sample.text)}"
-            yield f"  read  {_cut(sample.read)}"
-    yield ""
-    yield from NOTES
+
+
+def described(each: Audited) -> Iterator[str]:
+    """Lines about a transform, for people."""
+    yield f"transform {each.transform}"
+    width = max(len(read.attacker) for read in each.reads)
+    yield f"  {'':<{width}}  needs  " + "".join(f"{name:>10}" for name in METRICS)
+    for read in each.reads:
+        cells = "".join(f"{_percent(read.shares[name]):>10}" for name in METRICS)
+        yield f"  {read.attacker:<{width}}  {read.knows:<7}{cells}"
+    for name, worst in each.worst.items():
+        yield f"  worst {name}: {_interval(worst.share)} by {worst.attacker}"
+    if each.worst["tokens"].attacker == each.reads[0].attacker:
+        yield (
+            "  nothing was read that cannot be guessed: rows of other texts, in another order or "
+            "of another model look the same"
+        )
+    if each.answers is not None:
+        yield f"  answers the same: {_interval(each.answers.same)}"
+        if each.answers.right.of:
+            yield f"  answers right: {_interval(each.answers.right)}"
+        if each.answers.divergence is not None:
+            yield f"  answers diverge by {each.answers.divergence:.2f} nats a token"
+    if each.unanswered is not None:
+        yield f"  answers: none: {each.unanswered}"
+    for name, why in each.left_out.items():
+        yield f"  {name} is not applicable: {why}"
+    for sample in each.samples:
+        yield f"  text  {_cut(sample.text)}"
+        yield f"  read  {_cut(sample.read)}"
 
 
 def as_data(audit: Audit, found: Sequence[Audited]) -> dict[str, Any]:

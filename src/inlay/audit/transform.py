@@ -148,6 +148,8 @@ NAMES = (
     "none, noise:LEVEL, shuffle, permute, rotate, permute:folded, rotate:folded, project:WIDTH, "
     "drop:SHARE, hidden:LAYER, learned"
 )
+WORDS = frozenset(name.partition(":")[0] for name in NAMES.split(", "))
+"""Of the names, what stands before the colon."""
 
 
 def checked(

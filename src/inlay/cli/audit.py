@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from inlay.audit.answers import Ask, Diverge
-from inlay.audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, chosen
+from inlay.audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
 from inlay.audit.chart import chart
 from inlay.audit.external import CommandTransform, GivenRows, transform_of
 from inlay.audit.prompts import PromptMaker
-from inlay.audit.report import as_data, described, failures, limits
-from inlay.audit.run import Audit
+from inlay.audit.report import NOTES, as_data, begun, described, failures, limits
+from inlay.audit.run import Audit, Audited
 from inlay.audit.texts import read_texts, split
 from inlay.audit.transform import Setting, Transform
 from inlay.cli.audit_answers import ANSWER_TOKENS, ServerAnswers
@@ -51,75 +51,98 @@ def run(settings: AuditSettings) -> int:
         InvalidRequestError: texts, transforms or attackers are no such thing.
     """
     console = Console(sys.stdout, sys.stderr)
-    doing = "the model's table"
+    doing, place = "the model's table", ""
 
     def tell(text: str) -> None:
         nonlocal doing
         doing = text
 
-    with waiting(console, lambda: doing):
-        gate = limits(settings.fail_above)
-        chosen(settings.attackers)
-        embedder = PromptEmbedder.from_pretrained(settings.model)
-        width = embedder.table.shape[1]
-        table = embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32)
-        model = _model(settings.model)
-        if settings.answers and settings.url is not None:
-            raise UsageError("--answers are computed here, those of --url there: leave one out")
-        if settings.rows is not None and settings.public is not None:
-            raise UsageError("--rows are those of --texts: --public has none; leave it out")
-        own = bool(settings.rows or settings.transform_command)
-        specs = settings.transform or (() if own else _COMPARED)
-        maker = PromptMaker(embedder, chat=False if settings.plain else None)
-        prompts = maker.prompts(read_texts(read(settings.texts), str(settings.texts)))
-        given: list[Transform] = [CommandTransform(each) for each in settings.transform_command]
-        if settings.rows is not None:
-            given.append(GivenRows.of(settings.rows, len(prompts), width))
-        if settings.public is not None:
-            public = maker.prompts(read_texts(read(settings.public), str(settings.public)))
-        else:
-            mine, others = split(len(prompts), settings.seed)
-            public = [prompts[index] for index in others]
-            prompts = [prompts[index] for index in mine]
-        setting = Setting(table, public, settings.seed, model)
-        transforms = [*(transform_of(each, setting) for each in specs), *given]
-        ask: Ask | None = None
-        diverge: Diverge | None = None
-        if settings.answers:
-            from inlay.audit.neural.model_answers import ModelAnswers
+    def progress() -> str:
+        return doing + place
 
-            here = ModelAnswers(model(), embedder.renderer.decode, ANSWER_TOKENS)
-            ask, diverge = here, here.divergence
-        elif settings.url is not None:
-            ask = ServerAnswers(
-                settings.url, settings.api_key, settings.model_name, embedder.table.id
-            )
-        audit = Audit(
-            prompts,
-            public,
-            table,
-            maker.template,
-            embedder.renderer.decode,
-            tuple(settings.attackers) or _attackers(settings.model),
-            settings.resends,
-            settings.seed,
-            ask,
-            tell,
-            diverge,
-            model if _TORCH else None,
-        )
-        found = [audit.of(transform) for transform in transforms]
-        failed = failures(gate, found)
+    with waiting(console, progress):
+        gate = limits(settings.fail_above)
+        audit, transforms = _prepared(settings, tell)
+    told = settings.output_format != "json"
+    if told:
+        console.out(begun(audit) + "\n")
+    found: list[Audited] = []
+    for number, transform in enumerate(transforms, 1):
+        place = f", transform {number} of {len(transforms)}"
+        with waiting(console, progress):
+            found.append(audit.of(transform))
+        # A transform may take minutes: what was found is not kept back until all are done.
+        if told:
+            console.out("\n".join(["", *described(found[-1])]) + "\n")
+    if told:
+        console.out("\n".join(["", *NOTES]) + "\n")
+    failed = failures(gate, found)
     if settings.svg is not None:
         write_bytes(chart(found).encode(), settings.svg)
-    if settings.output_format == "json":
+    if not told:
         data = as_data(audit, found) | {"model": settings.model, "failures": failed}
         console.out(msgspec.json.encode(data).decode() + "\n")
-    else:
-        console.out("\n".join(described(audit, found)) + "\n")
     for line in failed:
         console.line(line)
     return _FAILED if failed else 0
+
+
+def _prepared(
+    settings: AuditSettings, tell: Callable[[str], None]
+) -> tuple[Audit, list[Transform]]:
+    """The audit and its transforms; both raise what `run` does."""
+    attackers = spelled_out(settings.attackers)
+    if settings.answers and settings.url is not None:
+        raise UsageError("--answers are computed here, those of --url there: leave one out")
+    if settings.rows is not None and settings.public is not None:
+        raise UsageError("--rows are those of --texts: --public has none; leave it out")
+    embedder = PromptEmbedder.from_pretrained(settings.model)
+    width = embedder.table.shape[1]
+    table = embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32)
+    model = _model(settings.model)
+    own = bool(settings.rows or settings.transform_command)
+    specs = settings.transform or (() if own else _COMPARED)
+    maker = PromptMaker(embedder, chat=False if settings.plain else None)
+    prompts = maker.prompts(read_texts(read(settings.texts), str(settings.texts)))
+    given: list[Transform] = [CommandTransform(each) for each in settings.transform_command]
+    if settings.rows is not None:
+        given.append(GivenRows.of(settings.rows, len(prompts), width))
+    if settings.public is not None:
+        public = maker.prompts(read_texts(read(settings.public), str(settings.public)))
+    else:
+        mine, others = split(len(prompts), settings.seed)
+        public = [prompts[index] for index in others]
+        prompts = [prompts[index] for index in mine]
+    setting = Setting(table, public, settings.seed, model)
+    transforms: list[Transform] = []
+    for spec in specs:
+        tell(f"{spec}: made ready")
+        transforms.append(transform_of(spec, setting))
+    transforms += given
+    ask: Ask | None = None
+    diverge: Diverge | None = None
+    if settings.answers:
+        from inlay.audit.neural.model_answers import ModelAnswers
+
+        here = ModelAnswers(model(), embedder.renderer.decode, ANSWER_TOKENS)
+        ask, diverge = here, here.divergence
+    elif settings.url is not None:
+        ask = ServerAnswers(settings.url, settings.api_key, settings.model_name, embedder.table.id)
+    audit = Audit(
+        prompts,
+        public,
+        table,
+        maker.template,
+        embedder.renderer.decode,
+        attackers or _attackers(settings.model),
+        settings.resends,
+        settings.seed,
+        ask,
+        tell,
+        diverge,
+        model if _TORCH else None,
+    )
+    return audit, transforms
 
 
 def _model(name: str) -> Callable[[], "LanguageModel"]:

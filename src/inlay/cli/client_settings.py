@@ -170,6 +170,11 @@ class BenchWriteSettings(BaseModel):
     output: Path | None = Field(
         default=None, description="File to write; standard output unless set."
     )
+    output_format: Literal["text", "json"] = Field(
+        default="text",
+        description="Say how many were written as text, or as JSON on standard output; JSON needs "
+        "--output.",
+    )
 
 
 class CompletionSettings(BaseModel):
@@ -259,7 +264,8 @@ class AuditSettings(BaseModel):
         description="Attackers to try; all of them unless set: nearest, whitened, signature, "
         "sorted, codebook, procrustes, ridge, least-squares, bigram, resends, resends-pairs, "
         "reordered, and with torch inverter, beam and hidden-search; the last two of a directory "
-        "with at most 4 GiB of weights. Guesses without the rows are always beside them.",
+        "with at most 4 GiB of weights. fast is all but those with torch. Guesses without the "
+        "rows are always beside them.",
     )
     resends: int = Field(
         default=8,

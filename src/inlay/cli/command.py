@@ -1,7 +1,7 @@
 """A command: its settings class and what it does with an instance of it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,7 +34,6 @@ class Command:
             where `rest` is not empty, the words after `--`, it returns the exit status.
         details: what help says below the summary.
         positional: fields of `settings` that are given by their place.
-        short: field name to one-letter flag.
         rest: what words after `--` are, which go on untouched; none are allowed where it is empty.
         needs_nats: True if it cannot do without the client of NATS.
     """
@@ -45,14 +44,13 @@ class Command:
     module: str
     details: str = ""
     positional: tuple[str, ...] = ()
-    short: Mapping[str, str] = field(default_factory=dict)
     rest: str = ""
     needs_nats: bool = False
 
     @cached_property
     def options(self) -> Options:
         """The options its settings class declares."""
-        return Options.of(self.settings, positional=self.positional, short=self.short)
+        return Options.of(self.settings, positional=self.positional)
 
     def run(self, settings: BaseModel, rest: Sequence[str]) -> int:
         """Import the module, so late that help is quick, and do what it does; the exit status.

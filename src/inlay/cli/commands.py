@@ -81,7 +81,6 @@ COMMANDS = (
         settings=StatusSettings,
         module="status",
         needs_nats=True,
-        short={"output_format": "o"},
     ),
     Command(
         name="doctor",
@@ -90,7 +89,6 @@ COMMANDS = (
         "when something would keep a server from working.",
         settings=DoctorSettings,
         module="doctor",
-        short={"output_format": "o"},
     ),
     Command(
         name="chat",
@@ -102,7 +100,6 @@ COMMANDS = (
         settings=ChatSettings,
         module="chat",
         positional=("model",),
-        short={"output_format": "o"},
         rest="SERVE OPTIONS",
     ),
     Command(
@@ -112,7 +109,6 @@ COMMANDS = (
         "token, between tokens and to the end, by the names and definitions of vllm bench serve.",
         settings=BenchSettings,
         module="bench",
-        short={"output_format": "o"},
     ),
     Command(
         name="bench write",
@@ -120,7 +116,6 @@ COMMANDS = (
         details="One JSON object a line, as inlay bench --bodies reads it.",
         settings=BenchWriteSettings,
         module="bench.writing",
-        short={"output": "o"},
     ),
     Command(
         name="embeds encode",
@@ -130,7 +125,6 @@ COMMANDS = (
         "image_embeds.",
         settings=EncodeSettings,
         module="encode",
-        short={"output": "o"},
     ),
     Command(
         name="embeds inspect",
@@ -140,7 +134,6 @@ COMMANDS = (
         settings=InspectSettings,
         module="inspect",
         positional=("file",),
-        short={"output_format": "o"},
     ),
     Command(
         name="embeds upload",
@@ -150,7 +143,6 @@ COMMANDS = (
         settings=UploadSettings,
         module="upload",
         positional=("file",),
-        short={"output_format": "o"},
     ),
     Command(
         name="embeds convert",
@@ -160,7 +152,6 @@ COMMANDS = (
         settings=ConvertSettings,
         module="convert",
         positional=("file",),
-        short={"output": "o"},
     ),
     Command(
         name="embeds audit",
@@ -170,7 +161,6 @@ COMMANDS = (
         "narrower intervals.",
         settings=AuditSettings,
         module="audit",
-        short={"output_format": "o"},
     ),
     Command(
         name="completion",

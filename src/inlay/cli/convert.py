@@ -4,7 +4,6 @@ import sys
 from typing import Any
 
 import ml_dtypes
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pybase64
@@ -14,6 +13,7 @@ from inlay.cli.command import UsageError
 from inlay.cli.files import read as read_file
 from inlay.cli.files import write_bytes
 from inlay.cli.process import Console
+from inlay.cli.written import as_json, check_destination
 from inlay.client.prompts import container
 from inlay.errors import EmbeddingsError, EngineError
 from inlay.tensors import ReadLimits, read, write
@@ -29,11 +29,7 @@ def run(settings: ConvertSettings) -> int:
         FileError: a file cannot be read or written.
         EmbeddingsError: the file holds no embeddings.
     """
-    if settings.output is None:
-        if settings.output_format == "json":
-            raise UsageError("--output-format json needs --output FILE: the embeddings go there")
-        if not settings.base64 and sys.stdout.isatty():
-            raise UsageError("bytes are not for a terminal: give --output FILE or --base64")
+    check_destination(settings)
     data = container(read_file(settings.file))
     tensor = read(data, limits=ReadLimits(max_bytes=max(len(data), 1)))
     array, changed = _cast(tensor.array, settings.dtype)
@@ -50,16 +46,9 @@ def run(settings: ConvertSettings) -> int:
         return 0
     console = Console(sys.stdout, sys.stderr)
     if settings.output_format == "json":
-        said = {
-            "file": str(settings.output),
-            "format": settings.format,
-            "dtype": str(array.dtype),
-            "shape": list(array.shape),
-            "bytes": len(written),
-            "table_id": kept,
-            "rounded": changed,
-        }
-        console.out(msgspec.json.encode(said).decode() + "\n")
+        facts = {"table_id": kept, "rounded": changed}
+        said = as_json(settings.output, settings.format, array, len(written), **facts)
+        console.out(said)
         return 0
     lost = tensor.table_id is not None and kept is None
     console.line(

@@ -148,7 +148,13 @@ def _show(url: str, console: Console) -> None:
     for line in _demonstration(_Server(url), question):
         console.out(line + "\n")
     console.out("\nTry it:\n\n")
-    for snippet in (_curl(url, question), _curl_embeds(url, question), _python(url, question)):
+    for snippet in (
+        _curl(url, question),
+        _curl_embeds(url, question),
+        f"# What is in a file of embeddings?\n{_inspect()}",
+        f"# Does the model answer the same? What can be read from the rows?\n{_audit(url)}",
+        _python(url, question),
+    ):
         console.out(snippet + "\n\n")
 
 
@@ -158,7 +164,9 @@ def _link(url: str, console: Console, settings: DemoSettings) -> None:
         return
     asked = urlencode({"ask": question_shown().messages[0].content}, quote_via=quote)
     console.line(f"or in a browser: {url}/#{asked}")
-    console.line(f"a file to drop there: {demo.soft_prompt_path()}")
+    console.line(f"- what is in a file? Drop {demo.soft_prompt_path()} there and choose Rows")
+    console.line("- does it answer the same? Choose Text and embeddings")
+    console.line("- what can be read from it? Choose Noise, and Try all levels")
 
 
 def _show_images(url: str, console: Console) -> None:
@@ -246,14 +254,32 @@ def _interpreter() -> str:
     return "python" if found == sys.executable else shlex.quote(sys.executable)
 
 
+def _command() -> str:
+    """inlay, as a shell calls it."""
+    return "inlay" if shutil.which("inlay") else f"{_interpreter()} -m inlay.cli"
+
+
+def _inspect() -> str:
+    rows, model = (shlex.quote(str(path)) for path in (demo.soft_prompt_path(), demo.model_dir()))
+    return f"{_command()} embeds inspect {rows} --model {model}"
+
+
+def _audit(url: str) -> str:
+    texts, model = (shlex.quote(str(path)) for path in (demo.texts_path(), demo.model_dir()))
+    return (
+        f"{_command()} embeds audit --model {model} \\\n"
+        f"  --texts {texts} --url {url}/v1 \\\n"
+        "  --attackers fast --transform none noise:1"
+    )
+
+
 def _curl_embeds(url: str, question: str) -> str:
-    command = "inlay" if shutil.which("inlay") else f"{_interpreter()} -m inlay.cli"
     messages = json.dumps([{"role": "user", "content": question}])
     before, after = _body({"prompt_embeds": "@"}).split("@")
     # curl reads standard input, as a prompt of embeddings may be longer than a command line.
     return (
         f"embeds=$(echo {shlex.quote(messages)} |\n"
-        f"  {command} embeds encode --base64 --messages - --model "
+        f"  {_command()} embeds encode --base64 --messages - --model "
         f"{shlex.quote(str(demo.model_dir()))})\n"
         f"printf '%s' {shlex.quote(before)} \"$embeds\" {shlex.quote(after)} |\n"
         f"  curl -s {url}/v1/completions -H 'Content-Type: application/json' -d @-"

@@ -12,6 +12,7 @@ from inlay.cli.command import UsageError
 from inlay.cli.files import read, standard_input, write_bytes
 from inlay.cli.process import Console
 from inlay.cli.settings import EncodeSettings
+from inlay.cli.written import as_json, check_destination
 from inlay.client import EmbeddedMedia, EmbeddedPrompt, PromptEmbedder
 from inlay.client.prompts import Array
 from inlay.errors import EmbeddingsError
@@ -39,8 +40,7 @@ def run(settings: EncodeSettings) -> int:
         raise UsageError("--url is for an --image or --audio")
     if settings.detail and settings.image is None:
         raise UsageError("--detail is for an --image")
-    if settings.output is None and not settings.base64 and sys.stdout.isatty():
-        raise UsageError("bytes are not for a terminal: give --output FILE or --base64")
+    check_destination(settings)
     made: EmbeddedPrompt | EmbeddedMedia
     if is_media:
         from inlay.cli.encode_media import encoded
@@ -61,7 +61,14 @@ def run(settings: EncodeSettings) -> int:
     write_bytes(data, settings.output)
     if settings.output is None:
         return 0
-    Console(sys.stdout, sys.stderr).line(
+    console = Console(sys.stdout, sys.stderr)
+    if settings.output_format == "json":
+        known = made.table_id if isinstance(made, EmbeddedPrompt) else None
+        kept = None if settings.format == "npy" else known
+        size = len(data)
+        console.out(as_json(settings.output, settings.format, made.rows, size, table_id=kept))
+        return 0
+    console.line(
         f"{settings.output}: {made.num_tokens} rows of {made.rows.shape[1]}, "
         f"{made.rows.dtype}, {len(data)} bytes"
     )

@@ -38,6 +38,10 @@ def _word(element: Any) -> str:
     return _METAVARS.get(_bare(element), "FILE")
 
 
+_SHORT = {"output_format": "o"}
+"""One-letter flags by field, the same in all commands."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One field of a settings class as its user meets it.
@@ -168,30 +172,22 @@ class Options:
     by_name: Mapping[str, Option]
 
     @classmethod
-    def of(
-        cls,
-        settings: type[BaseModel],
-        *,
-        positional: tuple[str, ...] = (),
-        short: Mapping[str, str] | None = None,
-    ) -> "Options":
+    def of(cls, settings: type[BaseModel], *, positional: tuple[str, ...] = ()) -> "Options":
         """The options of `settings`.
 
         Args:
             settings: a model of values and of sections.
             positional: names of the fields that are given by their place.
-            short: field name to a one-letter flag.
 
         Raises:
             ValueError: two sections have a field of the same name, or a name here is no field's.
         """
         found: dict[str, Option] = {}
-        letters = dict(short or {})
 
         def add(name: str, section: str | None, title: str, field: FieldInfo) -> None:
             if name in found:
                 raise ValueError(f"{settings.__name__} has two options named {name!r}")
-            found[name] = Option(name, section, title, field, name in positional, letters.get(name))
+            found[name] = Option(name, section, title, field, name in positional, _SHORT.get(name))
 
         for name, field in settings.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -199,7 +195,7 @@ class Options:
                     add(inner, name, field.title or name.capitalize(), inner_field)
             else:
                 add(name, None, field.title or "Options", field)
-        unknown = sorted({*positional, *letters} - set(found))
+        unknown = sorted({*positional} - set(found))
         if unknown:
             raise ValueError(f"{settings.__name__} has no field {unknown[0]!r}")
         return cls(found)

@@ -298,6 +298,11 @@ class EncodeSettings(BaseModel):
     output: Path | None = Field(
         default=None, description="File to write; standard output unless set."
     )
+    output_format: Literal["text", "json"] = Field(
+        default="text",
+        description="Say what was written as text, or as JSON on standard output; JSON needs "
+        "--output.",
+    )
 
 
 class InspectSettings(BaseModel):

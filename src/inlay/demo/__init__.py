@@ -259,3 +259,11 @@ def drawn_examples() -> DrawnExamples:
     """
     path = pipeline_dir() / "examples.json"
     return msgspec.json.decode(path.read_bytes(), type=DrawnExamples)
+
+
+def texts_path() -> Path:
+    """File of 300 questions as `inlay embeds audit --texts` takes them, with names and answers.
+
+    `scripts/demo_training/audit_texts.py` makes them.
+    """
+    return _HERE / "texts.jsonl"

@@ -41,14 +41,24 @@ ALL: dict[str, Callable[[], Attacker]] = {
 NEED_TORCH = ("inverter", "beam", "hidden-search")
 NEED_WEIGHTS = ("beam", "hidden-search")
 
+FAST = "fast"
+"""Word for all that need no torch: seconds for a transform, where the others take minutes."""
 
-def chosen(names: Sequence[str]) -> list[Attacker]:
-    """New attackers of those names, the prior first.
+
+def spelled_out(words: Sequence[str]) -> tuple[str, ...]:
+    """Names of attackers, each once, with those that `FAST` stands for in its place.
 
     Raises:
         InvalidRequestError: no attacker has such a name.
     """
-    for name in names:
-        if name not in ALL:
-            raise InvalidRequestError(f"no attacker {name!r}; there are {', '.join(ALL)}")
+    names: list[str] = []
+    for word in words:
+        if word not in (FAST, *ALL):
+            raise InvalidRequestError(f"no attacker {word!r}; there are {FAST}, {', '.join(ALL)}")
+        names += [each for each in ALL if each not in NEED_TORCH] if word == FAST else [word]
+    return tuple(dict.fromkeys(names))
+
+
+def chosen(names: Sequence[str]) -> list[Attacker]:
+    """New attackers of those names, the prior first."""
     return [Prior(), *(ALL[name]() for name in names)]

@@ -5,8 +5,11 @@ import sys
 from contextlib import ExitStack
 from typing import BinaryIO
 
+import msgspec
+
 from inlay.cli.bench.workload import Workload
 from inlay.cli.client_settings import BenchWriteSettings
+from inlay.cli.command import UsageError
 from inlay.cli.files import opening
 from inlay.cli.http_client import HttpClient
 from inlay.cli.process import Console
@@ -24,20 +27,28 @@ def run(settings: BenchWriteSettings) -> int:
         InlayError: the server cannot be reached, or takes no uploads.
     """
     console = Console(sys.stdout, sys.stderr)
+    if settings.output is None and settings.output_format == "json":
+        raise UsageError("--output-format json needs --output FILE: the bodies go there")
     with ExitStack() as stack:
         file: BinaryIO = sys.stdout.buffer
         if settings.output is not None:
             stack.enter_context(opening(f"--output {settings.output}"))
             file = stack.enter_context(settings.output.open("wb"))
         runner = stack.enter_context(asyncio.Runner())
-        runner.run(_write(settings, file, console))
+        written, size = runner.run(_write(settings, file, console))
+    if settings.output_format == "json":
+        said = {"file": str(settings.output), "requests": written, "bytes": size}
+        console.out(msgspec.json.encode(said).decode() + "\n")
+    elif settings.output is not None:
+        console.line(f"{settings.output}: {written} requests, {size} bytes")
     return 0
 
 
-async def _write(settings: BenchWriteSettings, file: BinaryIO, console: Console) -> None:
+async def _write(settings: BenchWriteSettings, file: BinaryIO, console: Console) -> tuple[int, int]:
+    """Requests that were written, and their bytes."""
     server = server_of(settings.url, settings.api_key)
     client = HttpClient(server)
-    written = 0
+    written = size = 0
 
     def told() -> str:
         return f"{written} of {settings.workload.num_prompts} written"
@@ -50,8 +61,9 @@ async def _write(settings: BenchWriteSettings, file: BinaryIO, console: Console)
         with waiting(console, told):
             count = settings.workload.num_prompts
             async for body in workload.bodies(0, count, stream=settings.stream):
-                file.write(body.data + b"\n")
+                size += file.write(body.data + b"\n")
                 written += 1
         file.flush()
     finally:
         await client.close()
+    return written, size
