@@ -1,4 +1,4 @@
-"""What commands that write embeddings share: where bytes may go, and JSON of what was written."""
+"""Files of embeddings that commands write: where bytes may go, and JSON of what was written."""
 
 import sys
 from pathlib import Path
