@@ -43,7 +43,7 @@ from inlay.engine.torch.step import Core
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Request, Sampling
 
-PAGE_SIZE = 16
+PAGE_SIZE = 64
 LASTING = 256
 """Tokens a prompt that decodes may have.
 
@@ -197,6 +197,7 @@ class Ours:
         *,
         max_loras: int = 0,
         speculation: SpeculativeConfig | None = None,
+        page_size: int = PAGE_SIZE,
     ) -> None:
         self.model = CausalModel.load(
             EngineSettings(
@@ -209,8 +210,8 @@ class Ours:
             )
         )
         bounds = EngineLimits(
-            num_pages=num_positions // PAGE_SIZE,
-            page_size=PAGE_SIZE,
+            num_pages=num_positions // page_size,
+            page_size=page_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=2048,
             max_model_len=4608,
@@ -409,6 +410,9 @@ def main() -> None:
     parser.add_argument(
         "--int4", action="store_true", help="The same shape with weights of 4 bits too."
     )
+    parser.add_argument(
+        "--page-sizes", type=int, nargs="*", default=[], help="Pages of these sizes too, in turns."
+    )
     parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
     ensure("benchmarks.engine")
@@ -433,6 +437,10 @@ def main() -> None:
         loaded = time.perf_counter() - started
         key_bytes = ours.model.page_bytes(1)
         contenders: dict[str, Contender] = {"inlay": ours}
+        for size in options.page_sizes:
+            contenders[f"pages of {size}"] = Ours(
+                directory, options.threads, 32, positions, page_size=size
+            )
         if not options.no_transformers:
             contenders["transformers"] = Transformers(directory)
         if options.int4:

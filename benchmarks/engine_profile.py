@@ -32,7 +32,6 @@ import torch
 
 from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt, write_model
 from inlay.engine.torch import lora, prompt_logprobs
-from inlay.engine.torch.attention.gathered import GatheredAttention
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.lora import AdaptedLinear, LowRankPair
@@ -72,7 +71,7 @@ def watched(ours: Ours, clock: Clock) -> Iterator[None]:
     """Within it, steps are told apart by `clock`."""
     core = ours.core
     kernels = (
-        "paged_decode",
+        "paged_attention",
         "prepare",
         "rms_norm",
         "silu_and_multiply",
@@ -90,12 +89,6 @@ def watched(ours: Ours, clock: Clock) -> Iterator[None]:
         (core.model, "hidden", "layers, all else"),
         (core.model, "logits", "head, all else"),
         (lora.Selection, "of", "adapters, selection"),
-        (GatheredAttention, "fill", "attention, all else"),
-        (GatheredAttention, "_gather", "attention, gather"),
-        (GatheredAttention, "_scores", "attention, scores"),
-        (torch, "softmax", "attention, softmax"),
-        (torch.Tensor, "masked_fill_", "attention, masks"),
-        (torch.Tensor, "__matmul__", "attention, values"),
     ]
     for name, module in core.model._model.named_modules():
         if isinstance(module, LinearMethod):
@@ -201,7 +194,7 @@ def sizes_of(ours: Ours, batch: int, context: int) -> dict[str, int]:
     for name, module in ours.model._model.named_modules():
         if isinstance(module, LinearMethod):
             found[f"product {kind_of(name)}"] += module.nbytes
-    found["kernel paged_decode"] = batch * context * ours.model.page_bytes(1)
+    found["kernel paged_attention"] = batch * context * ours.model.page_bytes(1)
     return found
 
 

@@ -36,7 +36,7 @@ class Scene:
     """Some sequences with computed positions, in pages full of NaN elsewhere, and their next step.
 
     Of two layers in groups of their own, the second is the one that is asked; with a `window`, it
-    has no earlier pages.
+    has no earlier pages. Steps of up to `decoding` positions decode.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Scene:
         window: int | None = None,
         value_size: int = SIZE,
         seed: int = 0,
+        decoding: int = 1,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         needed = [-(-(start + count) // PAGE) for start, count in spans]
@@ -72,7 +73,16 @@ class Scene:
             runs = [PageRun(next(free) for _ in range(pages)) for _ in range(2)]
             own, first = runs[1].pages, first_page(window, start, PAGE)
             runs[1].pages, runs[1].first = own[first:], first
-            stretches.append(BatchItem([(start, Tokens([1] * count))], start, count, runs, True))
+            stretches.append(
+                BatchItem(
+                    [(start, Tokens([1] * count))],
+                    start,
+                    count,
+                    runs,
+                    True,
+                    decoding=count <= decoding,
+                )
+            )
             self.queries.append(
                 torch.randn(heads * group, count, SIZE, generator=generator).to(dtype)
             )
@@ -133,9 +143,7 @@ def on_cpu(scene: Scene, *, native: bool = True, float32_scores: bool = False) -
         )
     compiled = kernels()
     assert compiled is not None, "these tests need a C++ compiler"
-    return NativeAttention(
-        scene.batch, scene.pages, Workspace(), compiled, float32_scores=float32_scores
-    )
+    return NativeAttention(scene.batch, scene.pages, Workspace(), compiled)
 
 
 spans = st.lists(

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import batch
-from inlay.engine.torch.attention import gathered
+from inlay.engine.torch.attention import choice, gathered
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.decode_graphs import Capture
 from inlay.engine.torch.media.readers import Inputs, readers_of
@@ -402,6 +402,8 @@ def test_rows_that_a_client_made_with_the_same_encoder_give_the_same(family: str
 def test_images_that_blocks_of_queries_cut_are_seen_whole(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Without native kernels, which cut them anyway.
+    monkeypatch.setattr(choice, "kernels", lambda: None)
     for name, value in (("_SCORE_BYTES", 0), ("_MIN_BLOCK", block), ("_MAX_BLOCK", block)):
         monkeypatch.setattr(gathered, name, value)
     engine = Engine("gemma3", max_num_batched_tokens=64)

@@ -43,6 +43,7 @@ class BatchItem:
             it.
         rope: [3, count] int64, rotary positions; None where they are the positions themselves.
         wholes: (first, past-last) absolute positions of runs whose positions see all of their run.
+        decoding: the positions come after the prompt, and after all that is computed again.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -54,6 +55,7 @@ class BatchItem:
     pending: bool = False
     rope: npt.NDArray[np.int64] | None = None
     wholes: Sequence[tuple[int, int]] = ()
+    decoding: bool = False
 
 
 class Batch(NamedTuple):
@@ -80,6 +82,7 @@ class Batch(NamedTuple):
         wholes: (span, first, past-last absolute position) of runs whose positions see all of their
             run; each lies in its span.
         whole_layers: layers in which they do, as in `Family.bidirectional`.
+        decoding: spans that decode, with the drafts they verify; the others are chunks of prompts.
     """
 
     token_ids: Tensor
@@ -97,6 +100,7 @@ class Batch(NamedTuple):
     features: Tensor | None = None
     wholes: tuple[tuple[int, int, int], ...] = ()
     whole_layers: str = "all"
+    decoding: frozenset[int] = frozenset()
 
     def wholes_of(self, window: int | None) -> tuple[tuple[int, int, int], ...]:
         """Return `wholes` as a layer with this window, or none, has them."""
@@ -118,6 +122,7 @@ class Batch(NamedTuple):
             contexts=tuple(self.contexts[span] for span in spans),
             adapters=tuple(self.adapters[span] for span in spans) if self.adapters else (),
             wholes=(),
+            decoding=frozenset(at for at, span in enumerate(spans) if span in self.decoding),
         )
         return index, part
 
@@ -146,6 +151,7 @@ class Batch(NamedTuple):
                     span.sequence.wholes(span.start, span.start + span.count)
                     if bidirectional != "none"
                     else (),
+                    span.decodes,
                 )
                 for span in spans
             ),
@@ -218,6 +224,7 @@ class Batch(NamedTuple):
             tuple(
                 (span, *whole) for span, stretch in enumerate(stretches) for whole in stretch.wholes
             ),
+            decoding=frozenset(span for span, stretch in enumerate(stretches) if stretch.decoding),
         )
 
     def to(self, device: torch.device) -> "Batch":
@@ -243,6 +250,7 @@ class Batch(NamedTuple):
             None if self.features is None else upload(self.features, device),
             self.wholes,
             self.whole_layers,
+            self.decoding,
         )
 
 

@@ -29,6 +29,12 @@ class ScheduledChunk:
         """Number of positions at the end whose logits are needed."""
         return self.samples + len(self.drafts)
 
+    @property
+    def decodes(self) -> bool:
+        """True if it computes one known position after the prompt, and drafts."""
+        known = self.count - len(self.drafts)
+        return known == 1 and self.start >= self.sequence.prompt_length
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:

@@ -169,6 +169,11 @@ class Sequence:
         return len(self.output) < self.turn_ends
 
     @property
+    def prompt_length(self) -> int:
+        """Number of positions of the prompt."""
+        return self._prompt_length
+
+    @property
     def length(self) -> int:
         """Number of known positions, prompt and output."""
         return self._prompt_length + len(self.output)

@@ -74,6 +74,6 @@ def _plain(
     if pages.keys[0].device.type != "cpu":
         return CudaAttention(batch, pages, workspace, float32_scores=float32_scores)
     native = kernels()
-    if native is not None and native.serve(pages.keys[0].dtype):
-        return NativeAttention(batch, pages, workspace, native, float32_scores=float32_scores)
+    if native is not None and native.attends(pages.keys[0].dtype):
+        return NativeAttention(batch, pages, workspace, native)
     return GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)

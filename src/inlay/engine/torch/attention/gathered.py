@@ -1,8 +1,8 @@
 """Attention over gathered pages: any scoring, any head size, any device.
 
 Scores are matrix products over gathered pages; the queries of a group of heads are rows of one
-product. Used on CPUs, where torch's fused attention is two to three times slower for one query and
-for many, and on CUDA for layers that flash attention does not support.
+product. Used on CPUs without a compiler, for latents that are expanded, and on CUDA for layers that
+flash attention does not support; and what tests hold the native kernel against.
 
 Shapes: T positions in the step, Q query heads, H key/value heads, G = Q / H, D key size, E value
 size, B sequences in a group, C queries and L gathered positions of each, N pages, P positions a
@@ -138,17 +138,11 @@ class GatheredAttention:
         workspace: Workspace,
         *,
         float32_scores: bool = False,
-        single_queries: bool = True,
     ) -> None:
-        """Prepare attention for `batch`.
-
-        Without `single_queries`, only for sequences with several queries in the batch.
-        """
         self._batch = batch
         self._pages = pages
         self._workspace = workspace
         self._float32_scores = float32_scores
-        self._single_queries = single_queries
         self._slots = batch.slots.unbind()
         self._device = batch.slots.device
         self._plans: dict[int | None, list[_Group | _Prompt]] = {}
@@ -168,14 +162,6 @@ class GatheredAttention:
         size = value.shape[2] if scoring.latent is None else scoring.latent.value_size
         out = query.new_empty(query.shape[1], query.shape[0], size)
         out[count:] = 0
-        self.fill(out, layer, query, scoring)
-        return out
-
-    def fill(self, out: Tensor, layer: int, query: Tensor, scoring: Scoring) -> None:
-        """Write the rows of `out` [T, Q, E] whose queries [Q, T, D] this object handles.
-
-        The pages already hold the batch's keys.
-        """
         groups = self._plans.get(scoring.window)
         if groups is None:
             groups = self._plans[scoring.window] = list(self._plan(scoring, query))
@@ -184,6 +170,7 @@ class GatheredAttention:
                 self._attend_prompt(group, layer, query, scoring, out)
             else:
                 self._attend(group, layer, query, scoring, out)
+        return out
 
     def _attend(
         self, group: _Group, layer: int, query: Tensor, scoring: Scoring, out: Tensor
@@ -301,8 +288,6 @@ class GatheredAttention:
                 yield self._prompt(span, slice(first, first + count), context, window, row_bytes)
             first += count
         # Sorted by length, as sequences of a group are padded to its longest.
-        if not self._single_queries:
-            return
         decodes.sort(reverse=True)
         yield from self._decodes(decodes, window)
 

@@ -1,19 +1,19 @@
 """Attention over pages on a CPU by native kernels, without a copy of keys and values.
 
-The kernel handles sequences with one query in the batch. Several queries with many keys are large
-products, for which oneDNN over gathered pages is faster.
+A scalar sum of the kernel is in float32, whatever the dtype.
 """
 
+import sys
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
+from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
-from inlay.engine.torch.native import DecodeShape, Kernels
+from inlay.engine.torch.native import AttentionShape, Kernels
 
 
 class Projection(NamedTuple):
@@ -39,24 +39,13 @@ class Projection(NamedTuple):
 class NativeAttention:
     """A `PagedAttention` that can also start from a `Projection`, in one pass."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        pages: Pages,
-        workspace: Workspace,
-        kernels: Kernels,
-        *,
-        float32_scores: bool = False,
-    ) -> None:
+    def __init__(self, batch: Batch, pages: Pages, workspace: Workspace, kernels: Kernels) -> None:
         self._batch = batch
         self._pages = pages
+        self._workspace = workspace
         self._kernels = kernels
-        self._gathered = GatheredAttention(
-            batch, pages, workspace, float32_scores=float32_scores, single_queries=False
-        )
-        self._several = any(count > 1 for count in batch.counts)
         self._slots = batch.slots.unbind()
-        self._shapes: dict[tuple[int, int | None], DecodeShape | None] = {}
+        self._shapes: dict[tuple[int, int | None], AttentionShape] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -86,27 +75,48 @@ class NativeAttention:
         keys, values = self._pages.keys[layer], self._pages.values[layer]
         out = query.new_empty(query.shape[0], query.shape[1], values.shape[3])
         out[len(self._slots[0]) :] = 0
-        if self._several:
-            self._gathered.fill(out, layer, query.transpose(0, 1), scoring)
         kind = (self._pages.groups[layer], scoring.window)
         if kind not in self._shapes:
             self._shapes[kind] = self._shape(*kind)
-        shape = self._shapes[kind]
-        if shape is not None:
-            sinks = None if scoring.sinks is None else scoring.sinks.float()
-            self._kernels.paged_decode(
-                out, query, keys, values, shape, scoring.scaling, scoring.softcap or 0.0, sinks
-            )
+        sinks = None if scoring.sinks is None else scoring.sinks.float()
+        self._kernels.paged_attention(
+            out,
+            query,
+            keys,
+            values,
+            self._shapes[kind],
+            scoring.scaling,
+            scoring.softcap or 0.0,
+            sinks,
+            self._scratch,
+        )
         return out
 
-    def _shape(self, group: int, window: int | None) -> DecodeShape | None:
-        """Return the sequences with one query in the batch; None if there are none."""
-        counts = torch.tensor(self._batch.counts, dtype=torch.int32)
-        spans = (counts == 1).nonzero().squeeze(1).int()
-        if not len(spans):
-            return None
-        rows = (counts.cumsum(0, dtype=torch.int32) - 1)[spans]
-        contexts = torch.tensor(self._batch.contexts, dtype=torch.int32)[spans]
-        return DecodeShape(
-            self._batch.block_table[group].contiguous(), spans, rows, contexts, window or 0
+    def _scratch(self, size: int) -> Tensor:
+        return self._workspace.take("attention", (size,), torch.empty(0, dtype=torch.uint8))
+
+    def _shape(self, group: int, window: int | None) -> AttentionShape:
+        batch = self._batch
+        order = sorted(
+            range(len(batch.counts)),
+            key=lambda span: batch.counts[span] if span in batch.decoding else sys.maxsize,
+        )
+        counts = torch.tensor(batch.counts, dtype=torch.int32)
+        contexts = torch.tensor(batch.contexts, dtype=torch.int32)
+        rows = counts.cumsum(0, dtype=torch.int32) - counts
+        ends = (contexts - counts - rows).repeat_interleave(counts) + 1
+        ends += torch.arange(len(ends), dtype=torch.int32)
+        for span, first, end in batch.wholes_of(window):
+            at = int(rows[span] - (contexts[span] - counts[span]))
+            ends[at + first : at + end] = end
+        spans = torch.tensor(order, dtype=torch.int32)
+        return AttentionShape(
+            batch.block_table[group].contiguous(),
+            spans,
+            rows[spans],
+            counts[spans],
+            contexts[spans],
+            ends,
+            len(batch.decoding),
+            window or 0,
         )

@@ -4,6 +4,8 @@ Shapes: H key/value heads, N pages besides the null page, P positions a page, D 
 size.
 """
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
+
+_HUGE = 1 << 22
+"""Bytes from which memory is asked for in huge pages, which are of 2 MiB on most systems."""
 
 
 class Pages:
@@ -75,7 +80,7 @@ class Pages:
             heads, *sizes = layers[layer].kept
             self._tensors.append(
                 [
-                    torch.empty(heads, 1 + num_pages, page_size, size, dtype=dtype, device=device)
+                    _uninitialised((heads, 1 + num_pages, page_size, size), dtype, device)
                     for size in sizes
                     if size
                 ]
@@ -107,3 +112,17 @@ class Pages:
         for pair in self._tensors:
             for pages in pair:
                 pages.index_fill_(1, index, 0)
+
+
+def _uninitialised(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor for pages; on Linux in huge pages of memory, which the system may refuse.
+
+    Keys and values lie anywhere: with pages of 4 KB, much of the time to read them goes into the
+    addresses of those.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

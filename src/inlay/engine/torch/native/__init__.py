@@ -4,6 +4,6 @@
 tensors. Without a compiler, torch's own operators are used.
 """
 
-from inlay.engine.torch.native.kernels import Codes, DecodeShape, Kernels, Panels, kernels
+from inlay.engine.torch.native.kernels import AttentionShape, Codes, Kernels, Panels, kernels
 
-__all__ = ["Codes", "DecodeShape", "Kernels", "Panels", "kernels"]
+__all__ = ["AttentionShape", "Codes", "Kernels", "Panels", "kernels"]

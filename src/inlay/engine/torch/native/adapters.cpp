@@ -39,7 +39,7 @@ void adapt_rows(const Adapt& a, int64_t first, float* scratch) {
         for (int64_t i = 0; i < a.inputs; i++) x[g * a.inputs + i] = load(from[i]);
     }
     const T* none = nullptr;
-    dots<ROWS>(low, lows, x, static_cast<const T*>(a.down) + slot * lows * a.inputs, none, lows, a.inputs);
+    dots<ROWS>(low, lows, x, a.inputs, static_cast<const T*>(a.down) + slot * lows * a.inputs, none, lows, a.inputs);
     float ones[ROWS];
     std::fill(ones, ones + ROWS, 1.0f);
     int64_t before = 0;

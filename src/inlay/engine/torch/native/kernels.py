@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -20,13 +20,14 @@ def _structure(name: str, **fields: type) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-_PagedDecode = _structure(
-    "_PagedDecode", query=_pointer, keys=_pointer, values=_pointer, out=_pointer,
-    block_table=_pointer, spans=_pointer, rows=_pointer, contexts=_pointer, sinks=_pointer,
-    workspace=_pointer, query_stride_t=_integer, query_stride_q=_integer, table_stride=_integer,
-    sequences=_integer, heads=_integer, group=_integer, num_pages=_integer, page_size=_integer,
-    key_size=_integer, value_size=_integer, value_stride=_integer, splits=_integer,
-    window=_integer, scaling=_number, softcap=_number, threads=ctypes.c_int32,
+_PagedAttention = _structure(
+    "_PagedAttention", query=_pointer, keys=_pointer, values=_pointer, out=_pointer,
+    block_table=_pointer, spans=_pointer, rows=_pointer, counts=_pointer, contexts=_pointer,
+    ends=_pointer, sinks=_pointer, workspace=_pointer, query_stride_t=_integer,
+    query_stride_q=_integer, table_stride=_integer, sequences=_integer, decoding=_integer,
+    heads=_integer, group=_integer, num_pages=_integer, page_size=_integer, key_size=_integer,
+    value_size=_integer, value_stride=_integer, window=_integer, scaling=_number, softcap=_number,
+    threads=ctypes.c_int32,
 )  # fmt: skip
 
 _Prepare = _structure(
@@ -54,6 +55,8 @@ _QuantisedProduct = _structure(
     bias=_pointer, out=_pointer, rows=_integer, inputs=_integer, outputs=_integer, group=_integer,
     kind=ctypes.c_int32, threads=ctypes.c_int32,
 )  # fmt: skip
+
+_LIBRARIES = ("kernels", "products", "adapters", "quantised", "attention")
 
 _VECTOR_ROWS = 4
 """Maximum number of rows for a packed product without tiles."""
@@ -105,28 +108,36 @@ class Codes(NamedTuple):
     group: int
 
 
-class DecodeShape(NamedTuple):
-    """Inputs of decode attention, shared by all layers with the same window.
+class AttentionShape(NamedTuple):
+    """Inputs of attention over pages, shared by all layers with the same window.
 
     Attributes:
         block_table: [sequences of the batch, pages] int32, contiguous.
-        spans: [S] int32, row of each sequence in the table.
-        rows: [S] int32, index of its query in the batch.
-        contexts: [S] int32, number of positions including the query's.
+        spans: [S] int32, row of each sequence in the table; first those that decode, the fewest
+            queries first.
+        rows: [S] int32, index of its first query in the batch.
+        counts: [S] int32, number of its queries.
+        contexts: [S] int32, number of positions including the last query's.
+        ends: [T] int32, first position of its sequence that a query of the batch does not see.
+        decoding: number of sequences that decode.
         window: a position sees itself and the `window - 1` before it; 0 for all before it.
     """
 
     block_table: Tensor
     spans: Tensor
     rows: Tensor
+    counts: Tensor
     contexts: Tensor
+    ends: Tensor
+    decoding: int
     window: int
 
 
 class Kernels:
     """The compiled kernels.
 
-    All tensors are on the CPU, float32 or bfloat16, and of one dtype per call.
+    All tensors are on the CPU, float32 or bfloat16, and of one dtype per call. Attention takes
+    float16 too, if the compiler knows it.
     """
 
     def __init__(
@@ -135,8 +146,15 @@ class Kernels:
         products: ctypes.CDLL,
         adapters: ctypes.CDLL,
         quantised: ctypes.CDLL,
+        attention: ctypes.CDLL,
     ) -> None:
-        self._decode = self._functions(library, "paged_decode", _pointer)
+        attended = _NAMES
+        if hasattr(attention, "inlay_paged_attention_float16"):
+            attended = {**_NAMES, torch.float16: "float16"}
+        self._attention = self._functions(attention, "paged_attention", _pointer, dtypes=attended)
+        self._attention_bytes = self._functions(
+            attention, "paged_attention_bytes", _pointer, dtypes=attended, result=_integer
+        )
         self._prepare = self._functions(library, "prepare", _pointer)
         self._rms_norm = self._functions(
             library,
@@ -165,12 +183,16 @@ class Kernels:
 
     @staticmethod
     def _functions(
-        library: ctypes.CDLL, name: str, *arguments: type
+        library: ctypes.CDLL,
+        name: str,
+        *arguments: type,
+        dtypes: Mapping[torch.dtype, str] = _NAMES,
+        result: type | None = None,
     ) -> "dict[torch.dtype, ctypes._NamedFuncPointer]":
         found = {}
-        for dtype, suffix in _NAMES.items():
+        for dtype, suffix in dtypes.items():
             function = getattr(library, f"inlay_{name}_{suffix}")
-            function.argtypes, function.restype = arguments, None
+            function.argtypes, function.restype = arguments, result
             found[dtype] = function
         return found
 
@@ -179,48 +201,51 @@ class Kernels:
         """Return True if there are kernels for `dtype`."""
         return dtype in _NAMES
 
-    def paged_decode(
+    def attends(self, dtype: torch.dtype) -> bool:
+        """Return True if `paged_attention` reads `dtype`."""
+        return dtype in self._attention
+
+    def paged_attention(
         self,
         out: Tensor,
         query: Tensor,
         keys: Tensor,
         values: Tensor,
-        shape: DecodeShape,
+        shape: AttentionShape,
         scaling: float,
         softcap: float,
         sinks: Tensor | None,
+        scratch: Callable[[int], Tensor],
     ) -> None:
-        """Attend with one query per sequence to all positions up to its own; write to `out`.
+        """Attend to the positions that each query sees; write to `out`.
+
+        A position of a prompt has the same bits whatever chunk it comes in. Decoding reads keys and
+        values where they lie, in another order of sums.
 
         Args:
             out: [T, Q, value size], contiguous.
             query: [T, Q, key size], the last dimension contiguous.
-            keys: [H, N, P, key size], contiguous.
+            keys: [H, N, P, key size], contiguous; P is a multiple of 16.
             values: [H, N, P, value size], contiguous, or the first part of `keys`.
             shape: sequences, queries and window.
             scaling: factor of the scores.
             softcap: scores become `softcap * tanh(score / softcap)`; 0 for none.
             sinks: [Q] float32, one more score of each head, whose value is zero; None for none.
+            scratch: gives memory of so many bytes until the call returns.
         """
         heads, num_pages, page_size, key_size = keys.shape
-        value_size = values.shape[3]
-        group = query.shape[1] // heads
-        sequences = len(shape.spans)
-        threads = torch.get_num_threads()
-        # Enough tasks that all threads end at about the same time.
-        splits = max(1, -(-4 * threads // (sequences * heads))) if threads > 1 else 1
-        workspace = torch.empty(
-            sequences * heads * splits * group * (value_size + 2), dtype=torch.float32
-        )
-        call = _PagedDecode(
+        call = _PagedAttention(
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             shape.block_table.data_ptr(), shape.spans.data_ptr(), shape.rows.data_ptr(),
-            shape.contexts.data_ptr(), None if sinks is None else sinks.data_ptr(),
-            workspace.data_ptr(), query.stride(0), query.stride(1), shape.block_table.shape[1],
-            sequences, heads, group, num_pages, page_size, key_size, value_size, values.stride(2),
-            splits, shape.window, scaling, softcap, threads,
+            shape.counts.data_ptr(), shape.contexts.data_ptr(), shape.ends.data_ptr(),
+            None if sinks is None else sinks.data_ptr(), None, query.stride(0), query.stride(1),
+            shape.block_table.shape[1], len(shape.spans), shape.decoding, heads,
+            query.shape[1] // heads, num_pages, page_size, key_size, values.shape[3],
+            values.stride(2), shape.window, scaling, softcap, torch.get_num_threads(),
         )  # fmt: skip
-        self._decode[query.dtype](ctypes.byref(call))
+        memory = scratch(self._attention_bytes[query.dtype](ctypes.byref(call)))
+        call.workspace = memory.data_ptr()
+        self._attention[query.dtype](ctypes.byref(call))
 
     def argmax(self, rows: Tensor) -> Tensor:
         """Return the first maximum of each of `rows` [S, V], contiguous; NaN is the largest.
@@ -406,6 +431,6 @@ class Kernels:
 @cache
 def kernels() -> Kernels | None:
     """Return this process's kernels, compiled at the first call; None if not available."""
-    found = [load(name) for name in ("kernels", "products", "adapters", "quantised")]
+    found = [load(name) for name in _LIBRARIES]
     libraries = [library for library in found if library is not None]
     return Kernels(*libraries) if len(libraries) == len(found) else None

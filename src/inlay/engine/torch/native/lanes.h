@@ -53,6 +53,22 @@ inline Lanes load_lanes(const bf16* from) {
     return reinterpret_cast<Lanes>(__builtin_convertvector(bits, WideLanes) << 16);
 }
 
+// Compilers of before 2022 do not have it in C++.
+#ifdef __FLT16_MAX__
+typedef _Float16 fp16;
+typedef fp16 Fp16Lanes __attribute__((vector_size(LANES * sizeof(fp16))));
+
+inline float load(fp16 x) { return static_cast<float>(x); }
+
+inline void store(fp16* to, float value) { *to = static_cast<fp16>(value); }
+
+inline Lanes load_lanes(const fp16* from) {
+    Fp16Lanes found;
+    std::memcpy(&found, from, sizeof(found));
+    return __builtin_convertvector(found, Lanes);
+}
+#endif
+
 typedef float Half __attribute__((vector_size(LANES / 2 * sizeof(float))));
 typedef float Quarter __attribute__((vector_size(LANES / 4 * sizeof(float))));
 
