@@ -29,7 +29,7 @@ from tests.engine.torch.varlen import varlen_reference
 CPU = torch.device("cpu")
 SIZE = 8
 PAGE = 16
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
 class Scene:
@@ -50,14 +50,15 @@ class Scene:
         value_size: int = SIZE,
         seed: int = 0,
         decoding: int = 1,
+        page: int = PAGE,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        needed = [-(-(start + count) // PAGE) for start, count in spans]
+        needed = [-(-(start + count) // page) for start, count in spans]
         self.pages = Pages(
             [LayerShape(None, heads, SIZE, value_size)] * 2,
             [PageGroup(None, (0,)), PageGroup(window, (1,))],
             num_pages=2 * sum(needed) + 3,
-            page_size=PAGE,
+            page_size=page,
             dtype=dtype,
             device=CPU,
         )
@@ -68,11 +69,13 @@ class Scene:
         self.queries: list[Tensor] = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.runs: list[list[PageRun]] = []
         self.spans = spans
         for (start, count), pages in zip(spans, needed, strict=True):
             runs = [PageRun(next(free) for _ in range(pages)) for _ in range(2)]
-            own, first = runs[1].pages, first_page(window, start, PAGE)
+            own, first = runs[1].pages, first_page(window, start, page)
             runs[1].pages, runs[1].first = own[first:], first
+            self.runs.append(runs)
             stretches.append(
                 BatchItem(
                     [(start, Tokens([1] * count))],
@@ -91,12 +94,12 @@ class Scene:
                 torch.randn(heads, start + count, value_size, generator=generator).to(dtype)
             )
             slots = torch.tensor(
-                [own[at // PAGE] * PAGE + at % PAGE for at in range(first * PAGE, start)],
+                [own[at // page] * page + at % page for at in range(first * page, start)],
                 dtype=torch.int64,
             )
-            held = slice(first * PAGE, start)
+            held = slice(first * page, start)
             self.pages.write(1, slots, self.keys[-1][:, held], self.values[-1][:, held])
-        self.batch = Batch.pack(stretches, PAGE)
+        self.batch = Batch.pack(stretches, page)
 
     def step(self) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the positions that are due, packed."""
@@ -156,20 +159,32 @@ spans = st.lists(
     group=st.sampled_from([1, 3]),
     window=st.sampled_from([None, 1, 7, 16, 40]),
     native=st.booleans(),
+    decoding=st.sampled_from([1, 6]),
+    page=st.sampled_from([16, 48, 256]),
 )
 def test_paged_attention_equals_dense_attention_of_each_sequence(
-    spans: list[tuple[int, int]], group: int, window: int | None, native: bool
+    spans: list[tuple[int, int]],
+    group: int,
+    window: int | None,
+    native: bool,
+    decoding: int,
+    page: int,
 ) -> None:
-    scene = Scene(spans, group=group, window=window)
+    scene = Scene(spans, group=group, window=window, decoding=decoding, page=page)
     found = on_cpu(scene, native=native).attend(1, *scene.step(), Scoring(0.3, window))
     torch.testing.assert_close(found.double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5)
 
 
-@given(spans=spans, float32_scores=st.booleans(), native=st.booleans())
+@given(
+    spans=spans,
+    float32_scores=st.booleans(),
+    native=st.booleans(),
+    decoding=st.sampled_from([1, 6]),
+)
 def test_bfloat16_attention_is_near_the_exact_one(
-    spans: list[tuple[int, int]], float32_scores: bool, native: bool
+    spans: list[tuple[int, int]], float32_scores: bool, native: bool, decoding: int
 ) -> None:
-    scene = Scene(spans, dtype=torch.bfloat16)
+    scene = Scene(spans, dtype=torch.bfloat16, decoding=decoding)
     paged = on_cpu(scene, native=native, float32_scores=float32_scores)
     found = paged.attend(1, *scene.step(), Scoring(0.3))
     assert found.dtype == torch.bfloat16
@@ -183,7 +198,8 @@ def test_bfloat16_attention_is_near_the_exact_one(
     softcap=st.sampled_from([None, 1.5]),
     sunk=st.booleans(),
     value_size=st.sampled_from([SIZE, 4, 12]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    decoding=st.sampled_from([1, 6]),
     float32_scores=st.booleans(),
     native=st.booleans(),
     head_by_head=st.booleans(),
@@ -196,11 +212,12 @@ def test_soft_caps_sinks_and_value_sizes_count_in_every_combination(
     sunk: bool,
     value_size: int,
     dtype: torch.dtype,
+    decoding: int,
     float32_scores: bool,
     native: bool,
     head_by_head: bool,
 ) -> None:
-    scene = Scene(spans, group=group, dtype=dtype, value_size=value_size)
+    scene = Scene(spans, group=group, dtype=dtype, value_size=value_size, decoding=decoding)
     sinks = torch.tensor([2.0, -1.0, 0.5, 4.0][: 2 * group], dtype=dtype) if sunk else None
     paged = on_cpu(scene, native=native, float32_scores=float32_scores)
     # As long prompts are attended to, of which this would take too many.
