@@ -43,7 +43,7 @@ from inlay.engine.torch.step import Core
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Request, Sampling
 
-PAGE_SIZE = 64
+PAGE_SIZE = 32
 LASTING = 256
 """Tokens a prompt that decodes may have.
 

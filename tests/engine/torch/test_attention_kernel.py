@@ -3,6 +3,7 @@
 import ctypes
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def in_chunks(
     query, key, value = scene.step()
     bounds = [0, *cuts, query.shape[1]]
     found = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         item = BatchItem(
             [(start, Tokens([1] * (stop - start)))], start, stop - start, scene.runs[0], 1,
             wholes=[whole for whole in wholes if start <= whole[0] < stop],
@@ -59,9 +60,7 @@ def in_chunks(
         )  # fmt: skip
         scene.batch = Batch.pack([item], scene.pages.page_size)
         part = slice(start, stop)
-        found.append(
-            on_cpu(scene).attend(1, query[:, part], key[:, part], value[:, part], scoring)
-        )
+        found.append(on_cpu(scene).attend(1, query[:, part], key[:, part], value[:, part], scoring))
     return torch.cat(found)
 
 
@@ -83,9 +82,7 @@ def test_a_prompt_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -
     query, key, value = scene.step()
     at = 0
     for (start, count), runs in zip(scene.spans, scene.runs, strict=True):
-        item = BatchItem(
-            [(start, Tokens([1] * count))], start, count, runs, 1, decoding=count == 1
-        )
+        item = BatchItem([(start, Tokens([1] * count))], start, count, runs, 1, decoding=count == 1)
         scene.batch = Batch.pack([item], PAGE)
         part = slice(at, at + count)
         alone = on_cpu(scene).attend(1, query[:, part], key[:, part], value[:, part], Scoring(0.3))
@@ -176,9 +173,12 @@ def compiled_with(machine: tuple[str, ...], directory: Path) -> Kernels:
     """All kernels of this CPU, but attention as it is compiled with the flags `machine`."""
     path = directory / "attention.so"
     build.compile_for("g++", build.SOURCES / "attention.cpp", path, machine)
-    others = [build.load(name) for name in ("kernels", "products", "adapters", "quantised")]
-    libraries = [library for library in others if library is not None]
-    return Kernels(*libraries, ctypes.CDLL(str(path)))
+    kernels, products, adapters, quantised = (
+        build.load(name) for name in ("kernels", "products", "adapters", "quantised")
+    )
+    assert kernels and products and adapters
+    assert quantised
+    return Kernels(kernels, products, adapters, quantised, ctypes.CDLL(str(path)))
 
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")

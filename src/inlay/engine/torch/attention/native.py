@@ -1,6 +1,6 @@
-"""Attention over pages on a CPU by native kernels, without a copy of keys and values.
+"""Attention over pages on a CPU by the native kernel (`native/attention.cpp`).
 
-A scalar sum of the kernel is in float32, whatever the dtype.
+Scores and sums are float32, whatever the dtype.
 """
 
 import sys

@@ -57,8 +57,9 @@ struct Part {
     int64_t sequence, head, first_block, blocks, at;
 };
 
-struct Tile32 {
-    int64_t part, row;
+// A piece of work on a part: one of its blocks, or the tile from a row on.
+struct Piece {
+    int64_t part, at;
 };
 
 template <typename T, typename Product>
@@ -141,7 +142,7 @@ private:
     int64_t blocks_of(int64_t s) const { return (a.contexts[s] + KEYS - 1) / KEYS - first_of(s) / KEYS; }
 
     void attend_to(const std::vector<Part>& parts) {
-        std::vector<Tile32> blocks, tiles;
+        std::vector<Piece> blocks, tiles;
         for (int64_t p = 0; p < static_cast<int64_t>(parts.size()); p++) {
             for (int64_t block = 0; block < parts[p].blocks; block++) blocks.push_back({p, block});
             // The last see most: longest first.
@@ -153,9 +154,9 @@ private:
         {
             Product product;
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < num_blocks; i++) lay_out(parts[blocks[i].part], blocks[i].row);
+            for (int64_t i = 0; i < num_blocks; i++) lay_out(parts[blocks[i].part], blocks[i].at);
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < num_tiles; i++) attend(product, parts[tiles[i].part], tiles[i].row, scratches[omp_get_thread_num()]);
+            for (int64_t i = 0; i < num_tiles; i++) attend(product, parts[tiles[i].part], tiles[i].at, scratches[omp_get_thread_num()]);
         }
     }
 
