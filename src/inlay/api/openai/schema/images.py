@@ -60,6 +60,19 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
     quality: Unserved = None
     style: Unserved = None
 
+    bot_task: Unserved = None
+    extra_params: Unserved = None
+    flow_shift: Unserved = None
+    generator_device: Unserved = None
+    layers: Unserved = None
+    lora: Unserved = None
+    return_stage_metrics: Unserved = None
+    system_prompt: Unserved = None
+    true_cfg_scale: Unserved = None
+    use_system_prompt: Unserved = None
+    vae_use_slicing: Unserved = None
+    vae_use_tiling: Unserved = None
+
 
 class ImageData(msgspec.Struct, frozen=True):
     """One image.
