@@ -231,6 +231,43 @@ def _qwen(name: str, processor: str = "Qwen2VL", **tower: Any) -> _Parts:
     )
 
 
+class _Llama4Settings:
+    """Settings of the image processor, which transformers has with torchvision alone."""
+
+    def save_pretrained(self, directory: Path) -> None:
+        settings = {
+            "image_processor_type": "Llama4ImageProcessor",
+            "size": {"height": SIDE, "width": SIDE},
+            "max_patches": 6,
+            **_NORM,
+        }
+        (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+        joint = {"processor_class": "Llama4Processor", "patch_size": PATCH}
+        (directory / "processor_config.json").write_text(json.dumps(joint))
+
+
+def _llama4() -> _Parts:
+    text = {
+        **_TEXT,
+        "vocab_size": VOCAB_SIZE + 8,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 512,
+        "no_rope_layer_interval": 4,
+    }
+    tower = {**_TOWER, "intermediate_size": 128, "vision_output_dim": 32}
+    projector = {"projector_input_dim": 32, "projector_output_dim": 32}
+    config = _model_config(
+        "Llama4",
+        _made("Llama4TextConfig", **text),
+        _made("Llama4VisionConfig", **tower, **projector),
+    )
+    return config, _Llama4Settings()
+
+
 _QWEN3: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -267,6 +304,7 @@ _FAMILIES: dict[str, Callable[[], _Parts]] = {
     "pixtral": _pixtral,
     "idefics3": lambda: _idefics("Idefics3"),
     "smolvlm": lambda: _idefics("SmolVLM"),
+    "llama4": _llama4,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "qwen2_vl": lambda: _qwen("Qwen2VL", embed_dim=32, depth=2, num_heads=4, hidden_size=64),
@@ -307,6 +345,14 @@ _TOKENS: dict[str, tuple[str, ...]] = {
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "idefics3": ("<image>", "<fake_token_around_image>", "<global-img>"),
     "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>"),
+    "llama4": (
+        "<|patch|>",
+        "<|image|>",
+        "<|image_start|>",
+        "<|image_end|>",
+        "<|tile_x_separator|>",
+        "<|tile_y_separator|>",
+    ),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     "gemma4": ("<|image|>", "<|image>", "<image|>"),
     "glm4v": _GLM_TOKENS,
@@ -384,7 +430,7 @@ def _draw(name: str, parameter: torch.Tensor) -> None:
     elif name.endswith("embed_tokens.weight"):
         parameter.copy_(0.5 * noise)
     elif parameter.ndim == 2 and "embed" not in name:
-        scale = 4.0 if name.startswith("lm_head") else 1.5
+        scale = 4.0 if name.endswith("lm_head.weight") else 1.5
         parameter.copy_(noise * (scale / parameter.shape[-1] ** 0.5))
     else:
         parameter.copy_(noise * 0.3)

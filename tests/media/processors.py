@@ -10,13 +10,17 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from torch.nn import functional
+from transformers import BatchFeature, PreTrainedTokenizerFast
+from transformers.image_transforms import group_images_by_shape, reorder_images, split_to_tiles
 from transformers.image_utils import SizeDict
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -403,6 +407,64 @@ def llama4(tile: int, most: int, largest: bool = False) -> Case:
         return len(found.ids(height, width))
 
     return Case(found.spec, count, found.ids, found.text)
+
+
+def llama4_pixels(
+    images: Sequence[Any], tile: int, max_patches: int, norm: Sequence[list[float]]
+) -> torch.Tensor:
+    """The tiles of RGB pictures, by transformers' code over torch's operations for torchvision's.
+
+    `tests/engines/vllm/test_llama4_pixels.py` compares with torchvision where that is installed.
+    """
+
+    def resize(pixels: torch.Tensor, size: SizeDict, resample: object) -> torch.Tensor:
+        del resample
+        sides = [size.height, size.width]
+        return functional.interpolate(pixels, sides, mode="bilinear", antialias=True)
+
+    def normalize(pixels: torch.Tensor, *norm: list[float]) -> torch.Tensor:
+        mean, std = (torch.tensor(each, dtype=pixels.dtype).view(3, 1, 1) for each in norm)
+        return (pixels - mean) / std
+
+    def pad(pixels: torch.Tensor, padding: list[int], fill: object) -> torch.Tensor:
+        del fill
+        left, top, right, bottom = padding
+        return functional.pad(pixels, (left, right, top, bottom))
+
+    made = from_source(
+        "llama4/image_processing_llama4.py",
+        "get_factors",
+        "get_max_res_without_distortion",
+        "find_supported_resolutions",
+        "pad_to_best_fit",
+        "get_best_fit",
+        "rescale_and_normalize",
+        "_preprocess",
+        tvF=SimpleNamespace(pad=pad),
+        SizeDict=SizeDict,
+        BatchFeature=BatchFeature,
+        group_images_by_shape=group_images_by_shape,
+        reorder_images=reorder_images,
+        split_to_tiles=split_to_tiles,
+    )
+    steps = partial(made["rescale_and_normalize"], SimpleNamespace(normalize=normalize))
+    found: Any = made["_preprocess"](
+        SimpleNamespace(resize=resize, rescale_and_normalize=steps),
+        [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images],
+        do_resize=True,
+        size=SizeDict(height=tile, width=tile),
+        resample=None,
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_normalize=True,
+        image_mean=norm[0],
+        image_std=norm[1],
+        max_patches=max_patches,
+        resize_to_max_canvas=False,
+        disable_grouping=None,
+        return_tensors=None,
+    )
+    return torch.cat([*found["pixel_values"]])
 
 
 def gemma3(rows: int) -> Case:

@@ -41,7 +41,9 @@ SOUNDS = Sound(1, 18_003), Sound(2, 9_000)
 CLIPS = Clip(1, 5, 40, 56), Clip(2, 4, 70, 33, fps=1.5)
 
 CASES = tuple(
-    case for case in (*VISION_FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES) if "gemma" not in case
+    case
+    for case in (*VISION_FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES)
+    if not case.startswith(("gemma", "llama4"))
 )
 
 

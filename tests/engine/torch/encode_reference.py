@@ -31,12 +31,15 @@ class Features(NamedTuple):
 
 def features(family: str, picture: Picture, **processing: Any) -> Features:
     """The image features of transformers, with settings of its processor."""
+    model = model_of(vision(family))
+    body = model if family == "llama4" else model.model
     with torch.no_grad():
-        found = model_of(vision(family)).model.get_image_features(
-            **pixels(family, [picture], **processing), return_dict=True
-        )
+        found = body.get_image_features(**pixels(family, [picture], **processing), return_dict=True)
+        rows = found.pooler_output
+        if family == "llama4":
+            rows = body.multi_modal_projector(found.last_hidden_state)
     levels = getattr(found, "deepstack_features", None) or ()
-    return Features(_flat(found.pooler_output), [_flat(level) for level in levels])
+    return Features(_flat(rows), [_flat(level) for level in levels])
 
 
 def _flat(found: Any) -> Tensor:

@@ -16,8 +16,6 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    Llama4Config,
-    Llama4ForConditionalGeneration,
 )
 
 from inlay.client import PromptEmbedder
@@ -25,7 +23,6 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.cache.kv_layout import EngineLimits
-from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.families import FAMILIES as SERVED
@@ -231,7 +228,7 @@ def test_layers_say_what_they_keep() -> None:
 
 def test_every_family_that_is_served_is_tested_and_listed() -> None:
     tested = {AutoConfig.from_pretrained(tiny(family)).model_type for family in FAMILIES}
-    assert tested | {"llama4"} == set(SERVED)
+    assert tested == set(SERVED)
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     for model_type in (*SERVED, *REFUSED):
         assert f"`{model_type}`" in page, model_type
@@ -313,27 +310,6 @@ def test_llama4_is_served_within_the_first_chunk_of_its_attention(tmp_path: Path
     expected = expected_logprobs(directory, prompt, torch.float32)
     for id_, logprob in found.top:
         assert logprob == pytest.approx(expected[id_].item(), abs=1e-4)
-
-
-def test_llama4_with_its_tower_serves_text_alone(tmp_path: Path) -> None:
-    text = AutoModelForCausalLM.from_pretrained(tiny("llama4_text"))
-    tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tower |= {"intermediate_size": 64, "vision_output_dim": 32, "image_size": 28, "patch_size": 14}
-    tower |= {"projector_input_dim": 32, "projector_output_dim": 32}
-    config = Llama4Config(text_config=text.config.to_dict(), vision_config=tower)
-    whole = Llama4ForConditionalGeneration(config)
-    whole.language_model.load_state_dict(text.state_dict())
-    shutil.copytree(tiny("llama4_text"), tmp_path / "whole")
-    for weights in (tmp_path / "whole").glob("*.safetensors"):
-        weights.unlink()
-    whole.save_pretrained(tmp_path / "whole")
-    settings = EngineSettings(model=str(tmp_path / "whole"), device="cpu", num_threads=1)
-    model = CausalModel.load(settings)
-    assert encoder_of(settings, model) is None
-    engine = core_of(model)
-    assert run(engine, "llama4_text", *prompts("llama4_text")) == {
-        name: truth("llama4_text")[name[0]] for name in prompts("llama4_text")
-    }
 
 
 def test_gemma4_with_inputs_of_each_layer_serves_ids_alone(tmp_path: Path) -> None:

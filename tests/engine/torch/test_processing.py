@@ -1,10 +1,15 @@
 """Inputs of towers: those of transformers' processors, to the bit."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig
 
-from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.readers import processor_of
+from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from tests.engine.torch.vision_reference import Picture, pixels
 from tests.vision_models import FAMILIES, vision
@@ -14,10 +19,35 @@ from tests.vision_models import FAMILIES, vision
 def test_inputs_are_those_of_transformers_to_the_bit(family: str) -> None:
     spec = spec_of(vision(family))
     assert spec is not None
-    process = ImageProcessor(vision(family), AutoConfig.from_pretrained(vision(family)))
-    for picture in (Picture(3, 50, 60), Picture(4, 33, 70)):
+    process = processor_of(vision(family), AutoConfig.from_pretrained(vision(family)), spec)
+    for picture in (Picture(3, 50, 60), Picture(4, 33, 70), Picture(5, 20, 9)):
         found = process(picture.image, spec.processor_settings(None))
         truth = pixels(family, [picture])
         assert found.keys() == truth.keys()
         for name, value in truth.items():
             assert torch.equal(found[name], value), name
+
+
+def test_llama4s_tiles_are_those_of_its_processor_for_every_shape() -> None:
+    spec = spec_of(vision("llama4"))
+    assert spec is not None
+    process = processor_of(vision("llama4"), AutoConfig.from_pretrained(vision("llama4")), spec)
+    sizes = [(1, 1), (1, 200), (31, 33), (32, 32), (64, 96), (97, 64), (200, 30), (500, 400)]
+    for number, (height, width) in enumerate(sizes):
+        picture = Picture(number, height, width)
+        (found,) = process(picture.image, spec.processor_settings(None)).values()
+        assert torch.equal(found.float(), pixels("llama4", [picture])["pixel_values"]), picture
+    low = process(Picture(1, 64, 96).image, spec.processor_settings("low"))
+    assert low["pixel_values"].shape == (1, 3, 32, 32)
+
+
+def test_an_image_processor_of_llama4_with_other_steps_is_refused(tmp_path: Path) -> None:
+    spec = spec_of(vision("llama4"))
+    assert spec is not None
+    directory = Path(shutil.copytree(vision("llama4"), tmp_path / "model"))
+    path = directory / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    for change, phrase in (({"resample": 3}, "resample 3"), ({"do_rescale": False}, "do_rescale")):
+        path.write_text(json.dumps(settings | change))
+        with pytest.raises(InvalidRequestError, match=phrase):
+            processor_of(directory, AutoConfig.from_pretrained(directory), spec)

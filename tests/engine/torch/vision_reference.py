@@ -27,8 +27,17 @@ from inlay.media.spec import MediaSpec, layout, media_segments
 from inlay.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.render import Renderer
 from tests.audio_models import AUDIO_FAMILIES, RATE, audio, extractor
-from tests.media.processors import from_source
-from tests.vision_models import IMAGE, PATCH, VIDEO, VIDEO_FAMILIES, VIDEO_SETTINGS, vision
+from tests.media.processors import from_source, llama4_pixels
+from tests.vision_models import (
+    _NORM,
+    IMAGE,
+    PATCH,
+    SIDE,
+    VIDEO,
+    VIDEO_FAMILIES,
+    VIDEO_SETTINGS,
+    vision,
+)
 
 VIDEO_CASES = tuple(f"{family}+video" for family in VIDEO_FAMILIES)
 
@@ -123,6 +132,9 @@ def processor_of(directory: Path) -> Any:
 def pixels(family: str, pictures: Sequence[Picture], **settings: Any) -> dict[str, Tensor]:
     """The processor's output for some pictures together, with `settings` beside its own."""
     images = [picture.image for picture in pictures]
+    if family == "llama4":
+        found = llama4_pixels(images, SIDE, 6, [*_NORM.values()], **settings)
+        return {"pixel_values": found.float()}
     nested = [images] if family in ("idefics3", "smolvlm") else images
     # What transformers' joint processors pass on.
     joint: dict[str, dict[str, Any]] = {

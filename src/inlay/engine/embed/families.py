@@ -62,12 +62,13 @@ FAMILIES: dict[str, Family] = {
 FAMILIES |= {
     name: replace(_DECODER, language=family.language, rope_axes=family.rope_axes)
     for name, family in MEDIA_FAMILIES.items()
-    if family.bidirectional == "none"
+    if family.bidirectional == "none" and not family.own_head
 }
 
 REFUSED: dict[str, str] = {
     "gemma3": "attention inside an image is bidirectional, which is not supported here",
     "gemma4": "attention inside an image is bidirectional, which is not supported here",
+    "llama4": "attention of its local layers is in chunks, which is not supported here",
     "mpnet": "its attention adds a bias for each pair of positions, which is not supported",
     "deberta-v2": "its attention adds terms for each distance, which is not supported",
     "t5": "its attention adds a bias for each distance, which is not supported",

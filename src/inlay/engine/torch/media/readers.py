@@ -17,14 +17,19 @@ from inlay.engine.decoding import sized_image, sized_sound, sized_video
 from inlay.engine.pictures import decode, decode_frames
 from inlay.engine.sounds import decode_sound
 from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.tile_processing import TileProcessor
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioGeometry
 from inlay.media.model_files import ModelFiles
 from inlay.media.spec import MediaSpec
+from inlay.media.tiles import Chunks
 from inlay.prompt import Media
 
 Inputs: TypeAlias = dict[str, Tensor]
 """Inputs of a tower for one item, by transformers' names."""
+
+Process: TypeAlias = Callable[[Image.Image, dict[str, Any]], Inputs]
+"""Makes inputs of a picture, with settings beside the processor's own."""
 
 _PIXELS_OF_FRAME = 100
 """Pixels that take a tower about as long as a frame of a spectrum."""
@@ -63,7 +68,7 @@ Readers: TypeAlias = Mapping[str, Reader]
 class PictureReader:
     """Reads images."""
 
-    def __init__(self, processor: ImageProcessor, spec: MediaSpec) -> None:
+    def __init__(self, processor: Process, spec: MediaSpec) -> None:
         self._processor = processor
         self._spec = spec
 
@@ -84,7 +89,7 @@ class FrameReader:
     A frame is resized by Pillow as images are (bicubic), where transformers needs torchvision.
     """
 
-    def __init__(self, processor: ImageProcessor, spec: MediaSpec, directory: Path) -> None:
+    def __init__(self, processor: Process, spec: MediaSpec, directory: Path) -> None:
         if spec.video is None:
             raise InvalidRequestError("this model takes no video")
         self._processor = processor
@@ -167,6 +172,13 @@ class SoundReader:
         }
 
 
+def processor_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Process:
+    """Return what makes inputs of a model's images. Arguments and errors as of `readers_of`."""
+    if isinstance(spec.image, Chunks):
+        return TileProcessor(directory, spec.image)
+    return ImageProcessor(directory, config)
+
+
 def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Readers:
     """Return a reader for each kind of media of a model.
 
@@ -180,7 +192,7 @@ def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Re
     """
     found: dict[str, Reader] = {}
     if spec.image is not None:
-        processor = ImageProcessor(directory, config)
+        processor = processor_of(directory, config, spec)
         found["image"] = PictureReader(processor, spec)
         if spec.video is not None:
             found["video"] = FrameReader(processor, spec, directory)
@@ -191,5 +203,5 @@ def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Re
 
 __all__ = [
     "FrameReader", "Inputs", "PictureReader", "Plan", "Reader", "Readers", "SoundReader",
-    "readers_of",
+    "processor_of", "readers_of",
 ]  # fmt: skip

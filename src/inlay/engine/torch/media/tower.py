@@ -78,7 +78,7 @@ class Tower:
                 output = _masked_audio(self._body, **there)
             else:
                 output = getattr(self._body, _FEATURES[name])(**there, return_dict=True)
-            levels = {ROWS: _flat(output.pooler_output)}
+            levels = {ROWS: _flat(_projected(self._body, output))}
             for index, level in enumerate(getattr(output, "deepstack_features", None) or ()):
                 levels[f"{DEEPSTACK}.{index}"] = _flat(level)
             for name, rows in levels.items():
@@ -127,6 +127,16 @@ def _masked_audio(body: Any, input_features: Tensor, feature_attention_mask: Ten
     projected = body.multi_modal_projector(found.last_hidden_state)
     found.pooler_output = [rows[:count] for rows, count in zip(projected, counts, strict=True)]
     return found
+
+
+def _projected(body: Any, output: Any) -> Any:
+    """Return the features in the space of the language model.
+
+    Llama 4 gives its states before the projector, all others give the projector's output.
+    """
+    if output.pooler_output is not None:
+        return output.pooler_output
+    return body.multi_modal_projector(output.last_hidden_state)
 
 
 def _flat(found: Any) -> Tensor:

@@ -44,10 +44,6 @@ FAMILIES: dict[str, Family] = {
         Family("gemma4_text", "Gemma4ForCausalLM"),
         Family("gpt_oss", "GptOssForCausalLM"),
         Family("llama", "LlamaForCausalLM"),
-        # Its image processor needs torchvision, which is not used: it serves text alone.
-        Family(
-            "llama4", "Llama4ForConditionalGeneration", language="language_model", own_head=True
-        ),
         Family("llama4_text", "Llama4ForCausalLM"),
         Family("mistral", "MistralForCausalLM"),
         Family("mixtral", "MixtralForCausalLM"),

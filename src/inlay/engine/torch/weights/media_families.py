@@ -45,6 +45,7 @@ MEDIA_FAMILIES: dict[str, Family] = {
         Family("glm4v_moe", "Glm4vMoeForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
         Family("idefics3", "Idefics3ForConditionalGeneration", language="text_model"),
         Family("internvl", "InternVLForConditionalGeneration", language=_LANGUAGE),
+        Family("llama4", "Llama4ForConditionalGeneration", language=_LANGUAGE, own_head=True),
         Family("llava", "LlavaForConditionalGeneration", language=_LANGUAGE),
         Family("llava_next", "LlavaNextForConditionalGeneration", language=_LANGUAGE),
         Family("llava_onevision", "LlavaOnevisionForConditionalGeneration", language=_LANGUAGE),
