@@ -125,7 +125,9 @@ def vllm_server(path: Path, *words: object) -> Iterator[Served]:
             time.sleep(0.5)
         yield served
     finally:
-        started = psutil.Process(process.pid).children(recursive=True)
+        started: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # a test has killed it
+            started = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         process.wait(60)
         for child in started:

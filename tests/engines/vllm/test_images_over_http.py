@@ -5,6 +5,7 @@ a 4xx, or what it seems to be, and others notice nothing.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -195,6 +196,8 @@ def large(value: float) -> dict[str, Any]:
     return grid_of(torch.full((400, HIDDEN), value), 40, 40)
 
 
+FILE = {"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}
+LARGE_BOMB = {"type": "image_url", "image_url": {"url": data_url(bomb(20_000))}}
 BOMB = {"type": "image_url", "image_url": {"url": data_url(bomb(9000))}}
 HUGE_GRID = grid_of(torch.zeros(4, HIDDEN), 16_000, 16_000)
 NAN = large(float("nan"))
@@ -203,6 +206,8 @@ HALF_AS_WIDE = grid_of(torch.full((24, HIDDEN // 2), 0.1), *GRID)
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a bomb of 10 KB": (BOMB, "9000 x 9000 pixels; allowed: 40000000"),
+    "a bomb of 48 KB": (LARGE_BOMB, "20000 x 20000 pixels; allowed: 40000000"),
+    "a file of the server's own": (FILE, "file:"),
     "a grid of 64 million rows": (
         HUGE_GRID,
         "image_embeds have 4 rows; this model's have 64000000",
@@ -262,6 +267,9 @@ def test_vllm_alone_is_harmed_by_images_and_in_the_end_dead(path: Path) -> None:
         by_url = {"type": "image_url", "image_url": {"url": private.url}}
         assert said(url, by_url, WORDS) == said(url, image(ONE), WORDS)
         assert private.asked
+        # What it refuses itself, it takes for its own faults.
+        for refused in (FILE, LARGE_BOMB):
+            assert answered(url, refused, WORDS).status_code == 500
         assert said(url, WORDS) == before
         # 10 KB of a bomb, and 13 KB of a grid, become hundreds of megabytes.
         for part in (BOMB, HUGE_GRID):
@@ -283,6 +291,27 @@ def test_vllm_alone_dies_of_rows_of_half_the_width(path: Path) -> None:
         assert answered(server.url, WORDS).status_code == 200
         assert answered(server.url, HALF_AS_WIDE, WORDS).status_code >= 500
         assert _is_dead(server.url)
+
+
+def test_vllm_alone_leaves_its_engine_running_when_its_server_is_killed(path: Path) -> None:
+    """As the kernel kills the one for want of memory. Nothing tells the other."""
+    with vllm_server(path, *BARE) as server:
+        started = psutil.Process(server.process.pid).children(recursive=True)
+        try:
+            (core,) = [process for process in started if "EngineCore" in process.name()]
+            server.process.kill()
+            server.process.wait()
+            assert _runs(core)
+        finally:
+            for process in filter(_runs, started):
+                process.kill()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_dead(url: str) -> bool:
@@ -318,7 +347,17 @@ def test_a_name_that_a_client_gives_is_no_key(server: Served) -> None:
 def test_a_url_of_this_machine_is_not_fetched(server: Served) -> None:
     with inside() as private:
         secure = private.url.replace("http:", "https:")
-        for url in (private.url, secure, "file:///etc/hostname"):
+        for url in (private.url, secure):
             by_url = {"type": "image_url", "image_url": {"url": url}}
             assert answered(server.url, by_url, WORDS).status_code == 400
         assert private.asked == 0
+
+
+# Last: it ends the server.
+def test_a_server_that_is_killed_leaves_nothing_of_vllm_running(server: Served) -> None:
+    started = psutil.Process(server.process.pid).children(recursive=True)
+    assert any("EngineCore" in process.name() for process in started)
+    server.process.kill()
+    server.process.wait()
+    while any(map(_runs, started)):
+        time.sleep(0.1)
