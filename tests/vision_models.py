@@ -211,7 +211,7 @@ def _gemma4() -> _Parts:
 def _qwen(name: str, processor: str = "Qwen2VL", **tower: Any) -> _Parts:
     # As published: transformers interleaves the axes of Qwen3-VL in any case, vLLM if it is told.
     rope = {**_MROPE, "mrope_interleaved": True} if name.startswith("Qwen3VL") else _MROPE
-    text = {**_TEXT, "rope_parameters": rope, "head_dim": 16, **_EXPERTS.get(name, {})}
+    text = {**_TEXT, "rope_parameters": rope, "head_dim": 16, **_MORE.get(name, {})}
     if name in ("Qwen2VL", "Qwen2_5_VL"):
         del text["head_dim"]
     config = _model_config(
@@ -285,13 +285,16 @@ _GLM: dict[str, Any] = {
     "out_hidden_size": 64,
     "image_size": 32,
 }
-_EXPERTS: dict[str, dict[str, Any]] = {
+_HALF_ROTATED = {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+_MORE: dict[str, dict[str, Any]] = {
+    # As published: transformers does without the second, vLLM does not.
+    "Glm4v": {"rope_parameters": _HALF_ROTATED, "attention_bias": True},
     "Qwen3VLMoe": {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2},
     "Glm4vMoe": {
         "moe_intermediate_size": 24,
         "n_routed_experts": 6,
         "num_experts_per_tok": 2,
-        "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5},
+        "rope_parameters": _HALF_ROTATED,
     },
 }
 

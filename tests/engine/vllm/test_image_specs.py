@@ -9,6 +9,7 @@ import pytest
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.images import image_spec
 from inlay.errors import InvalidRequestError
+from tests.models import tiny
 from tests.vision_models import vision
 
 
@@ -30,3 +31,38 @@ def test_qwen3_vl_is_refused_if_vllm_would_not_interleave_its_positions(
         path.write_text(json.dumps(config), encoding="utf-8")
         with pytest.raises(InvalidRequestError, match="lacks mrope_interleaved"):
             image_spec(settings, directory)
+
+
+def test_glm4v_is_refused_if_vllm_would_leave_its_biases_out(tmp_path: Path) -> None:
+    """transformers has them by the model's type, vLLM by this setting alone."""
+    directory = Path(shutil.copytree(vision("glm4v"), tmp_path / "model"))
+    settings = EngineSettings(model=str(directory))
+    assert image_spec(settings, directory) is not None
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    del config["text_config"]["attention_bias"]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InvalidRequestError, match="lacks attention_bias: true"):
+        image_spec(settings, directory)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("gemma3", "attention inside an image of this model is bidirectional"),
+        ("gemma4", "after two images in one prompt were not those of transformers"),
+        ("llava_onevision", "vLLM knows anyres_max_9 alone"),
+        ("qwen3_vl_moe", "images of 'qwen3_vl_moe' models were not compared; compared: glm4v, "),
+    ],
+)
+def test_a_model_that_vllm_was_not_compared_with_is_refused_with_the_reason(
+    family: str, reason: str
+) -> None:
+    directory = vision(family)
+    with pytest.raises(InvalidRequestError, match=reason):
+        image_spec(EngineSettings(model=str(directory)), directory)
+
+
+def test_a_model_of_text_has_no_images_and_nothing_to_say() -> None:
+    directory = tiny("llama")
+    assert image_spec(EngineSettings(model=str(directory)), directory) is None

@@ -4,6 +4,7 @@ Pictures are made into a tower's inputs by transformers' processors with the tor
 vLLM does; the other backend's pixels differ by up to 0.03.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedTokenizerFast,
 )
 
 from inlay.digest import media_digest
@@ -40,6 +42,38 @@ _JOINT: dict[str, dict[str, Any]] = {
 """Arguments that transformers' joint processors pass on."""
 
 
+_NAMED: dict[str, dict[str, str]] = {
+    "internvl": {
+        "context_image_token": "<IMG_CONTEXT>",
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "video_token": "<video>",
+    },
+    "glm4v": {"start": "<|begin_of_video|>", "end": "<|end_of_video|>"},
+    "llava_onevision": {"video_token": "<video>"},
+}
+"""Special tokens by the names under which published tokenizers have them."""
+
+_FILES: dict[str, dict[str, dict[str, Any]]] = {
+    "internvl": {"processor_config.json": {"image_seq_length": 4}},
+    "glm4v": {"config.json": {"video_start_token_id": IMAGE + 4, "video_end_token_id": IMAGE + 5}},
+    # As published: the largest picture is as large as the tower's.
+    "pixtral": {
+        "preprocessor_config.json": {"size": {"longest_edge": 8 * PATCH}},
+        "processor_config.json": {"patch_size": PATCH},
+    },
+    "llava_onevision": {
+        "config.json": {"video_token_index": IMAGE + 1, "vision_aspect_ratio": "anyres_max_9"},
+        "processor_config.json": {
+            "num_image_tokens": 16,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_9",
+        },
+    },
+}
+"""Further settings in the files of a model."""
+
+
 @cache
 def directory_of(family: str) -> Path:
     """A tiny model, its weights named as in published checkpoints of its family.
@@ -50,17 +84,26 @@ def directory_of(family: str) -> Path:
     directory = vision(family, HEAD_DIM)
     weights = load_file(directory / "model.safetensors")
     named = {_published(name): values for name, values in weights.items()}
-    if named.keys() != weights.keys():
+    tower = config_of(directory)["vision_config"]["model_type"]
+    if tower in ("clip_vision_model", "siglip_vision_model"):
         save_file(named, directory / "model.safetensors", {"format": "pt"})
     if family in TEMPLATES:
         (directory / "chat_template.jinja").write_text(TEMPLATES[family], encoding="utf-8")
+    if family in _NAMED:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
+            directory, extra_special_tokens=_NAMED[family]
+        )
+        tokenizer.save_pretrained(directory)
+    for name, values in _FILES.get(family, {}).items():
+        file = directory / name
+        known = json.loads(file.read_bytes()) if file.exists() else {}
+        file.write_text(json.dumps({**known, **values}), encoding="utf-8")
     return directory
 
 
 def _published(name: str) -> str:
     tower, _, rest = name.partition("vision_tower.")
-    plain = rest.startswith(("embeddings.", "encoder.", "post_layernorm.", "pre_layrnorm."))
-    return f"{tower}vision_tower.vision_model.{rest}" if plain else name
+    return f"{tower}vision_tower.vision_model.{rest}" if rest else name
 
 
 def prompt_of(spec: MediaSpec, parts: Parts, detail: Detail | None = None) -> Prompt:
@@ -126,14 +169,22 @@ def greedy(
     return [int(id_) for id_ in found[0, ids.shape[1] :]]
 
 
-def rows_of(directory: Path, picture: Picture) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+def rows_of(
+    directory: Path, picture: Picture, processing: Mapping[str, Any] | None = None
+) -> tuple[torch.Tensor, tuple[int, ...] | None]:
     """The rows of a picture as a client's encoder makes them, and its grid where there is one."""
-    inputs = _inputs(directory, [picture])
+    inputs = _inputs(directory, [picture], processing)
     with torch.no_grad():
         found = model_of(directory).model.get_image_features(**inputs, return_dict=True)
     grid = inputs.get("image_grid_thw")
-    rows = torch.cat([part.flatten(0, -2) for part in found.pooler_output])
-    return rows, None if grid is None else tuple(grid[0].tolist())
+    levels = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+    flat = [torch.cat([part.flatten(0, -2) for part in _by_image(level)]) for level in levels]
+    return torch.cat(flat, dim=-1), None if grid is None else tuple(grid[0].tolist())
+
+
+def _by_image(rows: Any) -> Any:
+    """Rows of each image; of some families they come as those of all in one tensor."""
+    return [rows] if isinstance(rows, torch.Tensor) and rows.ndim == 2 else rows
 
 
 def looked_up(directory: Path, ids: Sequence[int]) -> torch.Tensor:

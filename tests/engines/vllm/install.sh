@@ -27,7 +27,8 @@ for line in metadata.get_all("Requires-Dist"):
         print(line)
 PYTHON
 install --requirement "$VENV/requirements.txt"
-install --no-deps "$wheel" torchvision
+# SmolVLM's processor asks for num2words, whose own requirement is for its command alone.
+install --no-deps "$wheel" torchvision num2words
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # This module looks for operators that are built for CUDA; images are resized without them.
 : > "$packages/torchvision/_meta_registrations.py"

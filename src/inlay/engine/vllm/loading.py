@@ -21,7 +21,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities, environment, prompts, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import VllmCacheEvents
-from inlay.engine.vllm.images import image_spec, takes_images
+from inlay.engine.vllm.images import image_spec
 from inlay.engine.vllm.launching import launch, refused
 from inlay.engine.vllm.media import MediaInputs
 from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
@@ -156,8 +156,6 @@ def _media(
     llm: Any, settings: EngineSettings, secret: Secret, directory: Path
 ) -> MediaInputs | None:
     """The inputs of a model that takes images; None, with a line of the log, if not here."""
-    if not takes_images(directory):
-        return None
     try:
         spec = image_spec(settings, directory)
         media = None if spec is None else MediaInputs(llm.renderer, spec, secret)

@@ -23,7 +23,9 @@ from blake3 import blake3
 from PIL import Image
 from vllm.inputs.engine import mm_input, tokens_input
 from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
     MultiModalFieldElem,
+    MultiModalFlatField,
     MultiModalKwargsItem,
     MultiModalKwargsItems,
     MultiModalSharedField,
@@ -140,7 +142,7 @@ class MediaInputs:
             if isinstance(part, Tokens):
                 made.ids += part.ids
             elif isinstance(part, Rows):
-                await self._add_rows(made, part, request.salt)
+                self._add_rows(made, part, request.salt)
             else:
                 run, digest = part[0], part[0].digest
                 if digest not in known:
@@ -174,21 +176,14 @@ class MediaInputs:
         ]
         made.noted.append(NotedItem(name, tuple(known)))
 
-    async def _add_rows(self, made: _Input, rows: Rows, salt: str | None) -> None:
+    def _add_rows(self, made: _Input, rows: Rows, salt: str | None) -> None:
         grid = self._grid(rows)
         parts = [rows] if grid is not None else list(_cut(rows, len(made.ids)))
         for part in parts:
             digests = row_digests(part, self._secret)
             kind = f"{_IMAGE if grid else _ROWS}:{len(part)}:{grid}:".encode()
             name = image_key(blake3(kind + digests).digest(16), salt).hex()
-            values = self._values(part)
-            if grid is not None:
-                item = await self._embeds(values, grid, name)
-            else:
-                element = MultiModalFieldElem(
-                    data=values, field=MultiModalSharedField(batch_size=1)
-                )
-                item = MultiModalKwargsItem({"embedding": element})
+            item = _embeds(self._values(part), grid)
             place = PlaceholderRange(len(made.ids), len(part))
             made.items.append((_ROWS if grid is None else _IMAGE, item, name, place))
             made.ids += [self.spec.image_token] * len(part)
@@ -221,16 +216,6 @@ class MediaInputs:
                 f"the {len(rows)} rows of an image do not fill a grid of {lines} x {columns}"
             )
         return 1, lines * geometry.merge, columns * geometry.merge
-
-    async def _embeds(
-        self, values: torch.Tensor, grid: tuple[int, int, int], name: str
-    ) -> MultiModalKwargsItem:
-        """VLLM's item of an image that a client encoded."""
-        data = {"image_embeds": values, "image_grid_thw": torch.tensor([grid])}
-        item, named = await self._processed(data, name, {}, Layout((len(values),), (0, 0), grid))
-        if named != name:
-            raise EngineError("vLLM named an image itself")
-        return item
 
     async def _image(self, run: Media, request: Request) -> tuple[MultiModalKwargsItem, str]:
         """VLLM's item of the image that `run` is of, and its name."""
@@ -288,6 +273,24 @@ class MediaInputs:
                 f"vLLM lays an image out as {sum(theirs)} rows among {len(theirs)} positions, and "
                 f"its prompt has {sum(rows)} among {len(rows)}"
             )
+
+
+def _embeds(values: torch.Tensor, grid: tuple[int, int, int] | None) -> MultiModalKwargsItem:
+    """VLLM's item of rows (rows, width); of an image's, where they have a grid.
+
+    The latter is what its processors make of such an image, where they take one: some do not.
+    """
+    if grid is None:
+        shared = MultiModalSharedField(batch_size=1)
+        return MultiModalKwargsItem({"embedding": MultiModalFieldElem(values, shared)})
+    laid_end_to_end = MultiModalFlatField(slices=[slice(0, len(values))])
+    by_image = MultiModalBatchedField(keep_on_cpu=True)
+    return MultiModalKwargsItem(
+        {
+            "image_embeds": MultiModalFieldElem(values, laid_end_to_end),
+            "image_grid_thw": MultiModalFieldElem(torch.tensor(grid), by_image),
+        }
+    )
 
 
 _Image: TypeAlias = tuple[Media, *tuple[Tokens | Media, ...]]
