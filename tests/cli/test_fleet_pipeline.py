@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
 ]
 END_SECONDS = 120.0
+SPARE_BYTES = 24 << 20
+"""More than small images take, less than one of a million pixels."""
 TOGETHER = 6
 """Requests at a time: more than one worker of a stage is to have some of them."""
 
@@ -175,6 +177,33 @@ def test_an_image_outlives_a_worker_of_each_stage(
     killed = engine_of(fleet.workers[stage][0])
     found = paint_together(fleet.servers[1], lambda: killed.send_signal(signal.SIGKILL))
     assert all(near(images, expected) for images in found)
+
+
+def test_a_worker_without_memory_ends_the_large_image_alone_and_keeps_nothing(
+    fleet: Fleet, expected: list[np.ndarray]
+) -> None:
+    server = fleet.servers[1]
+    assert near(paint(server), expected)
+    engines = [engine_of(part) for part in fleet.workers["denoiser"]]
+    for engine in engines:
+        bound = engine.memory_info().vms + SPARE_BYTES
+        engine.rlimit(psutil.RLIMIT_AS, (bound, psutil.RLIM_INFINITY))
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            body = {"model": "painter", "prompt": "a red fox", "size": "1024x1024", **FIELDS}
+            large = pool.submit(
+                httpx.post, f"{server.v1}/images/generations", json=body, timeout=120
+            )
+            found = paint_together(server, lambda: None)
+            answer = large.result()
+    finally:
+        for engine in engines:
+            engine.rlimit(psutil.RLIMIT_AS, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+    assert all(near(images, expected) for images in found)
+    assert answer.status_code == 500
+    assert "memory is too small for 1 images of 1024x1024" in answer.json()["error"]["message"]
+    assert [engine.is_running() for engine in engines] == [True, True]
+    wait_nothing_kept(server)
 
 
 def test_clients_that_leave_at_any_time_leave_nothing_behind(

@@ -21,6 +21,7 @@ from PIL import Image
 from inlay.digest import Secret
 from inlay.engine.diffusers import engine as engine_module
 from inlay.engine.diffusers.engine import DiffusersEngine
+from inlay.engine.diffusers.families.base import Row
 from inlay.engine.diffusers.painter import Painter, payload
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
@@ -278,6 +279,35 @@ async def test_a_later_client_does_not_wait_for_an_earlier_ones_queue() -> None:
         assert sum(run.ended.is_set() for run in many) <= 2
         for run in many:
             engine.abort(run.id)
+
+
+async def test_only_the_request_that_memory_is_too_small_for_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if memory did for four rows, or for two of the large image, which alone has four."""
+    async with serving("sd", max_num_batched_tokens=1 << 14) as engine:
+        alone_ = [
+            await Run(engine, params(steps=4, seed=seed), text(PROMPT)).images() for seed in (1, 2)
+        ]
+        family = engine._loaded.family
+        predict, most = family.predict, [0]
+
+        def bounded(rows: Sequence[Row]) -> torch.Tensor:
+            most[0] = max(most[0], len(rows))
+            if len(rows) > (2 if rows[0].painting.width == 48 else 4):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return predict(rows)
+
+        monkeypatch.setattr(family, "predict", bounded)
+        large = Run(engine, params(width=48, count=2), text(PROMPT))
+        runs = [Run(engine, params(steps=4, seed=seed), text(PROMPT)) for seed in (1, 2, 1)]
+        for run, expected in zip(runs, [*alone_, alone_[0]], strict=True):
+            assert near(await run.images(), expected)
+        with pytest.raises(EngineError, match="memory is too small for 2 images of 48x32"):
+            await large.done()
+        # Six rows were tried together, of three requests with guidance.
+        assert most[0] == 6
+        assert engine.stats().running + engine.stats().waiting == 0
 
 
 async def test_a_deadline_ends_a_request() -> None:

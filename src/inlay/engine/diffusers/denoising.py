@@ -9,23 +9,56 @@ from inlay.engine.diffusers.families.base import Family, Painting, Row
 
 
 @torch.inference_mode()
-def step(family: Family, paintings: Sequence[Painting], max_positions: int) -> None:
-    """Do the next step of every painting.
+def step(family: Family, paintings: Sequence[Painting], max_positions: int) -> list[Painting]:
+    """Do the next step of every painting; return those for which memory is too small.
 
     Prompts, numbers of steps, steps done and scales may differ. Paintings that `family` can give
     one forward pass share it, up to `max_positions` positions each; an image with classifier-free
     guidance takes two. The scheduler's step is each painting's own, so that its images are those it
-    would have alone, but for rounding.
-
-    Raises:
-        EngineError: the model's output is not finite; nothing was changed.
+    would have alone, but for rounding. Where memory is too small for several, halves of them are
+    tried, so that only those are returned for which it is too small alone.
     """
     keyed = sorted(paintings, key=lambda painting: repr(family.group(painting)))
-    for _, group in groupby(keyed, key=family.group):
-        _step(family, list(group), max_positions)
+    return [
+        painting
+        for _, group in groupby(keyed, key=family.group)
+        for painting in _step(family, list(group), max_positions)
+    ]
 
 
-def _step(family: Family, paintings: Sequence[Painting], max_positions: int) -> None:
+def _step(family: Family, paintings: list[Painting], max_positions: int) -> list[Painting]:
+    try:
+        negative, positive = _predicted(family, paintings, max_positions)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+    else:
+        for painting in paintings:
+            prediction = _next(positive, painting)
+            if painting.negative:
+                prediction = family.guide(prediction, _next(negative, painting), painting.guidance)
+            family.advance(painting, prediction)
+            painting.step += 1
+        return []
+    # Not in the handler, where the error keeps what was computed so far.
+    if len(paintings) == 1:
+        return paintings
+    middle = len(paintings) // 2
+    halves = paintings[:middle], paintings[middle:]
+    return [painting for half in halves for painting in _step(family, half, max_positions)]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # The allocator of the CPU has no error of its own.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        "can't allocate memory" in str(error)
+    )
+
+
+def _predicted(
+    family: Family, paintings: Sequence[Painting], max_positions: int
+) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
+    """Return the predictions for the negative prompts that there are, and for the prompts."""
     max_rows = max(1, max_positions // paintings[0].positions)
     rows = [row for painting in paintings if painting.negative for row in _rows(painting, True)]
     guided = len(rows)
@@ -33,13 +66,7 @@ def _step(family: Family, paintings: Sequence[Painting], max_positions: int) -> 
     found = torch.cat(
         [family.predict(rows[start : start + max_rows]) for start in range(0, len(rows), max_rows)]
     )
-    negatives, positives = iter(found[:guided]), iter(found[guided:])
-    for painting in paintings:
-        prediction = _next(positives, painting)
-        if painting.negative:
-            prediction = family.guide(prediction, _next(negatives, painting), painting.guidance)
-        family.advance(painting, prediction)
-        painting.step += 1
+    return iter(found[:guided]), iter(found[guided:])
 
 
 def _rows(painting: Painting, negative: bool) -> list[Row]:

@@ -124,13 +124,8 @@ class Painter:
 
     def step(self, paintings: Sequence[Painting], max_positions: int) -> list[EngineError | None]:
         """Do the next step of each painting; return, for each, why it cannot go on."""
-        denoising.step(self._family, paintings, max_positions)
-        return [
-            EngineError("the model's output was not finite: NaN or infinity came of this prompt")
-            if painting.done and not torch.isfinite(painting.latents).all()
-            else None
-            for painting in paintings
-        ]
+        too_large = denoising.step(self._family, paintings, max_positions)
+        return [_error(painting, painting in too_large) for painting in paintings]
 
     @torch.inference_mode()
     def pixels(self, latents: torch.Tensor, params: Diffusion) -> Image.Image:
@@ -148,6 +143,17 @@ class Painter:
             name: _tensor(payload).to(self._loaded.device, self._loaded.dtype)
             for name, payload in payloads.items()
         }
+
+
+def _error(painting: Painting, too_large: bool) -> EngineError | None:
+    if too_large:
+        return EngineError(
+            f"the worker's memory is too small for {len(painting.latents)} images of "
+            f"{painting.width}x{painting.height}"
+        )
+    if painting.done and not torch.isfinite(painting.latents).all():
+        return EngineError("the model's output was not finite: NaN or infinity came of this prompt")
+    return None
 
 
 def _tensor(payload: Payload) -> torch.Tensor:

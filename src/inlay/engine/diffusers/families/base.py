@@ -12,7 +12,7 @@ Embeds: TypeAlias = Mapping[str, torch.Tensor]
 """Tensors of one prompt from the text encoders, by diffusers' names, without a batch dimension."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Painting:
     """The images of one request while they are denoised.
 
