@@ -49,7 +49,7 @@ class Fleet(NamedTuple):
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("pipeline")
-    (folder / "sd").symlink_to(model("sd"))
+    (folder / "my-pipeline").symlink_to(model("sd"))
     (folder / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
     deploy = folder / "deploy.yaml"
     settings = {stage: {"dtype": "float32"} for stage in GRAPH["stages"]}

@@ -18,6 +18,7 @@ import yaml
 from PIL import Image
 
 from inlay.request import Diffusion
+from tests.cli.test_models_in_a_row import documented
 from tests.engine.test_diffusers import alone, model, near
 from tests.equality.test_image_prompts import files, inline, upload
 from tests.serving import PYTHON, Served, serving
@@ -27,26 +28,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
-GRAPH = {
-    "name": "painter",
-    "stages": {
-        "reader": {"kind": "encode", "model": "sd"},
-        "denoiser": {"kind": "denoise", "model": "sd"},
-        "decoder": {"kind": "decode", "model": "sd"},
-    },
-    "edges": ["reader.embeds -> denoiser.embeds", "denoiser.latents -> decoder.latents"],
-    "inputs": {"prompt": "reader.prompt"},
-    "outputs": {"image": "decoder.image"},
-}
+GRAPH = documented("graph.yaml")
+DEPLOY = documented("deploy.yaml")
 FIELDS = {"num_inference_steps": 3, "guidance_scale": 3.0, "seed": 7, "negative_prompt": "blurred"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("pipeline")
-    (found / "sd").symlink_to(model("sd"))
+    (found / "my-pipeline").symlink_to(model("sd"))
     (found / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
-    (found / "deploy.yaml").write_text(yaml.safe_dump({"stages": {"decoder": {"workers": 2}}}))
+    # But for the GPU of the page.
+    stages = {**DEPLOY["stages"], "denoiser": {"device": "cpu"}}
+    (found / "deploy.yaml").write_text(yaml.safe_dump({"stages": stages}))
     return found
 
 
