@@ -190,7 +190,8 @@ class Stages:
                 said = stages.processes[-1].stdout
                 if said is None:
                     raise RuntimeError("the worker has no pipe")
-                port, digest = said.readline().split()
+                # Links live by what this loop sends meanwhile.
+                port, digest = (await asyncio.to_thread(said.readline)).split()
                 address = Address("127.0.0.1", int(port), bytes.fromhex(digest))
                 connection = await dial(address, SECRET, FromWorker, memory)
                 stages.links.append(plane.add(connection))
