@@ -176,7 +176,9 @@ def compiled_with(machine: tuple[str, ...], directory: Path) -> Kernels:
     kernels, products, adapters, quantised = (
         build.load(name) for name in ("kernels", "products", "adapters", "quantised")
     )
-    assert kernels and products and adapters
+    assert kernels
+    assert products
+    assert adapters
     assert quantised
     return Kernels(kernels, products, adapters, quantised, ctypes.CDLL(str(path)))
 
