@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.audit.packed import pack, unpack
-from inlay.audit.prompts import AuditPrompt, Floats
-from inlay.audit.transform import WORDS, Rng, RowTransform, Setting, Transform, named
+from inlay.audit.prompts import AuditPrompt, Floats, Rng
+from inlay.audit.transform import WORDS, RowTransform, Setting, Transform, named
 from inlay.errors import InvalidRequestError
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")

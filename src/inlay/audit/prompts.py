@@ -12,6 +12,7 @@ from inlay.client.embedder import PromptEmbedder
 from inlay.errors import InvalidRequestError
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Rng: TypeAlias = np.random.Generator
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 _PROBES = ("0", "Zebra crossing?")

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from inlay.audit.prompts import AuditPrompt, Floats
+from inlay.audit.prompts import AuditPrompt, Floats, Rng
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from inlay.audit.neural.language_model import LanguageModel
 
-Rng: TypeAlias = np.random.Generator
 OnRows: TypeAlias = Callable[[Floats, AuditPrompt, Rng], Floats]
 
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inlay.audit.neural.language_model import LanguageModel
-from inlay.audit.prompts import AuditPrompt, Floats
-from inlay.audit.transform import Rng
+from inlay.audit.prompts import AuditPrompt, Floats, Rng
 from inlay.errors import InvalidRequestError
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from inlay.audit.neural.inverter import InverterNetwork, batch_of, loss_of
 from inlay.audit.neural.language_model import LanguageModel, padded
-from inlay.audit.prompts import AuditPrompt, Floats
-from inlay.audit.transform import Rng
+from inlay.audit.prompts import AuditPrompt, Floats, Rng
 
 _WIDTH = 256
 _HEADS = 4
