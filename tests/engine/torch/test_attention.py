@@ -10,21 +10,20 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from inlay.engine.torch.attention import gathered as gathered_attention
-from inlay.engine.torch.attention import varlen as varlen_attention
 from inlay.engine.torch.attention.choice import attention
+from inlay.engine.torch.attention.cuda import CudaAttention
 from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, Scoring
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.attention.varlen import VarlenAttention
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels
 from inlay.errors import EngineError
 from inlay.prompt import Tokens
-from tests.engine.torch.varlen import varlen_reference
+from tests.engine.torch import cuda_kernel
 
 CPU = torch.device("cpu")
 SIZE = 8
@@ -291,47 +290,32 @@ def test_a_workspace_serves_batches_of_any_size_one_after_another() -> None:
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("group", [1, 2])
-def test_what_cuda_is_called_with_means_the_same_attention(window: int | None, group: int) -> None:
-    scene = Scene([(40, 1), (0, 30), (17, 20)], group=group)
-    query, key, value = scene.step()
-    scene.pages.write(1, scene.batch.slots[1], key, value)
-    arguments = VarlenAttention(scene.batch, scene.pages).arguments(1, query, Scoring(0.3, window))
-    for name in ("cu_seq_q", "seqused_k", "block_table"):
-        assert arguments[name].dtype == torch.int32
-    assert all(arguments[name].stride(-1) == 1 for name in ("key", "value"))
-    torch.testing.assert_close(
-        varlen_reference(**arguments).double(), scene.expected(0.3, window), atol=1e-5, rtol=1e-5
-    )
-
-
-def test_sinks_are_taken_from_what_cuda_says_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen_attention, "varlen_attn", varlen_reference)
-    scene = Scene([(40, 1), (0, 30), (17, 20)])
-    sinks = torch.tensor([2.0, -1.0, 0.5, 4.0])
-    found = VarlenAttention(scene.batch, scene.pages).attend(
-        1, *scene.step(), Scoring(0.3, 20, sinks=sinks)
-    )
-    expected = scene.expected(0.3, 20, sinks=sinks)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size", "value_size", "softcap", "done"),
-    [
-        (torch.bfloat16, 64, 64, None, True),
-        (torch.float16, 256, 256, None, True),
-        (torch.float32, 64, 64, None, False),
-        (torch.bfloat16, 64, 64, 30.0, False),
-        (torch.bfloat16, 192, 128, None, False),
-        (torch.bfloat16, 512, 512, None, False),
-        (torch.bfloat16, 20, 20, None, False),
-    ],
-)
-def test_cuda_leaves_to_gathered_pages_what_flash_attention_cannot_do(
-    dtype: torch.dtype, size: int, value_size: int, softcap: float | None, done: bool
+def test_what_the_kernel_on_cuda_is_called_with_means_the_same_attention(
+    window: int | None, group: int
 ) -> None:
-    key, value = torch.zeros(2, 1, size, dtype=dtype), torch.zeros(2, 1, value_size, dtype=dtype)
-    assert varlen_attention.does(key, value, Scoring(1.0, softcap=softcap)) == done
+    scene = Scene([(40, 1), (0, 30), (17, 20)], group=group, value_size=12)
+    sinks = torch.tensor([2.0, -1.0, 0.5, 4.0][: 2 * group])
+    for options in ({}, {"sinks": sinks}, {"softcap": 2.0}):
+        found = CudaAttention(scene.batch, scene.pages, cuda_kernel.attend).attend(
+            1, *scene.step(), Scoring(0.3, window, **options)
+        )
+        expected = scene.expected(0.3, window, **options)
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_runs_that_see_themselves_and_padding_reach_the_kernel_on_cuda() -> None:
+    scene = Scene([(40, 1), (16, 30), (17, 20)])
+    batch = scene.batch._replace(wholes=((1, 20, 33), (2, 17, 19)))
+    steps = [torch.cat((tensor, tensor[:, :2]), 1) for tensor in scene.step()]
+    for window in (None, 9):
+        found, expected = (
+            paged.attend(1, steps[0], steps[1], steps[2], Scoring(0.3, window))
+            for paged in (
+                CudaAttention(batch, scene.pages, cuda_kernel.attend),
+                GatheredAttention(batch, scene.pages, Workspace()),
+            )
+        )
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 class Layer(nn.Module):

@@ -4,7 +4,10 @@ The same static memory, buckets and padding, with graphs that run their function
 `transformers.generate` gives in float32, exactly.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import _registry
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import decode_graphs, model
-from inlay.engine.torch.attention import choice as attention
-from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, reads_pages
+from inlay.engine.torch.attention import choice
+from inlay.engine.torch.attention.cuda import Sequences
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
@@ -32,13 +34,10 @@ from inlay.engine.torch.weights.linear import FusedPart
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling
 from tests.engine import reference
-from tests.engine.torch.varlen import kernel_on_cpu
+from tests.engine.torch import cuda_kernel
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
 
 pytestmark = pytest.mark.usefixtures("overlap")
-
-NOT_FLASH = {"gemma2", "deepseek_v2", "deepseek_v3"}
-"""Families whose scores are capped, or whose keys and values differ in size."""
 
 PROMPTS = {"a": (30, 33), "b": (1, 20), "c": (17, 5), "d": (45, 12), "e": (3, 1)}
 """Name to positions, and tokens to continue it by.
@@ -50,19 +49,11 @@ SECRET = Secret(bytes(32))
 
 
 @pytest.fixture(autouse=True)
-def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No native kernels, torch's `varlen_attn` on a CPU, and float32 among what it does."""
-    for module in (attention, linear, model):
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No native kernels, and graphs whose attention is the kernel for CUDA in plain torch."""
+    for module in (choice, linear, model):
         monkeypatch.setattr(module, "kernels", lambda: None)
-    reads_pages.cache_clear()
-    with kernel_on_cpu():
-        yield
-    reads_pages.cache_clear()
-
-
-@pytest.fixture
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_graphs, "does", lambda *_: True)
+    monkeypatch.setattr(decode_graphs, "cuda_kernel", lambda: cuda_kernel.attend)
 
 
 @cache
@@ -119,14 +110,15 @@ def run(engine: Core, names: Sequence[str]) -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.usefixtures("in_float32")
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3_text", "phi", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "qwen3", "mistral", "gemma2", "gemma3_text", "phi", "gpt_oss", "deepseek_v3"],
+)
 def test_graphs_decode_as_transformers_does_while_neighbours_come_and_go(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (
-        family == "gpt_oss"
-    ):  # torch says of grouped products in float32 that they do not exist, and computes them
+    if family in ("gpt_oss", "deepseek_v3"):
+        # torch says of grouped products in float32 that they do not exist, and computes them.
         monkeypatch.setattr(decode_graphs, "reason_unsupported", lambda *_: None)
     capture = Capturing()
     engine = Core(load(family), BOUNDS, SECRET, capture=capture)
@@ -144,7 +136,6 @@ def test_graphs_decode_as_transformers_does_while_neighbours_come_and_go(
         assert tensor[:, -1].isfinite().all()
 
 
-@pytest.mark.usefixtures("in_float32")
 def test_a_step_that_no_graph_holds_is_computed_as_ever() -> None:
     capture = Capturing()
     engine = Core(load("llama"), BOUNDS, SECRET, capture=capture)
@@ -165,11 +156,10 @@ def test_a_step_that_no_graph_holds_is_computed_as_ever() -> None:
     assert not fits(BatchItem([(0, rows)], 0, 1, page, True))
 
 
-@pytest.mark.usefixtures("in_float32")
 def test_what_a_graph_says_does_not_depend_on_its_size_or_on_what_ran_before() -> None:
     loaded = load("qwen3")
     pages = loaded.new_pages(BOUNDS.num_pages + 1, 16)
-    graphs = DecodeGraphs(loaded, pages, BOUNDS, Capturing())
+    graphs = DecodeGraphs(loaded, pages, BOUNDS, Capturing(), cuda_kernel.attend)
     runs = [PageRun([number]) for number in range(1, 6)]
 
     def batch(*spans: tuple[int, int]) -> Batch:
@@ -187,12 +177,61 @@ def test_what_a_graph_says_does_not_depend_on_its_size_or_on_what_ran_before() -
     )
 
 
+class Dropping:
+    """A capture that keeps nothing of its function but whether it is still there, as CUDA does."""
+
+    def __init__(self) -> None:
+        self.functions: list[weakref.ref[Callable[[], None]]] = []
+
+    def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
+        self.functions.append(weakref.ref(function))
+        return lambda: None
+
+
+def test_all_that_a_graph_reads_lives_as_long_as_it() -> None:
+    capture = Dropping()
+    loaded = load("llama")
+    graphs = DecodeGraphs(loaded, loaded.new_pages(4, 16), BOUNDS, capture, cuda_kernel.attend)
+    gc.collect()
+    assert all(function() is not None for function in capture.functions)
+    del graphs
+    gc.collect()
+    assert all(function() is None for function in capture.functions)
+
+
+def test_only_the_columns_of_block_tables_in_use_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded, copied = load("llama"), list[int]()
+    graphs = DecodeGraphs(loaded, loaded.new_pages(41, 16), BOUNDS, Capturing(), cuda_kernel.attend)
+    fill = decode_graphs._Inputs.fill
+
+    def noted(inputs: decode_graphs._Inputs, host: decode_graphs._Inputs) -> None:
+        copied.append(host.block_table.shape[2])
+        fill(inputs, host)
+
+    monkeypatch.setattr(decode_graphs._Inputs, "fill", noted)
+    long, short = PageRun([1, 2, 3]), PageRun([4])
+    one = BatchItem([(40, Tokens([7]))], 40, 1, [long], True)
+    other = BatchItem([(0, Tokens([7]))], 0, 1, [short], True)
+    pages = loaded.new_pages(41, 16)
+    for tensors in (graphs._pages.kept, pages.kept):
+        for tensor in tensors[0]:
+            tensor.zero_()
+    first = graphs.run(Batch.pack([one], 16))[1].clone()
+    # Columns of the long sequence are still there, and are not read.
+    found = graphs.run(Batch.pack([other], 16))[1].clone()
+    assert copied == [3, 1]
+    assert first.isfinite().all()
+    torch.testing.assert_close(
+        found, loaded.forward(Batch.pack([other], 16), pages), atol=1e-5, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_captured_if_flash_attention_does_it(family: str) -> None:
+def test_every_family_is_captured(family: str) -> None:
     loaded = load(family, "bfloat16")
-    reason = reason_unsupported(loaded, loaded.new_pages(4, 16), BOUNDS)
-    assert (reason is not None) == (family in NOT_FLASH)
-    assert reason in (None, "layer 0 asks for what flash attention does not do")
+    assert reason_unsupported(loaded, loaded.new_pages(4, 16), BOUNDS) is None
 
 
 class _Hosted(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -210,7 +249,7 @@ class _Hosted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NOT_FLASH])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_neither_looks_at_the_device_nor_copies_from_the_host(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,9 +269,11 @@ def test_a_step_neither_looks_at_the_device_nor_copies_from_the_host(
     batch = Batch(
         own, own[:0], own[:0], own, slots, own, own[:0], slots[..., None].int(), (1, 1), (9, 9)
     )
-    lengths = Lengths(torch.zeros(3, dtype=torch.int32, device=meta), own.int(), 1, 9)
+    starts = torch.zeros(3, dtype=torch.int32, device=meta)
+    sequences = Sequences(starts, own.int(), 2, single=True, several=False)
+    paged = choice.with_kernel(batch, pages, lambda *_: None, sequences)
     with torch.inference_mode(), _Hosted() as hosted:
-        logits = loaded.logits(loaded.hidden(batch, pages, VarlenAttention(batch, pages, lengths)))
+        logits = loaded.logits(loaded.hidden(batch, pages, paged))
     assert logits.device == meta
     assert hosted.seen == []
 
@@ -250,7 +291,6 @@ def test_a_model_that_looks_at_its_data_is_served_without_graphs(
     assert len(run(engine, "b")["b"]) == PROMPTS["b"][1]
 
 
-@pytest.mark.usefixtures("in_float32")
 def test_what_modules_keep_of_a_step_is_not_taken_from_the_rehearsal(tmp_path: Path) -> None:
     rope = {
         "rope_type": "longrope",
@@ -271,52 +311,15 @@ def test_what_modules_keep_of_a_step_is_not_taken_from_the_rehearsal(tmp_path: P
     assert capture.replayed
 
 
-def test_there_are_graphs_for_powers_of_two_and_for_the_most_sequences() -> None:
+def test_there_are_graphs_for_few_sequences_for_every_eight_and_for_the_most() -> None:
     assert [sizes(most) for most in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
+    assert sizes(30) == [1, 2, 4, 8, 16, 24, 30]
 
 
-def test_flash_attention_is_used_only_where_it_agrees(
+def test_without_triton_decoding_runs_without_graphs_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for windowed in (False, True):
-        for sunk in (False, True):
-            assert reads_pages(
-                torch.device("cpu"), torch.bfloat16, 64, 16, windowed=windowed, sunk=sunk
-            )
-    attend = VarlenAttention.attend
-    monkeypatch.setattr(VarlenAttention, "attend", lambda *arguments: attend(*arguments) * 1.5)
-    reads_pages.cache_clear()
-    assert not reads_pages(torch.device("cpu"), torch.bfloat16, 64, 16, windowed=False, sunk=False)
-    assert "as it is: results differ by" in caplog.text
-    # What is not installed is not a reason to fail.
-    assert "FA3: " in caplog.text
-
-
-def test_a_kernel_beside_torch_is_activated_where_its_own_reads_no_pages(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    active: list[str] = []
-
-    class Handle:
-        def remove(self) -> None:
-            active.remove("FA")
-
-    def register() -> Handle:
-        active.append("FA")
-        return Handle()
-
-    attend = VarlenAttention.attend
-
-    def only_when_active(*arguments: Any) -> Tensor:
-        if not active:
-            raise RuntimeError("paged keys and values are not supported")
-        return attend(*arguments)
-
-    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA", register)
-    monkeypatch.setattr(VarlenAttention, "attend", only_when_active)
-    try:
-        assert reads_pages(torch.device("cpu"), torch.bfloat16, 64, 16, windowed=False, sunk=False)
-        assert active == ["FA"]
-    finally:
-        _registry.restore_flash_attention_impl()
-    assert active == []
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(decode_graphs, "cuda_kernel", choice.cuda_kernel.__wrapped__)
+    assert Core(load("llama"), BOUNDS, SECRET, capture=Capturing()).graphs is None
+    assert "Triton, which comes with torch's packages for CUDA" in caplog.text

@@ -5,14 +5,14 @@ import pytest
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
 from tests.engine.torch import test_vision
-from tests.engine.torch.test_decode_graphs import Capturing, as_on_cuda, in_float32
+from tests.engine.torch.test_decode_graphs import Capturing, as_on_cuda
 from tests.engine.torch.test_vision import Engine, check, prompts
 from tests.vision_models import vision
 
-__all__ = ["as_on_cuda", "in_float32"]
+__all__ = ["as_on_cuda"]
 
 
-@pytest.mark.usefixtures("in_float32", "overlap")
+@pytest.mark.usefixtures("overlap")
 @pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl", "glm4v"])
 def test_graphs_decode_after_images_as_transformers_does(
     family: str, monkeypatch: pytest.MonkeyPatch

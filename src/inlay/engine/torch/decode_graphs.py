@@ -3,9 +3,9 @@
 A step with one token per sequence is launched at once: look-up, body and head.
 
 A graph always uses the same memory, so there is one graph for each of a few numbers of sequences,
-and a step takes the smallest that fits. Its inputs are in one tensor, which is filled on the host
-and copied. Missing sequences are padding: each has position 0 of the last page, which no sequence
-is ever given, and sees only itself.
+and a step takes the smallest that fits. Its inputs are in two tensors, which are filled on the host
+and copied: block tables, of which only the columns in use are, and the rest. Missing sequences are
+padding: each has position 0 of the last page, which no sequence is ever given, and sees only itself.
 
 The capture function is injected. One that runs the function directly makes all of this testable on
 a CPU.
@@ -20,9 +20,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.attention.choice import cuda_kernel, with_kernel
+from inlay.engine.torch.attention.cuda import AttentionKernel, Sequences
+from inlay.engine.torch.attention.paged import PagedAttention
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.attention.varlen import Lengths, VarlenAttention, does, reads_pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cache.kv_layout import EngineLimits, pages_for
 from inlay.engine.torch.model import CausalModel
@@ -51,6 +52,8 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS keeps a workspace for each stream that it has seen.
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
         """Warm up `function` twice on a side stream, as torch requires, then capture it.
@@ -58,17 +61,18 @@ class CudaCapture:
         Raises:
             EngineError: CUDA could not capture it.
         """
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
-        aside.wait_stream(current)
+        self._aside.wait_stream(current)
         try:
-            with torch.cuda.stream(aside):
+            with torch.cuda.stream(self._aside):
                 for _ in range(2):
                     function()
-            current.wait_stream(aside)
+            current.wait_stream(self._aside)
             graph = torch.cuda.CUDAGraph()
             # Other threads may use CUDA meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"
+            ):
                 function()
         except RuntimeError as error:
             raise EngineError(
@@ -80,10 +84,10 @@ class CudaCapture:
 
 
 class _Inputs(NamedTuple):
-    """Inputs of a graph: views of one int64 tensor.
+    """Inputs of a graph: views of one int64 tensor, and the block tables.
 
     Attributes:
-        memory: the whole tensor.
+        memory: the whole of that tensor.
         token_ids: [B] int64.
         positions: [B] int64.
         rope: [3, B] int64, of models that number positions by three axes; else [0, B].
@@ -111,11 +115,13 @@ class _Inputs(NamedTuple):
         *,
         pinned: bool = False,
     ) -> "_Inputs":
-        """Return zeros for `size` sequences and `axes` rotary positions of each."""
-        pairs = -(-size // 2), -(-groups * size * width // 2)
-        sizes = [size, size, axes * size, groups * size, *pairs]
+        """Return zeros for `size` sequences of `width` pages and `axes` rotary positions of each."""
+        sizes = [size, size, axes * size, groups * size, -(-size // 2)]
         memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
-        token_ids, positions, rope, slots, contexts, table = memory.split_with_sizes(sizes)
+        token_ids, positions, rope, slots, contexts = memory.split_with_sizes(sizes)
+        table = torch.zeros(
+            groups, size, width, dtype=torch.int32, device=device, pin_memory=pinned
+        )
         return cls(
             memory,
             token_ids,
@@ -123,7 +129,15 @@ class _Inputs(NamedTuple):
             rope.view(axes, size),
             slots.view(groups, size),
             contexts.view(torch.int32)[:size],
-            table.view(torch.int32)[: groups * size * width].view(groups, size, width),
+            table,
+        )
+
+    def fill(self, host: "_Inputs") -> None:
+        """Copy inputs from the host, whose tables may be narrower. Does not wait."""
+        self.memory.copy_(host.memory, non_blocking=True)
+        # What is beyond is of earlier steps, and beyond the sequences' positions.
+        self.block_table[..., : host.block_table.shape[2]].copy_(
+            host.block_table, non_blocking=True
         )
 
 
@@ -132,39 +146,13 @@ class _Graph(NamedTuple):
 
     Attributes:
         inputs: its inputs.
+        step: what was captured; it holds all other tensors that the graph reads.
         replay: runs it.
     """
 
     inputs: _Inputs
+    step: Callable[[], None]
     replay: Callable[[], None]
-
-
-class _FlashOnly:
-    """Flash attention without any dependence on the data in tensors.
-
-    Other implementations depend on it, and cannot be captured.
-
-    Attributes:
-        kinds: (dtype, head size, has a window, has sinks) of the layers it was called for.
-    """
-
-    def __init__(self, varlen: VarlenAttention) -> None:
-        self.kinds: set[tuple[torch.dtype, int, bool, bool]] = set()
-        self._varlen = varlen
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        """Attend as `PagedAttention.attend` does.
-
-        Raises `EngineError` for a layer that flash attention does not support.
-        """
-        if not does(key, value, scoring):
-            raise EngineError(f"layer {layer} asks for what flash attention does not do")
-        self.kinds.add(
-            (key.dtype, key.shape[2], scoring.window is not None, scoring.sinks is not None)
-        )
-        return self._varlen.attend(layer, query, key, value, scoring)
 
 
 class DecodeGraphs:
@@ -174,7 +162,12 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
+        self,
+        model: CausalModel,
+        pages: Pages,
+        bounds: EngineLimits,
+        capture: Capture,
+        kernel: AttentionKernel,
     ) -> None:
         """Capture, the largest first, so that smaller graphs reuse its memory.
 
@@ -183,6 +176,7 @@ class DecodeGraphs:
             pages: its keys and values; the last page must be unused by others.
             bounds: maximum number of sequences in a step, and of positions in a sequence.
             capture: captures a function.
+            kernel: of attention.
 
         Raises:
             EngineError: capturing failed.
@@ -190,27 +184,31 @@ class DecodeGraphs:
         self._model = model
         self._pages = pages
         self._width = pages_for(bounds.max_model_len, pages.page_size)
-        self._max_context = bounds.max_model_len
+        self._kernel = kernel
         most = min(bounds.max_num_seqs, MOST_SEQUENCES)
         self._hidden = torch.empty(most, model.hidden_size, dtype=model.dtype, device=model.device)
         self._logits = torch.empty(most, model.vocab_size, dtype=torch.float32, device=model.device)
         pages.scrub([pages.num_pages])
         self._graphs: dict[int, _Graph] = {}
         for size in reversed(sizes(most)):
-            inputs = self._new_inputs(size)
-            inputs.memory.copy_(self._filled(size, None).memory)
-            self._graphs[size] = _Graph(inputs, capture(self._step(inputs)))
+            inputs = self._new_inputs(model.device, size, self._width)
+            inputs.fill(self._filled(size, None))
+            step = self._step(inputs)
+            self._graphs[size] = _Graph(inputs, step, capture(step))
 
     @classmethod
     def of(
         cls, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
     ) -> "DecodeGraphs | None":
         """Create them; None, with a log line, if the model cannot be captured."""
+        kernel = cuda_kernel()
+        if kernel is None:
+            return None
         reason = reason_unsupported(model, pages, bounds)
         if reason is not None:
             _logger.warning("decoding runs without graphs: %s", reason)
             return None
-        return cls(model, pages, bounds, capture)
+        return cls(model, pages, bounds, capture, kernel)
 
     def fits(self, batch: Batch) -> bool:
         """Return True if there is a graph for `batch`.
@@ -236,28 +234,27 @@ class DecodeGraphs:
         size = min(size for size in self._graphs if size >= count)
         graph = self._graphs[size]
         # New pinned memory for each step: torch does not reuse it before its copy is done.
-        graph.inputs.memory.copy_(self._filled(size, batch).memory, non_blocking=True)
+        graph.inputs.fill(self._filled(size, batch))
         if chosen is not None:
             graph.inputs.token_ids.index_copy_(0, upload(batch.pending, chosen.device), chosen)
         graph.replay()
         return self._hidden[:count], self._logits[:count]
 
-    def _new_inputs(self, size: int) -> _Inputs:
+    def _new_inputs(self, device: torch.device, size: int, width: int) -> _Inputs:
+        on_gpu = self._model.device.type == "cuda"
         return _Inputs.of(
-            self._model.device, size, len(self._model.page_groups), self._width, _axes(self._model)
+            device,
+            size,
+            len(self._model.page_groups),
+            width,
+            _axes(self._model),
+            pinned=on_gpu and device.type == "cpu",
         )
 
     def _filled(self, size: int, batch: Batch | None) -> _Inputs:
         """Return the inputs of `size` sequences on the host: those of `batch`, then padding."""
-        groups = len(self._model.page_groups)
-        host = _Inputs.of(
-            torch.device("cpu"),
-            size,
-            groups,
-            self._width,
-            _axes(self._model),
-            pinned=self._model.device.type == "cuda",
-        )
+        width = 1 if batch is None else batch.block_table.shape[2]
+        host = self._new_inputs(torch.device("cpu"), size, width)
         count = 0
         if batch is not None:
             count = len(batch.token_ids)
@@ -267,7 +264,7 @@ class DecodeGraphs:
                 host.rope[:, :count] = batch.rope
             host.slots[:, :count] = batch.slots
             host.contexts[:count] = torch.tensor(batch.contexts, dtype=torch.int32)
-            host.block_table[:, :count, : batch.block_table.shape[2]] = batch.block_table
+            host.block_table[:, :count] = batch.block_table
         host.slots[:, count:] = self._pages.num_pages * self._pages.page_size
         host.contexts[count:] = 1
         host.block_table[:, count:, 0] = self._pages.num_pages
@@ -276,7 +273,7 @@ class DecodeGraphs:
     def _step(self, inputs: _Inputs) -> Callable[[], None]:
         """Return the function that computes the outputs from `inputs`."""
         size = len(inputs.token_ids)
-        batch, paged = _batch(inputs, self._pages, self._max_context)
+        batch, paged = _batch(inputs, self._pages, self._kernel)
 
         @torch.inference_mode()
         def step() -> None:
@@ -288,14 +285,15 @@ class DecodeGraphs:
 
 
 def sizes(most: int) -> list[int]:
-    """Return the numbers of sequences to capture: powers of two, and `most`."""
-    return [*(1 << power for power in range((most - 1).bit_length())), most]
+    """Return the numbers of sequences to capture: 1, 2, 4, every 8, and `most`."""
+    return [*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most]
 
 
 def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -> str | None:
     """Return the reason why decoding cannot be captured, or None.
 
-    A step is rehearsed on meta tensors: code that depends on data fails there.
+    A step is rehearsed on meta tensors, without the attention kernel: code that depends on data
+    fails there.
     """
     inputs = _Inputs.of(
         model.device,
@@ -304,16 +302,11 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
         pages_for(bounds.max_model_len, pages.page_size),
         _axes(model),
     )
-    batch, paged = _batch(inputs, pages, bounds.max_model_len)
+    batch, paged = _batch(inputs, pages, lambda *_: None)
     try:
         model.rehearse(batch, pages, paged)
     except (RuntimeError, EngineError) as error:
         return str(error).partition("\n")[0] or type(error).__name__
-    for dtype, size, windowed, sunk in sorted(paged.kinds, key=str):
-        if not reads_pages(
-            model.device, dtype, size, pages.page_size, windowed=windowed, sunk=sunk
-        ):
-            return "flash attention does not read pages here"
     return None
 
 
@@ -322,7 +315,7 @@ def _axes(model: CausalModel) -> int:
     return model.rope_axes if model.rope_axes > 1 else 0
 
 
-def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _FlashOnly]:
+def _batch(inputs: _Inputs, pages: Pages, kernel: AttentionKernel) -> tuple[Batch, PagedAttention]:
     """Return the batch that views `inputs`, and its attention."""
     size = len(inputs.token_ids)
     device = inputs.memory.device
@@ -336,13 +329,13 @@ def _batch(inputs: _Inputs, pages: Pages, max_context: int) -> tuple[Batch, _Fla
         torch.empty(0, dtype=torch.int64, device=device),
         inputs.block_table,
         (1,) * size,
-        (max_context,) * size,
+        # Only the device knows them.
+        (1,) * size,
         rope=inputs.rope if len(inputs.rope) else None,
     )
     starts = torch.arange(size + 1, dtype=torch.int32, device=device)
-    return batch, _FlashOnly(
-        VarlenAttention(batch, pages, Lengths(starts, inputs.contexts, 1, max_context))
-    )
+    sequences = Sequences(starts, inputs.contexts, size, single=True, several=False)
+    return batch, with_kernel(batch, pages, kernel, sequences)
 
 
 __all__ = [

@@ -43,14 +43,15 @@ class LatentAttention:
         self,
         batch: Batch,
         absorbed: Callable[[Batch], PagedAttention],
-        expanded: Callable[[Batch], PagedAttention],
+        expanded: Callable[[Batch], PagedAttention] | None,
     ) -> None:
         """Prepare attention for `batch`.
 
         Args:
             batch: batch to compute.
             absorbed: makes attention for a part of it, over pages with one head.
-            expanded: likewise, over pages that it expands by `Scoring.latent`.
+            expanded: likewise, over pages that it expands by `Scoring.latent`; None: all of it is
+                absorbed.
         """
         self._batch = batch
         self._absorbed = absorbed
@@ -103,9 +104,13 @@ class LatentAttention:
         """Divide the batch; the same for all layers, whose sizes are the same."""
         batch = self._batch
         lengths = zip(batch.counts, batch.contexts, strict=True)
-        ways = [count > 1 and latent.worth_expanding(count, context) for count, context in lengths]
+        expanded = self._expanded
+        ways = [
+            expanded is not None and count > 1 and latent.worth_expanding(count, context)
+            for count, context in lengths
+        ]
         for way in sorted(set(ways)):
-            make = self._expanded if way else self._absorbed
+            make = self._absorbed if expanded is None or not way else expanded
             if way == all(ways) == any(ways):
                 yield _Part(None, _adapted(batch), make(batch), way)
                 continue
