@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-again test-fast test-unit check format site bench test-engines test-deploy reference clean
+.PHONY: demo install test test-again test-fast test-unit check format site bench test-gpu bench-gpu test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -63,6 +63,13 @@ site: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+# For a machine with an NVIDIA GPU, whose torch is built for CUDA: a few minutes each.
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu tests
+
+bench-gpu: install
+	$(BIN)/python -m benchmarks.gpu
 
 test-engines: install
 	$(BIN)/python -m scripts.test_engines

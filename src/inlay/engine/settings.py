@@ -138,15 +138,16 @@ class EngineSettings(BaseModel):
     kv_cache_memory_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="Size of the KV cache. Unless set, enough for max_num_seqs short prompts or "
-        "one full context, within a quarter of free memory.",
+        description="Size of the KV cache. Unless set, on a CPU enough for max_num_seqs short "
+        "prompts or one full context, within a quarter of free memory; on a GPU what "
+        "gpu_memory_utilization leaves.",
     )
     gpu_memory_utilization: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="Share of a GPU's memory for weights and KV cache together, if "
-        "kv_cache_memory_bytes is not set; leave some for the activations of a step.",
+        description="Share of a GPU's memory for weights, activations and KV cache together, if "
+        "kv_cache_memory_bytes is not set; 0.9 unless given.",
     )
     enable_prefix_caching: bool = Field(
         default=True, description="Reuse the keys and values of equal prefixes."

@@ -11,12 +11,16 @@ from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import speculative_config
+from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import (
     EngineLimits,
     available_memory,
     num_pages,
+    pages_for,
     share_of_gpu,
 )
+from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
@@ -30,7 +34,7 @@ from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
-from inlay.prompt import Media
+from inlay.prompt import Media, Tokens
 from inlay.request import Task
 
 
@@ -58,13 +62,16 @@ def core_of(
         EngineError: there is not enough memory.
     """
     if num_blocks is None:
+        on_gpu = model.device.type == "cuda"
         num_blocks = num_pages(
             settings,
             page_bytes=model.page_bytes(settings.block_size),
             windows=model.windows,
             max_model_len=model.max_model_len,
             available=available_memory(model.device),
-            asked=share_of_gpu(settings, model.device),
+            asked=share_of_gpu(settings, model.device, peak_activations(model, settings))
+            if on_gpu and settings.kv_cache_memory_bytes is None
+            else None,
         )
     bounds = EngineLimits(
         max_model_len=model.max_model_len,
@@ -87,6 +94,33 @@ def core_of(
         encode=encode,
         speculator=None if speculation is None else Speculator(speculation),
     )
+
+
+def largest_step(model: CausalModel, settings: EngineSettings) -> tuple[Batch, Pages]:
+    """Return a batch of as many positions and sampled ones as a step may have, and its pages."""
+    size = settings.block_size
+    count = min(settings.max_num_batched_tokens, model.max_model_len)
+    each = pages_for(count, size)
+    runs = [
+        PageRun(range(1 + group * each, 1 + (group + 1) * each))
+        for group in range(len(model.page_groups))
+    ]
+    tokens = [(0, Tokens([0] * count))]
+    item = BatchItem(tokens, 0, count, runs, min(count, settings.max_num_seqs))
+    return Batch.pack([item], size), model.new_pages(each * len(runs), size)
+
+
+def peak_activations(model: CausalModel, settings: EngineSettings) -> int:
+    """Return the bytes that the largest step takes on a GPU beside weights and pages; runs it."""
+    batch, pages = largest_step(model, settings)
+    torch.cuda.synchronize(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    model.forward(batch, pages)
+    torch.cuda.synchronize(model.device)
+    peak: int = torch.cuda.max_memory_allocated(model.device)
+    model.forget_workspace()
+    return peak - before
 
 
 def exchange_of(

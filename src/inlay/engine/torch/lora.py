@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError
 
 NATIVE_POSITIONS = 32
@@ -71,7 +72,7 @@ class Selection(NamedTuple):
         adapted, of_adapted = order.int(), own[order].int()
         if stop - first == 1 and len(adapted) == len(own):
             return cls(first, stop, None, adapted, of_adapted)
-        foreign = (own[:, None] != torch.arange(first, stop)).to(device)
+        foreign = upload(own[:, None] != torch.arange(first, stop), device)
         return cls(first, stop, foreign, adapted, of_adapted)
 
 

@@ -183,6 +183,7 @@ class CausalModel:
             ),
             config=parsed,
             keep_quantised=device.type == "cpu",
+            device=None if device.type == "cpu" else device,
         )
         model.to(device)
         lora = (

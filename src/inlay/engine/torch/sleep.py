@@ -174,6 +174,8 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+        # Pinned memory of weights that are back on the device.
+        torch.accelerator.empty_host_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)

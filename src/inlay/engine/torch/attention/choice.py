@@ -49,10 +49,10 @@ def attention(
     if pages.latent:
         return LatentAttention(
             batch,
-            lambda part: _on_cpu(part, pages, workspace, float32_scores=float32_scores),
+            lambda part: _plain(part, pages, workspace, float32_scores=float32_scores),
             lambda part: GatheredAttention(part, pages, workspace, float32_scores=float32_scores),
         )
-    return _on_cpu(batch, pages, workspace, float32_scores=float32_scores)
+    return _plain(batch, pages, workspace, float32_scores=float32_scores)
 
 
 def with_kernel(
@@ -65,7 +65,7 @@ def with_kernel(
     return LatentAttention(batch, lambda part: CudaAttention(part, pages, kernel, sequences), None)
 
 
-def _on_cpu(
+def _plain(
     batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool
 ) -> PagedAttention:
     """Return attention for the keys and values in the pages as they are."""

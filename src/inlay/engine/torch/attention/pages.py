@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
+from inlay.engine.torch.transfers import upload
 
 _HUGE = 1 << 22
 """Bytes from which memory is asked for in huge pages, which are of 2 MiB on most systems."""
@@ -108,7 +109,7 @@ class Pages:
 
     def scrub(self, page_ids: Sequence[int]) -> None:
         """Overwrite pages with zeros in every layer."""
-        index = torch.tensor(page_ids, dtype=torch.int64, device=self.keys[0].device)
+        index = upload(torch.tensor(page_ids, dtype=torch.int64), self.keys[0].device)
         for pair in self._tensors:
             for pages in pair:
                 pages.index_fill_(1, index, 0)

@@ -35,7 +35,10 @@ TYPICAL_LENGTH = 512
 """Expected length of a sequence, for the default cache size."""
 
 SHARE = 4
-"""Without a setting, the cache takes at most 1/SHARE of the available memory."""
+"""Without a setting, the cache takes at most 1/SHARE of the available memory of a CPU."""
+
+GPU_SHARE = 0.9
+"""Default of `gpu_memory_utilization`, as in vLLM."""
 
 
 class PageGroup(NamedTuple):
@@ -231,9 +234,10 @@ def num_pages(
         return pages
     if asked is not None:
         if asked // page_bytes < longest:
+            share = settings.gpu_memory_utilization or GPU_SHARE
             raise InvalidRequestError(
-                f"{need}, gpu_memory_utilization {settings.gpu_memory_utilization} leaves "
-                f"{max(0, asked)} beside the weights: raise it or lower max_model_len"
+                f"{need}, gpu_memory_utilization {share} leaves {max(0, asked)} beside the weights "
+                "and a step's activations: raise it or lower max_model_len"
             )
         return asked // page_bytes
     typical = settings.max_num_seqs * most(min(TYPICAL_LENGTH, max_model_len), 1)
@@ -246,27 +250,32 @@ def num_pages(
     return pages
 
 
-def share_of_gpu(settings: EngineSettings, device: torch.device) -> int | None:
-    """Return the bytes that `gpu_memory_utilization` leaves for the cache; None if it is not set.
+def share_of_gpu(settings: EngineSettings, device: torch.device, activations: int) -> int:
+    """Return the bytes that `gpu_memory_utilization` leaves for the cache.
 
     Memory that this process has already allocated is subtracted.
 
     Args:
         settings: settings of the engine.
-        device: the GPU, if it is set; holds the weights already.
+        device: the GPU; holds the weights already.
+        activations: bytes that a step takes beside them.
 
     Raises:
-        EngineError: other processes use some of it.
+        EngineError: other processes use some of what is asked for.
     """
-    if settings.gpu_memory_utilization is None:
-        return None
+    # What loading left behind in the allocator is free for pages, and counts as used until then.
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    asked = int(total * settings.gpu_memory_utilization) - torch.cuda.memory_allocated(device)
-    spare = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    held = torch.cuda.memory_allocated(device)
+    spare = free + torch.cuda.memory_reserved(device) - held
+    share = settings.gpu_memory_utilization
+    asked = int(total * (share or GPU_SHARE)) - held - activations
+    if share is None:
+        return min(asked, spare - activations)
     if asked > spare:
         raise EngineError(
-            f"gpu_memory_utilization {settings.gpu_memory_utilization} asks for {asked} bytes of "
-            f"KV cache, and {spare} of the GPU's {total} are free: lower it"
+            f"gpu_memory_utilization {share} asks for {asked} bytes of KV cache, and {spare} of the "
+            f"GPU's {total} are free: lower it"
         )
     return asked
 

@@ -26,6 +26,9 @@ from inlay.tensors.table import check_tensors, config_of, stored_tensors
 
 _logger = logging.getLogger(__name__)
 
+_NVIDIA = Path("/dev/nvidiactl")
+"""Device of the NVIDIA driver."""
+
 
 def load(
     kind: Any,
@@ -36,8 +39,9 @@ def load(
     spared: str = "",
     config: Any = None,
     keep_quantised: bool = False,
+    device: torch.device | None = None,
 ) -> Any:
-    """Load a model on the CPU, in evaluation mode and without gradients.
+    """Load a model in evaluation mode and without gradients.
 
     Args:
         kind: transformers class; no `Auto` class if the weights are quantised.
@@ -49,6 +53,8 @@ def load(
             layers, whose weights are not read then.
         keep_quantised: leave a `KeptWeight` in linear layers whose weights are quantised, for
             `accelerate`; otherwise they are dequantised.
+        device: read weights straight to it, so that the model need not fit into host memory; None:
+            to the CPU.
 
     Raises:
         InvalidRequestError: it cannot be read, its quantisation is not supported, or weights are
@@ -67,6 +73,7 @@ def load(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                **({} if device is None else {"device_map": {"": device}}),
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
@@ -127,6 +134,13 @@ def _weights(directory: Path, parsed: Any, kept: KeptWeights | None) -> Iterator
 def device_of(name: str) -> torch.device:
     """Return the device of a setting. Raises `InvalidRequestError` if it is not available."""
     available = torch.cuda.is_available()
+    if name == "auto" and not available and _NVIDIA.exists():
+        _logger.warning(
+            "the model runs on the CPU: this machine has an NVIDIA GPU, and torch %s cannot use it "
+            "(built for CUDA %s); install a torch that the driver runs",
+            torch.__version__,
+            torch.version.cuda or "not at all",
+        )
     if name == "cuda" and not available:
         raise InvalidRequestError(
             "device cuda was asked for, and this machine or this torch has none; allowed: auto, cpu"

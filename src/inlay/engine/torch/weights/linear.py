@@ -4,8 +4,8 @@ Three replacements, each compared with the original before it is used:
 - projections of the same input become one product (query, key, value; gate, up);
 - each becomes the `LinearMethod` that suits its weight and device (`linear_methods.py`);
 - root-mean-square norms, in transformers two casts and six operations over whole activations,
-  become one native pass, or a reduction and two operations where there are no native kernels.
-  `F.rms_norm` is no faster on a CPU than what it would replace.
+  become one native pass, or a reduction and two operations where there are no native kernels; on a
+  GPU, torch's own kernel. `F.rms_norm` is no faster on a CPU than what it would replace.
 """
 
 from collections.abc import Sequence
@@ -214,7 +214,14 @@ def _join(weights: Sequence[Tensor]) -> bool:
     return False
 
 
-def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
+def _own_norm(factor: Tensor, eps: float, dtype: torch.dtype) -> nn.Module | None:
+    """Return torch's norm in `dtype`, one kernel on a GPU; None if rounding changes `factor`."""
+    norm = nn.RMSNorm(len(factor), eps, dtype=dtype, device=factor.device)
+    norm.weight = nn.Parameter(factor.to(dtype), requires_grad=False)
+    return norm if torch.equal(norm.weight.float(), factor) else None
+
+
+def _faster_norm(module: nn.Module, native: Kernels | None) -> nn.Module | None:
     """Return the replacement of a root-mean-square norm.
 
     None if `module` is no such norm, or an unknown variant.
@@ -233,8 +240,10 @@ def _faster_norm(module: nn.Module, native: Kernels | None) -> RMSNorm | None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, weight.shape[0], generator=generator).to(weight)
     expected = module(x)
+    on_gpu = weight.device.type == "cuda"
     for factor in (weight.detach().float(), 1 + weight.detach().float()):
-        norm = RMSNorm(factor, eps, native)
+        own = _own_norm(factor, eps, weight.dtype) if on_gpu else None
+        norm = RMSNorm(factor, eps, native) if own is None else own
         if differ(norm(x), expected) <= TOLERANCE[weight.dtype]:
             return norm
     return None
