@@ -215,8 +215,8 @@ def test_only_the_columns_of_block_tables_in_use_are_copied(
     one = BatchItem([(40, Tokens([7]))], 40, 1, [long], True)
     other = BatchItem([(0, Tokens([7]))], 0, 1, [short], True)
     pages = loaded.new_pages(41, 16)
-    for tensors in (graphs._pages.kept, pages.kept):
-        for tensor in tensors[0]:
+    for tensors in (*graphs._pages.kept, *pages.kept):
+        for tensor in tensors:
             tensor.zero_()
     first = graphs.run(Batch.pack([one], 16))[1].clone()
     # Columns of the long sequence are still there, and are not read.
