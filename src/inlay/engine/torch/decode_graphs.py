@@ -5,7 +5,8 @@ A step with one token per sequence is launched at once: look-up, body and head.
 A graph always uses the same memory, so there is one graph for each of a few numbers of sequences,
 and a step takes the smallest that fits. Its inputs are in two tensors, which are filled on the host
 and copied: block tables, of which only the columns in use are, and the rest. Missing sequences are
-padding: each has position 0 of the last page, which no sequence is ever given, and sees only itself.
+padding: each has position 0 of the last page, which no sequence is ever given, and sees only
+itself.
 
 The capture function is injected. One that runs the function directly makes all of this testable on
 a CPU.
@@ -115,7 +116,7 @@ class _Inputs(NamedTuple):
         *,
         pinned: bool = False,
     ) -> "_Inputs":
-        """Return zeros for `size` sequences of `width` pages and `axes` rotary positions of each."""
+        """Return zeros for `size` sequences of `width` pages and `axes` rotary positions."""
         sizes = [size, size, axes * size, groups * size, -(-size // 2)]
         memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device, pin_memory=pinned)
         token_ids, positions, rope, slots, contexts = memory.split_with_sizes(sizes)

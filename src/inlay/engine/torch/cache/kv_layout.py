@@ -274,8 +274,8 @@ def share_of_gpu(settings: EngineSettings, device: torch.device, activations: in
         return min(asked, spare - activations)
     if asked > spare:
         raise EngineError(
-            f"gpu_memory_utilization {share} asks for {asked} bytes of KV cache, and {spare} of the "
-            f"GPU's {total} are free: lower it"
+            f"gpu_memory_utilization {share} asks for {asked} bytes of KV cache, and {spare} of "
+            f"the GPU's {total} are free: lower it"
         )
     return asked
 
