@@ -471,6 +471,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 0.7},
     "of the best": {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "of as many as it takes": {"top_p": 0.9},
     "penalised": {"repetition_penalty": 1.2, "frequency_penalty": 0.5},
     "with logprobs": {"logprobs": 5},
     "held back": {"min_tokens": 9, "logit_bias": {7: 2.0}, "bad_words": ((3, 4), (5,))},
@@ -485,11 +486,3 @@ def test_drawing_does_not_wait_for_the_device(kind: str) -> None:
     batch = [sequence((3, 9), (3,), **ALIKE[kind]), sequence(temperature=0.0)]
     drawn = Sampler(VOCAB, EOS, device).draw(torch.empty(2, VOCAB, device=device), batch)
     assert (drawn.ids.shape, drawn.ids.device) == ((2,), device)
-
-
-def test_drawing_waits_where_nobody_can_say_how_many_candidates_are_enough() -> None:
-    device = torch.device("meta")
-    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        Sampler(VOCAB, EOS, device).draw(
-            torch.empty(1, VOCAB, device=device), [sequence(top_p=0.9)]
-        )

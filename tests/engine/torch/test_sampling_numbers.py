@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from inlay.engine.torch.sampling.draws import (
     CDF_BLOCK,
+    TruncationParams,
     inverse_cdf,
     ranked,
     ranked_by_key,
     uniform,
 )
+from inlay.request import Sampling
 
 values = st.floats(-50, 50, width=16) | st.sampled_from([0.0, -0.0, -torch.inf, 1.0, -1.0])
 
@@ -94,3 +96,37 @@ PINNED = [0.044677981169000125, 0.9898504479606106, 0.9034437813307019, 0.794193
 def test_ranks_as_integers_are_those_of_values_and_ids(rows: list[list[float]], count: int) -> None:
     values = torch.tensor(rows)
     assert ranked_by_key(values, count).tolist() == ranked(values, count).tolist()
+
+
+truncations = st.builds(
+    Sampling,
+    max_tokens=st.just(1),
+    temperature=st.just(1.0),
+    top_k=st.sampled_from([0, 1, 3, 7, 1000]),
+    top_p=st.sampled_from([1.0, 0.97, 0.83, 0.31, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.013, 0.37, 1.0]),
+)
+
+
+@given(
+    st.lists(st.tuples(st.lists(values, min_size=40, max_size=40), truncations), min_size=1),
+    st.integers(0, 2**32 - 1),
+)
+def test_truncation_without_a_wait_for_the_device_keeps_the_same_tokens(
+    rows: list[tuple[list[float], Sampling]], seed: int
+) -> None:
+    logits = torch.tensor([[*row, 2.0] for row, _ in rows])
+    # No sum of these is exactly at a limit, where the order of the sum would decide.
+    logits += (logits.isfinite() * logits.round() * 0.0137).nan_to_num(0.0)
+    params = TruncationParams.of(
+        [sampling for _, sampling in rows], logits.shape[1], torch.device("cpu")
+    )
+    ranking = ranked(logits, logits.shape[1])
+    weights, settled = params.weigh(logits, ranking)
+    assert settled.all()
+    expected = torch.zeros_like(weights).scatter(1, ranking, weights)
+    found = params.truncated(logits)
+    assert (found > 0).tolist() == (expected > 0).tolist()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    uniforms = torch.rand(len(rows), generator=torch.Generator().manual_seed(seed)).double()
+    assert inverse_cdf(found, uniforms).tolist() == params.draw(logits, uniforms).tolist()

@@ -68,11 +68,15 @@ def ranked_by_key(values_RV: Tensor, count: int) -> Tensor:
 
     The ranks become distinct integer keys.
     """
-    # Adding 0.0 turns -0.0 into 0.0. Bits of negative floats order in reverse.
-    bits_RV = (values_RV + 0.0).view(torch.int32)
-    order_RV = torch.where(bits_RV < 0, bits_RV ^ 0x7FFFFFFF, bits_RV).to(torch.int64)
     ids_V = torch.arange(values_RV.shape[1], device=values_RV.device)
-    return ((order_RV << 32) - ids_V).topk(count, dim=-1).indices
+    return ((_order(values_RV) << 32) - ids_V).topk(count, dim=-1).indices
+
+
+def _order(values: Tensor) -> Tensor:
+    """Return int64 numbers of 32 bits that are ordered as float32 `values` are."""
+    # Adding 0.0 turns -0.0 into 0.0. Bits of negative floats order in reverse.
+    bits = (values + 0.0).view(torch.int32)
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
 
 
 def inverse_cdf(weights_RC: Tensor, uniform_R: Tensor) -> Tensor:
@@ -154,13 +158,16 @@ class TruncationParams(NamedTuple):
         )
 
     def draw(self, values_RV: Tensor, uniform_R: Tensor) -> Tensor:
-        """Draw ids (R,), widening the candidates until they suffice.
+        """Draw ids (R,); on a CPU by widening the candidates until they suffice.
 
         Args:
             values_RV: float32 logits after temperature, the highest of each row finite.
             uniform_R: float64, the uniform number of each row.
         """
         device = values_RV.device
+        if device.type != "cpu":
+            # Whether candidates suffice is not known without waiting for the device.
+            return inverse_cdf(self.truncated(values_RV), uniform_R)
         ids_R = torch.zeros(len(values_RV), dtype=torch.int64, device=device)
         open_R = torch.arange(len(values_RV), device=device)
         params = self
@@ -176,6 +183,28 @@ class TruncationParams(NamedTuple):
             open_R, values_RV = open_R[~settled_R], values_RV[~settled_R]
             params = params.select(~settled_R)
         return ids_R
+
+    def truncated(self, values_RV: Tensor) -> Tensor:
+        """Return weights of all tokens, zero for truncated ones, without a wait for the device.
+
+        What is kept is a prefix of the ranking: all tokens above some value, and of those that
+        have it the first ones. The value is found by halving the range of its 32 bits.
+
+        Args:
+            values_RV: float32 logits after temperature, the highest of each row finite.
+        """
+        order_RV = _order(values_RV)
+        best_R1 = values_RV.amax(dim=-1, keepdim=True)
+        weights_RV = (values_RV - best_R1).to(torch.float64).exp()
+        likely_R = (weights_RV >= self.min_p_R[:, None]).sum(dim=-1)
+        most_R = torch.minimum(self.top_k_R, likely_R).clamp(min=1)
+        kept_RV = _prefix(order_RV, torch.ones_like(weights_RV), most_R.to(torch.float64))
+        # The total to which top_p refers: the weights left by min_p and top_k, which are all
+        # weights where neither is set.
+        total_R = (weights_RV * kept_RV).sum(dim=-1)
+        nucleus_RV = _prefix(order_RV, weights_RV, self.top_p_R * total_R)
+        kept_RV &= nucleus_RV | (self.top_p_R >= 1)[:, None]
+        return weights_RV * kept_RV
 
     def select(self, rows: Tensor) -> "TruncationParams":
         """Return the parameters of `rows`."""
@@ -217,6 +246,33 @@ class TruncationParams(NamedTuple):
 
         places_C = torch.arange(count, device=candidates_RC.device)
         return weights_RC * (places_C < kept_R[:, None]), known_R
+
+
+def _prefix(order_RV: Tensor, weights_RV: Tensor, target_R: Tensor) -> Tensor:
+    """Return the shortest prefix of the ranking whose weights reach a target, bool (R, V).
+
+    At least one token; all of them where the target is out of reach.
+
+    Args:
+        order_RV: int64 of 32 bits, higher ones first; equal ones by id.
+        weights_RV: float64, equal where `order_RV` is.
+        target_R: float64.
+    """
+    target_R = target_R.clamp(min=torch.finfo(torch.float64).tiny)
+    low_R = torch.full_like(target_R, -(1 << 31), dtype=torch.int64)
+    high_R = torch.full_like(low_R, (1 << 31) - 1)
+    # The highest bound at which the tokens from there on reach the target.
+    for _ in range(32):
+        middle_R = (low_R + high_R + 1) >> 1
+        above_RV = order_RV >= middle_R[:, None]
+        reached_R = (weights_RV * above_RV).sum(dim=-1) >= target_R
+        low_R = torch.where(reached_R, middle_R, low_R)
+        high_R = torch.where(reached_R, high_R, middle_R - 1)
+    above_RV, equal_RV = order_RV > low_R[:, None], order_RV == low_R[:, None]
+    missing_R = target_R - (weights_RV * above_RV).sum(dim=-1)
+    each_R = (weights_RV * equal_RV).amax(dim=-1)
+    needed_R = (missing_R / each_R).ceil().clamp(min=1)
+    return above_RV | (equal_RV & (equal_RV.cumsum(dim=-1) <= needed_R[:, None]))
 
 
 __all__ = [

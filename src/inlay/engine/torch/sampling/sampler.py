@@ -154,9 +154,8 @@ class Sampler:
     def draw(self, logits_SV: Tensor, sequences: Run[Sequence]) -> SampledTokens:
         """Choose the next token of each sequence. `logits_SV` is not changed.
 
-        If a row's largest logit is not finite (all -inf, or a NaN), its token is `argmax`. Waits
-        for the device only if the number of candidates has no known limit: top_p or min_p without
-        top_k.
+        If a row's largest logit is not finite (all -inf, or a NaN), its token is `argmax`. Does not
+        wait for the device.
 
         Args:
             logits_SV: (S, V), float32 or the model's dtype; converted to float32 unless greedy
