@@ -274,6 +274,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         refusals: what it cannot do safely, or at all.
         kv_layout: form of the pages of keys and values that it gives to workers of the same, and
             takes from them; empty if it gives none.
+        kv_tickets: it gives the keys and values of a prompt to one other worker, by the ticket that
+            it makes when it has computed them; never by digest.
         phase: of requests that the worker is meant for. It takes the others too: routers weigh it.
         kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
@@ -315,6 +317,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     seeds: bool = True
     kv_events: bool = False
     kv_layout: str = ""
+    kv_tickets: bool = False
     phase: Phase = "both"
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()

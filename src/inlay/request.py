@@ -30,12 +30,10 @@ class Task(StrEnum):
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
-
 GrammarKind: TypeAlias = Literal[
     "json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"
 ]
 """Kinds of grammar, by vLLM's names; see `Grammar`."""
-
 
 MAX_GRAMMAR = 256 * 1024
 """Characters of a grammar's source."""
@@ -301,6 +299,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         hold: the worker keeps the payloads and gives leases, if others can reach it; then an output
             that is `held` stands in place of the last, until the request is cancelled.
         prefetch: nothing is computed; the worker fetches the prompt's pages as they are computed.
+        gives_ticket: the worker keeps the prompt's keys and values for another; gives a ticket.
+        ticket: of another worker that keeps them; empty for none.
     """
 
     id: str
@@ -319,6 +319,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: tuple[Input, ...] = ()
     hold: bool = False
     prefetch: bool = False
+    gives_ticket: bool = False
+    ticket: bytes = b""
 
     def __post_init__(self) -> None:
         prompts = len(self.prompts)
@@ -385,9 +387,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs at one output position.
 
-    Of the chosen token and of the `top` most likely (id, logprob), best first.
-
-    Under `Sampling.logprob_token_ids` of those ids, as they were given.
+    Of the chosen token and of the `top` most likely (id, logprob), best first; under
+    `Sampling.logprob_token_ids` of those ids, as they were given.
     """
 
     logprob: float
@@ -418,9 +419,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Positions counted by the engine.
 
-    `cached_tokens` is what of the prompt came from the prefix cache.
-
-    `queued_seconds` is how long the request waited for its first step, where the engine says so.
+    `cached_tokens` of the prompt came from the prefix cache. `queued_seconds` is how long the
+    request waited for its first step, where the engine says so.
     """
 
     prompt_tokens: int
@@ -434,6 +434,7 @@ PORTS: Mapping[Task, str] = {
     Task.SCORE: "logits",
     Task.ENCODE: "embeddings",
     Task.PAGES: "pages",
+    Task.GENERATE: "ticket",
 }
 """Port of the payload of each task.
 
@@ -441,7 +442,7 @@ PORTS: Mapping[Task, str] = {
 payload for each prompt, in their order: the rows of its image [rows, hidden size] in the model's
 dtype. Further ports bring, in the same order, the fields of the rows' bundle: "grid", int32 [rows,
 3], and "deepstack.0" and so on, of the shape and dtype of the rows. "pages" are uint8 [pages, bytes
-of a record].
+of a record], a "ticket" is uint8 [bytes] (`Request.gives_ticket`).
 """
 
 

@@ -97,6 +97,18 @@ def test_what_can_be_fetched_is_cheaper_than_what_must_be_computed() -> None:
     assert chosen.member.id == "w0"
 
 
+def test_what_goes_by_ticket_is_handed_over_and_never_fetched() -> None:
+    cards = [member(phase, n, kv_tickets=True) for n, phase in enumerate(("prefill", "decode"))]
+    fleet = Made(*cards, router_interference_weight=0.25)
+    fleet.pool.sent(fleet.member(0), blocks(1, 60))
+    fleet.pool.change(fleet.member(1), requests=3, decode=30)
+    chosen = fleet.pool.choose(LONG, blocks(1, 64), splits=True)
+    assert chosen is not None
+    assert chosen.prefiller is not None
+    assert (chosen.member.id, chosen.prefiller.member.id) == ("w1", "w0")
+    assert (chosen.holders, chosen.work, chosen.prefiller.work) == ((), LONG, LONG - 16 * 60)
+
+
 def test_a_price_is_measured_and_forgotten() -> None:
     now = 0.0
     price = FetchPrice(0.2, lambda: now)

@@ -129,7 +129,8 @@ class Placing:
 
         Raises `OverloadedError` when the prefill worker is gone.
         """
-        (placed,) = self._send_to(pool, prefiller, [first_part(request)], length, waited)
+        part = first_part(request, prefiller.member.card)
+        (placed,) = self._send_to(pool, prefiller, [part], length, waited)
         place = LoadReservation(
             pool,
             chosen.member,
@@ -140,7 +141,9 @@ class Placing:
         )
         self._stats.handovers[chosen.member.card.name] += 1
         request = _with_waited_deadline(request, waited)
-        worker, address = chosen.member.worker, prefiller.member.card.address
+        worker, card = chosen.member.worker, prefiller.member.card
+        # With a ticket nothing can be fetched before all is computed.
+        address = None if card.kv_tickets else card.address
         try:
             prefetch = None if address is None else worker.send(prefetch_of(request, address))
         except OverloadedError:
@@ -164,7 +167,13 @@ class Placing:
         member = chosen.member
         holders = _holders(chosen, holder)
         pages = (Source(PAGES, holders),) if holders else ()
-        measured = self._measured(pool, chosen, length, fetches=holder is not None, pages=pages)
+        with_ticket = bool(requests[0].ticket)
+        fetches = holder is not None or with_ticket
+        from_others = bool(pages) or with_ticket
+        measured = self._measured(pool, chosen, length, fetches=fetches, from_others=from_others)
+        work = chosen.work
+        if with_ticket:
+            work = round(work * min(1.0, pool.price.value))
         try:
             for request in requests:
                 request = _with_waited_deadline(request, waited)
@@ -177,7 +186,7 @@ class Placing:
                 charge = LoadReservation(
                     pool,
                     member,
-                    prefill=0 if placed else chosen.work,
+                    prefill=0 if placed else work,
                     length=length,
                     ended=self._ended,
                     client=request.client,
@@ -198,12 +207,12 @@ class Placing:
         length: int,
         *,
         fetches: bool,
-        pages: tuple[Source, ...],
+        from_others: bool,
     ) -> Callable[[], object]:
         """Function that is called at the first token, and measures what the prompt has cost."""
-        if chosen.member.load.prefill or (pages and not fetches):
+        if chosen.member.load.prefill or (from_others and not fetches):
             return _nothing
-        took = pool.price.fetched if pages else pool.price.computed
+        took = pool.price.fetched if from_others else pool.price.computed
         positions, began = length - chosen.cached, self._clock()
         return lambda: took(positions, self._clock() - began)
 
@@ -236,6 +245,7 @@ def _holders(chosen: Chosen, holder: ModelCard | None) -> tuple[Address, ...]:
         holder is None
         or holder.address in (None, card.address)
         or not card.kv_layout
+        or card.kv_tickets
         or holder.kv_layout != card.kv_layout
     ):
         return chosen.holders

@@ -156,10 +156,12 @@ class Pool:
         self._decode: Positions = np.array([load.decode for load in loads], np.int64)
         holders = [(member.told, member.young, member.old) for member in members]
         self._holders: Positions = np.array(holders, np.int64).reshape(-1, 3).T.copy()
-        layouts = [member.card.kv_layout if member.card.address else "" for member in members]
+        cards = [member.card for member in members]
+        layouts = [card.kv_layout if card.address or card.kv_tickets else "" for card in cards]
         # Pages of one layout go from each to each; workers with several do not exchange any.
         shared = {layout for layout in layouts if layout}
         self._exchanges = np.array([len(shared) == 1 and bool(layout) for layout in layouts], bool)
+        self._gives = self._exchanges & ~np.array([card.kv_tickets for card in cards], bool)
         self._awake = np.array([not member.card.asleep for member in members], bool)
         self._prefills = np.array([member.card.phase == "prefill" for member in members], bool)
         self._able = {}
@@ -312,10 +314,10 @@ class Pool:
         if cached is None:
             return np.zeros(len(self._seated), np.int64)
         gain = 1 - self.price.value
-        holds = self._exchanges & self._awake
+        holds = self._gives & self._awake
         if gain <= 0 or not holds.any():
             return cached
-        fetched = np.maximum(cached[holds].max() - cached, 0) * self._exchanges
+        fetched = np.maximum(cached[holds].max() - cached, 0) * self._gives
         found: Positions = cached + (gain * fetched).astype(np.int64)
         return found
 
@@ -360,10 +362,10 @@ class Pool:
 
     def _holders_of(self, cached: Positions, seat: int) -> tuple[Address, ...]:
         """Workers with a page more than the one at `seat`, the one with the most first."""
-        if not self._exchanges[seat]:
+        if not self._gives[seat]:
             return ()
         least = int(cached[seat]) + self._seated[seat].card.block_size
-        seats = np.flatnonzero((cached >= least) & self._exchanges & self._awake)
+        seats = np.flatnonzero((cached >= least) & self._gives & self._awake)
         seats = seats[np.argsort(-cached[seats], kind="stable")][:MAX_HOLDERS]
         addresses = (self._seated[one].card.address for one in seats.tolist())
         return tuple(address for address in addresses if address is not None)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -170,7 +171,8 @@ class ResumingStream:
             if kept is None:
                 continue
             if self._handover is not None and kept.finish_reason == "length":
-                batch.append(msgspec.structs.replace(kept, finish_reason=None, usage=None))
+                if kept.token_ids:
+                    batch.append(msgspec.structs.replace(kept, finish_reason=None, usage=None))
                 return batch, _PromptComputed()
             batch.append(kept)
         return batch, None
@@ -191,6 +193,8 @@ class ResumingStream:
             return None
         if output.finish_reason == "abort" and not self._cancelled:
             raise _GivenUpError("the worker gave the request up", retry_after=1)
+        if self._handover is not None:
+            output = self._handover.take(output)
         if output.offset > len(self._shown):
             raise EngineError(f"the worker left out {output.offset - len(self._shown)} tokens")
         if output.offset < len(self._shown):
@@ -265,29 +269,49 @@ class ResumingStream:
         if self._cancelled:
             self._sent.cancel()
 
-    def _send_next(self, workers: Sequence[Worker], attempt: int, holder: ModelCard | None) -> None:
+    def _send_next(
+        self,
+        workers: Sequence[Worker],
+        attempt: int,
+        holder: ModelCard | None,
+        ticket: bytes = b"",
+    ) -> None:
         """Send what is left to one of some workers. Raises `OverloadedError` if they are gone."""
         self._request = msgspec.structs.replace(
             behind(self._first, self._given),
             attempt=attempt,
             prior_output=tuple(self._shown),
             deadline=self._remaining(),
+            ticket=ticket,
         )
         self._sent = self._send(workers, self._request, holder)
 
     async def _hand_over(self) -> None:
         """Go on at the worker where there is a place, or at any. Raises as `_resume`."""
         handover, prefiller = self._handover, self._sent
+        ticket = b"" if handover is None else handover.ticket
         fitting = [worker for worker in self._workers() if self._fits(worker.card)]
         wanted = [one for one in fitting if handover is not None and one.id == handover.worker.id]
         try:
             if not fitting:
                 raise OverloadedError("no worker can go on with the request", retry_after=1)
-            self._send_next(wanted or fitting, self._request.attempt + 1, prefiller.card)
-        except (NotFoundError, OverloadedError) as error:
+            attempt = self._request.attempt + 1
+            self._send_next(wanted or fitting, attempt, prefiller.card, ticket)
+        except InlayError as error:
+            self._return_ticket(prefiller.worker, ticket)
+            if not isinstance(error, NotFoundError | OverloadedError):
+                raise
             await self._resume(OverloadedError(error.message, retry_after=1))
         if self._cancelled:
             self._sent.cancel()
+
+    def _return_ticket(self, prefiller: Worker, ticket: bytes) -> None:
+        """Tell a prefill worker that nobody comes for what it keeps."""
+        if not ticket:
+            return
+        returned = msgspec.structs.replace(self._first, attempt=self._request.attempt + 1)
+        with suppress(OverloadedError):
+            prefiller.send(msgspec.structs.replace(returned, ticket=ticket)).cancel()
 
     @property
     def _has_shown(self) -> bool:
