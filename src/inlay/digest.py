@@ -51,9 +51,12 @@ class Secret:
         events: key of digests that leave in KV events.
         transport: key of the proofs at the beginning of a connection.
         pages: key of the checksums of pages of keys and values.
+        tickets: key of the checksums of tickets for keys and values.
     """
 
-    __slots__ = ("blocks", "events", "media", "pages", "root", "rows", "store", "transport")
+    __slots__ = (
+        "blocks", "events", "media", "pages", "root", "rows", "store", "tickets", "transport",
+    )  # fmt: skip
 
     def __init__(self, root: bytes) -> None:
         if len(root) != 32:
@@ -66,6 +69,7 @@ class Secret:
         self.events = self._derive("events")
         self.transport = self._derive("transport")
         self.pages = self._derive("pages")
+        self.tickets = self._derive("tickets")
 
     @classmethod
     def random(cls) -> "Secret":

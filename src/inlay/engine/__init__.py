@@ -68,6 +68,11 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     return engine
 
 
-def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables to add to those the engine's process inherits."""
-    return environment_of(settings, inherited)
+def environment(
+    settings: EngineSettings, inherited: Mapping[str, str], host: str = "localhost"
+) -> dict[str, str]:
+    """Return the environment variables to add to those the engine's process inherits.
+
+    `host` is a name of this machine by which other workers reach it.
+    """
+    return environment_of(settings, inherited, host)

@@ -9,7 +9,16 @@ from msgspec.structs import replace
 
 from inlay.engine.places import Place
 from inlay.errors import EngineError, ErrorFrame, InlayError
-from inlay.request import Emit, FinishReason, Output, PromptLogprobs, Request, TokenLogprobs, Usage
+from inlay.request import (
+    Emit,
+    FinishReason,
+    Output,
+    Payload,
+    PromptLogprobs,
+    Request,
+    TokenLogprobs,
+    Usage,
+)
 
 NOT_FINITE = "the model's output was not finite: NaN or infinity came out of this prompt"
 
@@ -84,6 +93,7 @@ class RequestTracker:
         prompt_logprobs: PromptLogprobs | None,
         reason: FinishReason | None,
         error: InlayError | None = None,
+        payloads: tuple[Payload, ...] = (),
     ) -> None:
         """Emit an output with new tokens, the end, or both."""
         offset = self.num_tokens
@@ -112,6 +122,7 @@ class RequestTracker:
                 usage,
                 None if error is None else ErrorFrame.of(error),
                 prompt_logprobs,
+                payloads,
             )
         )
 

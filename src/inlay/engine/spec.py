@@ -53,11 +53,16 @@ class EngineSpec:
             return _import(path)
 
 
-def environment_of(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables to add to those the engine's process inherits."""
+def environment_of(
+    settings: EngineSettings, inherited: Mapping[str, str], host: str
+) -> dict[str, str]:
+    """Return the environment variables to add to those the engine's process inherits.
+
+    `host` is a name of this machine by which other workers reach it.
+    """
     # The library may be in another Python only.
     path = ENGINES[settings.engine].environment
-    return dict(_import(path)(settings, inherited)) if path else {}
+    return dict(_import(path)(settings, inherited, host)) if path else {}
 
 
 def check_options(settings: EngineSettings) -> None:
@@ -161,13 +166,12 @@ ENGINES: Mapping[str, EngineSpec] = {
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
         options=frozenset(_OPTIONS)
-        - {"encoder_cache_bytes", "task encode", "language_model_only", "role"}
+        - {"encoder_cache_bytes", "task encode", "language_model_only"}
         - {"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"}
         - _IMAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",
-            "role": "; it has --kv-transfer-config",
             "language_model_only": "; after -- it is vLLM's own, which refuses images",
         },
     ),

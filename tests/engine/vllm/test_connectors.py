@@ -7,7 +7,7 @@ import pytest
 
 from inlay import engine
 from inlay.engine.settings import EngineSettings
-from inlay.engine.vllm.connectors import transfer_config
+from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 from inlay.errors import InvalidRequestError
 
 
@@ -21,7 +21,20 @@ def test_one_connector_stands_for_its_own_configuration() -> None:
     assert transfer_config(settings(connector=["nixl"])) == {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kv_lease_duration": 30},
     }
+
+
+def test_a_role_stands_for_nixl_and_goes_with_no_other() -> None:
+    for names in ([], ["nixl"]):
+        found = transfer_config(settings(role="prefill", connector=names))
+        assert found == transfer_config(settings(connector=["nixl"]))
+        assert gives_tickets(found)
+    for options in ({"connector": ["lmcache"]}, {"kv_transfer_config": "{}"}):
+        assert not gives_tickets(transfer_config(settings(**options)))
+        with pytest.raises(InvalidRequestError, match="--role decode needs --connector nixl"):
+            transfer_config(settings(role="decode", **options))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,24 @@
 """Refused variables of a user's environment."""
 
+import socket
+
 import pytest
 
-from inlay.engine.vllm.environment import check
+from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm.environment import check, environment
 from inlay.errors import InvalidRequestError
+
+
+def test_workers_of_pairs_listen_where_others_reach_them_and_not_twice_on_one_port() -> None:
+    settings = EngineSettings(model="m", engine="vllm", role="prefill")
+    found = environment(settings, {}, "127.0.0.1")
+    assert found["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+    with socket.create_server(("127.0.0.1", int(found["VLLM_NIXL_SIDE_CHANNEL_PORT"]))):
+        pass
+    users = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "h", "VLLM_NIXL_SIDE_CHANNEL_PORT": "1"}
+    assert not users.keys() & environment(settings, users, "127.0.0.1").keys()
+    alone = EngineSettings(model="m", engine="vllm")
+    assert not users.keys() & environment(alone, {}, "127.0.0.1").keys()
 
 
 def test_the_guard_against_nan_cannot_be_turned_off() -> None:

@@ -32,6 +32,8 @@ install --no-deps "$wheel" torchvision num2words
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # This module looks for operators that are built for CUDA; images are resized without them.
 : > "$packages/torchvision/_meta_registrations.py"
+# Of NIXL the half for CUDA 12 is enough: its transfers between CPUs ask for no library of CUDA.
+install --no-deps nixl nixl-cu12
 install blake3 huggingface-hub ml-dtypes msgspec numpy pydantic
 install httpx hypothesis openai peft psutil pytest pytest-asyncio pytest-timeout soundfile
 rm -r "$VENV/wheels"

@@ -7,11 +7,7 @@ inflate, the placeholder's text in a chat, a part without rows.
 import asyncio
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,42 +28,11 @@ from tests.engine import reference
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engines.starting import started
 from tests.engines.vllm import bare
+from tests.engines.vllm.alone import Alone, alone
 from tests.engines.vllm.serving import FLAGS, loud_model
 from tests.equality.reference import model_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@dataclass
-class Alone:
-    """Results of vLLM alone: its answer to each thing, and if it died of the last."""
-
-    told: dict[str, Any] = field(default_factory=dict)
-    died: bool = False
-    output: str = ""
-
-
-def alone(scenarios: str, *words: object) -> Alone:
-    """Run scenarios of `bare` in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.vllm.bare", scenarios, *map(str, words)],
-        env={
-            **os.environ,
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    found = Alone(died="EngineDeadError" in done.stdout + done.stderr and done.returncode != 0)
-    for line in done.stdout.splitlines():
-        if line.startswith("TOLD "):
-            found.told |= json.loads(line.removeprefix("TOLD "))
-    found.output = done.stdout + done.stderr
-    return found
 
 
 @pytest.fixture(scope="module")

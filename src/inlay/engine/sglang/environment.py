@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from inlay.engine.settings import EngineSettings
 
 
-def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    settings: EngineSettings, inherited: Mapping[str, str], host: str
+) -> dict[str, str]:
     """Environment variables for an engine's process, beside those it inherits.
 
     What a user has set stays.

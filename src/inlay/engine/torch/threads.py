@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from inlay.engine.settings import EngineSettings
 
 
-def engine_environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """As `environment`, whatever the settings."""
+def engine_environment(
+    settings: EngineSettings, inherited: Mapping[str, str], host: str
+) -> dict[str, str]:
+    """As `environment`, whatever the settings and the host."""
     return environment(inherited)
 
 

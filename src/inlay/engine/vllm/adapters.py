@@ -29,6 +29,11 @@ class VllmAdapters:
         """VLLM's request for the adapter of `request`, or None."""
         return None if request.adapter is None else self._by_name[request.adapter]
 
+    def content_id(self, name: str | None) -> str | None:
+        """Content id of a loaded adapter; None of one that is not."""
+        request = None if name is None else self._by_name.get(name)
+        return None if request is None else str(request.lora_name)
+
     def request(self, adapter: Adapter, directory: str, lora: Any) -> Any:
         """A request for an adapter that is to be loaded.
 

@@ -13,7 +13,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from inlay.engine.model_files import dtype_name
 from inlay.engine.ranks import has_experts
 from inlay.engine.settings import EngineSettings
-from inlay.engine.vllm.connectors import transfer_config
+from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 from inlay.engine.vllm.images import processor_settings, takes_images
 from inlay.errors import InvalidRequestError
 
@@ -94,6 +94,9 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
             settings.data_parallel_size,
             settings.data_parallel_rank or 0,
         )
+    if gives_tickets(transfer_config(settings)) and args.disable_hybrid_kv_cache_manager is None:
+        # One list of blocks a prompt: a ticket names no more.
+        args.disable_hybrid_kv_cache_manager = True
     args.enable_log_requests = False
     args.disable_log_stats = True
     args.worker_extension_cls = "inlay.engine.vllm.extension.Extension"

@@ -5,15 +5,24 @@ The mapping is that of Dynamo's vLLM worker: https://github.com/ai-dynamo/dynamo
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blake3 import blake3
+
 from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm.tickets import LEASE_SECONDS, Ranks
 from inlay.errors import InvalidRequestError
 
 CONNECTORS: dict[str, dict[str, Any]] = {
     "lmcache": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
-    "nixl": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+    "nixl": {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        # What does not come is computed. vLLM's default is to end the request with an error.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
+    },
     "kvbm": {
         "kv_connector": "DynamoConnector",
         "kv_connector_module_path": "kvbm.vllm_integration.connector",
@@ -32,10 +41,17 @@ def transfer_config(settings: EngineSettings) -> dict[str, Any] | None:
     """VLLM's KV transfer configuration, or None for none.
 
     Raises:
-        InvalidRequestError: it is said twice, is not a JSON object, or names connectors that do not
-            go together.
+        InvalidRequestError: it is said twice, is not a JSON object, names connectors that do not
+            go together, or has no place beside a role.
     """
     names = settings.connector
+    if settings.role != "both":
+        if settings.kv_transfer_config is not None or names not in ([], ["nixl"]):
+            raise InvalidRequestError(
+                f"--role {settings.role} needs --connector nixl, which it implies, and no other",
+                param="role",
+            )
+        names = ["nixl"]
     if settings.kv_transfer_config is not None:
         if names:
             raise InvalidRequestError(
@@ -92,4 +108,64 @@ def expanded(names: Sequence[str]) -> dict[str, Any] | None:
     }
 
 
-__all__ = ["CONNECTORS", "expanded", "transfer_config"]
+def gives_tickets(config: Mapping[str, Any] | None) -> bool:
+    """True if a worker with this configuration hands prompts over to others of its fleet."""
+    return config == CONNECTORS["nixl"]
+
+
+def check_hand_over(config: Any) -> None:
+    """Raise `InvalidRequestError` for a vLLM whose prompts cannot be handed over.
+
+    Args:
+        config: vLLM's.
+    """
+    drafts = config.speculative_config
+    if drafts is not None and drafts.method != "ngram":
+        raise InvalidRequestError(
+            f"--connector nixl with drafts of the method {drafts.method!r} was never run: what "
+            "drafts has keys and values of its own",
+            param="speculative_config",
+        )
+
+
+def ranks_of(config: Any) -> Ranks:
+    """The ranks of a vLLM, as its connector counts them. `config` is vLLM's."""
+    parallel = config.parallel_config
+    positions = int(parallel.decode_context_parallel_size)
+    return (
+        max(int(parallel.tensor_parallel_size), positions),
+        positions,
+        int(parallel.pipeline_parallel_size),
+    )
+
+
+def block_layout(config: Any, version: str) -> str:
+    """`ModelCard.kv_layout` of a vLLM: equal where its blocks go from one to the other.
+
+    vLLM itself compares neither the weights nor, on a CPU, the size of blocks.
+
+    Args:
+        config: vLLM's.
+        version: of vLLM.
+    """
+    cache, model = config.cache_config, config.model_config
+    tensor, positions, pipeline = ranks_of(config)
+    backend = getattr(config.attention_config.backend, "name", "auto")
+    # vLLM connects workers only whose models have the same path.
+    path = blake3(str(model.model).encode()).hexdigest()[:8]
+    dtype = str(model.dtype).removeprefix("torch.")
+    return (
+        f"vllm-{version}/block-{cache.block_size}/{dtype}/{cache.cache_dtype}/{backend}/"
+        f"tp-{tensor}/dcp-{positions}/pp-{pipeline}/path-{path}"
+    )
+
+
+__all__ = [
+    "CONNECTORS",
+    "block_layout",
+    "check_hand_over",
+    "expanded",
+    "gives_tickets",
+    "ranks_of",
+    "transfer_config",
+]

@@ -18,6 +18,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities, reasoning
 from inlay.engine.vllm.adapters import VllmAdapters
 from inlay.engine.vllm.cache_events import VllmCacheEvents
+from inlay.engine.vllm.handovers import Handovers
 from inlay.engine.vllm.launching import shut_down
 from inlay.engine.vllm.loading import LoadedVllm, load
 from inlay.engine.vllm.request_tracker import VllmRequestTracker
@@ -63,6 +64,7 @@ class VllmEngine:
         self._failure: asyncio.Future[EngineError] | None = None
         self._adapters = VllmAdapters()
         self._events = VllmCacheEvents(secret)
+        self._handovers: Handovers
         self._closing = False
 
     @property
@@ -97,6 +99,7 @@ class VllmEngine:
         loaded.watch_logits(self._corrupted)
         self._places = Places(loaded.card.limits.max_num_seqs)
         self._loaded = loaded
+        self._handovers = Handovers(loaded.llm, loaded.tickets, self._adapters, self._spawn)
         try:
             await loaded.guard_against_nan()
             # vLLM finds some of its limits with the first token only, and begins to read outputs
@@ -147,15 +150,19 @@ class VllmEngine:
             EngineError: vLLM has died, or is not started.
             OverloadedError: the engine is closing.
         """
-        loaded = self._alive()
+        loaded, handovers = self._alive(), self._handovers
         if request.id in self._followers:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
-        loaded.admission.check(request)
-        refusals.check(
-            loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}"
-        )
-        loaded.check_thinking(request)
-        follower = VllmRequestTracker(request, emit, self._id_for(request))
+        ticket = handovers.opened(request)
+        try:
+            loaded.admission.check(request)
+            card = loaded.card
+            refusals.check(card.refusals, request, f"{card.engine} {card.engine_version}")
+            loaded.check_thinking(request)
+        except InlayError:
+            handovers.refuse(ticket, request)
+            raise
+        follower = VllmRequestTracker(request, emit, self._id_for(request), ticket)
         self._followers[request.id] = follower
         if request.deadline is not None:
             loop = asyncio.get_running_loop()
@@ -312,6 +319,8 @@ class VllmEngine:
             if follower.place is not None:
                 self._places.leave(follower.place)
             self._forget(follower)
+            if not self._closing:
+                self._handovers.ended(follower)
 
     def _enter(self, loaded: LoadedVllm, follower: VllmRequestTracker) -> Place:
         """Have a request wait for a place."""
@@ -338,12 +347,15 @@ class VllmEngine:
         queue = await loaded.llm.add_request(
             follower.request_id,
             given,
-            params_of(request, loaded.card.eos_token_ids),
+            params_of(
+                request, loaded.card.eos_token_ids, extra=self._handovers.extra_args(follower)
+            ),
             lora_request=self._adapters.of(request),
             priority=request.priority if loaded.by_priority else 0,
             **reasoning.bind(request),
         )
         follower.admitted = True
+        follower.ticket = None  # what becomes of the blocks is vLLM's affair now
         loaded.counters.rows_served += sum(
             len(part) for part in request.prompt.segments if not isinstance(part, Tokens)
         )
@@ -355,6 +367,8 @@ class VllmEngine:
             output = queue.get_nowait() or await queue.get()
             finished = output.finished
             follower.admitted = not finished
+            if finished:
+                self._handovers.finished(follower, output)
             if not follower.take(output):
                 self._spoiled(loaded, follower)
             self._places.note_progress(place)

@@ -1,27 +1,53 @@
 """Environment variables of vLLM's processes. No vLLM: they must stand before it is imported."""
 
+import errno
+import random
+import socket
 from collections.abc import Mapping
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 from inlay.errors import InvalidRequestError
 
 _NANS = "VLLM_COMPUTE_NANS_IN_LOGITS"
+_PORTS = 20000, 29999
+"""Below those that connections get: vLLM listens only once its model is loaded."""
 
 
-def environment(settings: EngineSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    settings: EngineSettings, inherited: Mapping[str, str], host: str
+) -> dict[str, str]:
     """Environment variables for an engine's process, beside those it inherits.
 
     What a user has set stays.
 
     vLLM reports its use to its makers unless told not to; inlay asks nobody's server for anything.
     Non-finite logits are counted, which costs one pass over them: they end the request they belong
-    to.
+    to. `host` is where other workers reach this machine; two of one machine need ports of their
+    own.
     """
     chosen = {"VLLM_NO_USAGE_STATS": "1", _NANS: "1"}
     if settings.num_threads is not None:
         chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
+    if gives_tickets(transfer_config(settings)):
+        chosen["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
+        chosen["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port(host))
     return {name: value for name, value in chosen.items() if name not in inherited}
+
+
+def _free_port(host: str) -> int:
+    """Return a port on which nobody listens. Raises `OSError` where `host` is not this machine."""
+    for port in random.sample(range(*_PORTS), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+        return port
+    raise InvalidRequestError(f"no port from {_PORTS[0]} to {_PORTS[1]} is free on {host}")
 
 
 def check(inherited: Mapping[str, str]) -> None:

@@ -21,12 +21,20 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities, environment, prompts, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import VllmCacheEvents
+from inlay.engine.vllm.connectors import (
+    block_layout,
+    check_hand_over,
+    gives_tickets,
+    ranks_of,
+    transfer_config,
+)
 from inlay.engine.vllm.images import image_spec
 from inlay.engine.vllm.launching import launch, refused
 from inlay.engine.vllm.media import MediaInputs
 from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
+from inlay.engine.vllm.tickets import TicketOffice
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError, InlayError
 from inlay.media.spec import MediaSpec
@@ -51,6 +59,7 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
         lora: its LoRA configuration, or None.
         grammars: counts grammars before vLLM compiles them.
         media: makes the inputs of a model that takes images; None of others.
+        tickets: of prompts that are handed over; None where none are.
     """
 
     llm: Any
@@ -63,6 +72,7 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
     lora: Any
     grammars: GrammarCounter
     media: MediaInputs | None
+    tickets: TicketOffice | None
 
     async def input_of(self, request: Request) -> tuple[Any, list[NotedItem]]:
         """VLLM's input for `request`, and the meaning of its items' names.
@@ -139,6 +149,9 @@ def load(
         known = config.parallel_config.data_parallel_size > 1
         events.turn_on(config, 0 if known else settings.data_parallel_rank or 0)
         own_reasoning = not reasoning.turn_on(config)
+    handed_over = gives_tickets(transfer_config(settings))
+    if handed_over:
+        check_hand_over(config)
     places = int(config.scheduler_config.max_num_seqs)
     config.scheduler_config.max_num_seqs = places + PROBES
     llm = launch(config, counters)
@@ -146,7 +159,15 @@ def load(
         media = _media(llm, settings, secret, directory)
         spec = None if media is None else media.spec
         card = _card(config, settings, secret, directory, own_reasoning, places, spec)
-        return _described(llm, config, card, counters, adapters, media)
+        tickets = None
+        if handed_over:
+            layout = block_layout(config, vllm.__version__)
+            card = msgspec.structs.replace(
+                card, kv_layout=layout, kv_tickets=True, phase=settings.role
+            )
+            engine_id = config.kv_transfer_config.engine_id
+            tickets = TicketOffice(secret, card, engine_id, ranks_of(config))
+        return _described(llm, config, card, counters, adapters, media, tickets)
     except BaseException:
         llm.shutdown()
         raise
@@ -236,6 +257,7 @@ def _described(
     counters: Counters,
     adapters: Container[str],
     media: MediaInputs | None,
+    tickets: TicketOffice | None,
 ) -> LoadedVllm:
     return LoadedVllm(
         llm=llm,
@@ -250,6 +272,7 @@ def _described(
         lora=config.lora_config,
         grammars=GrammarCounter(),
         media=media,
+        tickets=tickets,
     )
 
 

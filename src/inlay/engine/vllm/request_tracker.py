@@ -3,16 +3,32 @@
 On the event loop; no vLLM.
 """
 
+import asyncio
 import math
 from array import array
 from typing import Any
 
 from inlay.engine.request_tracker import RequestTracker
-from inlay.request import FinishReason, PromptLogprobs, TokenLogprobs
+from inlay.engine.vllm.tickets import Ticket
+from inlay.request import Emit, FinishReason, Payload, PromptLogprobs, Request, TokenLogprobs
 
 
 class VllmRequestTracker(RequestTracker):
-    """A request that vLLM runs."""
+    """A request that vLLM runs.
+
+    Attributes:
+        came: time at which it was submitted, by the event loop's clock.
+        ticket: for its prompt's keys and values, until vLLM has been told of them.
+        payloads: that come with its last output.
+    """
+
+    def __init__(
+        self, request: Request, emit: Emit, request_id: str, ticket: Ticket | None
+    ) -> None:
+        super().__init__(request, emit, request_id)
+        self.came = asyncio.get_running_loop().time()
+        self.ticket = ticket
+        self.payloads: tuple[Payload, ...] = ()
 
     def take(self, output: Any) -> bool:
         """Emit what a `RequestOutput` adds, nothing once it has ended.
@@ -35,9 +51,9 @@ class VllmRequestTracker(RequestTracker):
         reason = None if preempted else _reason(said.finish_reason)
         if not ids and prompt_logprobs is None and reason is None:
             return True
-        self.put(
-            ids, logprobs, prompt_logprobs, "length" if reason == "stop" and not room else reason
-        )
+        if reason == "stop" and not room:
+            reason = "length"
+        self.put(ids, logprobs, prompt_logprobs, reason, payloads=self.payloads)
         return True
 
     def _of_output(self, flat: Any, count: int) -> tuple[TokenLogprobs, ...]:

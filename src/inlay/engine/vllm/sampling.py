@@ -13,11 +13,13 @@ KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice
 """The kinds of grammar vLLM holds an output to."""
 
 
-def params_of(request: Request, eos_token_ids: tuple[int, ...]) -> Any:
+def params_of(
+    request: Request, eos_token_ids: tuple[int, ...], *, extra: dict[str, Any] | None = None
+) -> Any:
     """VLLM's parameters for choosing the tokens of `request`.
 
     Its own idea of the model's end tokens is left out: those of the card are given as stop tokens.
-    Text is of no interest.
+    Text is of no interest. `extra` are arguments for vLLM's connector.
     """
     sampling, done = request.sampling, len(request.prior_output)
     ends = () if sampling.ignore_eos else eos_token_ids
@@ -49,6 +51,7 @@ def params_of(request: Request, eos_token_ids: tuple[int, ...]) -> Any:
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
+        extra_args=extra,
     )
     if sampling.bad_words:
         # Its own field takes words as text, to be made ids of by rules other than the frontend's.

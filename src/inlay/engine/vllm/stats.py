@@ -12,13 +12,18 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
     """A stat logger that keeps sums.
 
     One serves all data-parallel ranks; `Counters` itself is the factory vLLM asks.
+
+    Attributes:
+        rows_served: rows of admitted prompts.
+        transfers: prompts whose blocks came from another vLLM.
     """
 
     def __init__(self) -> None:
         self._num_blocks = 0
         self._by_rank: dict[int, tuple[int, int, float]] = {}
         self._prompt = self._generated = self._cached = self._preemptions = self._steps = 0
-        self.rows_served = 0
+        self._fetched = self._given = 0
+        self.rows_served = self.transfers = 0
 
     def __call__(self, vllm_config: Any, engine_index: int = 0) -> "Counters":
         """As vLLM makes a logger of each rank: the same one."""
@@ -43,6 +48,8 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
                 scheduler_stats.kv_cache_usage,
             )
             self._cached += scheduler_stats.prefix_cache_stats.hits
+            moved = scheduler_stats.kv_connector_stats or {}
+            self.transfers += len(moved.get("bytes_transferred", ()))
         if iteration_stats is not None:
             self._prompt += iteration_stats.num_prompt_tokens
             self._generated += iteration_stats.num_generation_tokens
