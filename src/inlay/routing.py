@@ -64,22 +64,54 @@ class Stored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
     """These blocks are cached now: routing keys, `KEY_SIZE` bytes each.
 
     A key names its whole prefix, so events name no parent.
+
+    Attributes:
+        keys: as above. In a tier, of the last block of each page alone.
+        tier: empty for the engine's cache; else the name of a tier behind it, as in `KvTier`.
     """
 
     keys: bytes
+    tier: str = ""
 
 
 class Removed(msgspec.Struct, frozen=True, tag="removed", array_like=True):
-    """These no longer are."""
+    """These no longer are. Attributes as in `Stored`."""
 
     keys: bytes
+    tier: str = ""
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="cleared", array_like=True):
     """None is cached any more."""
 
 
-KvEvent: TypeAlias = Stored | Removed | Cleared
+class Priced(msgspec.Struct, frozen=True, tag="priced", array_like=True):
+    """What a position costs that a tier gives, as it was measured.
+
+    Attributes:
+        tier: name of it.
+        price: in positions that are computed; 1 and more: it is not read.
+    """
+
+    tier: str
+    price: float
+
+
+KvEvent: TypeAlias = Stored | Removed | Cleared | Priced
+
+
+class KvTier(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker has without computing, its cache and its tiers up to this one taken together.
+
+    Attributes:
+        name: of the tier, as "host memory".
+        keys: routing keys in any order; of pages that only tiers have, of their last blocks alone.
+        price: as in `Priced`; None where it was not measured.
+    """
+
+    name: str
+    keys: Buffer
+    price: float | None = None
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -100,10 +132,12 @@ class KvSnapshot(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         sequence: of the last message of events that it holds; 0 before the first.
         keys: routing keys in any order, `KEY_SIZE` bytes each.
+        tiers: behind it, the fastest first.
     """
 
     sequence: int
     keys: Buffer
+    tiers: tuple[KvTier, ...] = ()
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, array_like=True):

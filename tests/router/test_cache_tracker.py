@@ -19,7 +19,16 @@ from inlay.router.kv_index import keys_of
 from inlay.router.policies import policy_of
 from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
-from inlay.routing import Cleared, KvEvent, KvEvents, KvSnapshot, Removed, Stored, WorkerLoad
+from inlay.routing import (
+    Cleared,
+    KvEvent,
+    KvEvents,
+    KvSnapshot,
+    Priced,
+    Removed,
+    Stored,
+    WorkerLoad,
+)
 from tests.router.standing import CARD, Standing
 
 KEYS = [Random(n).randbytes(8) for n in range(12)]
@@ -42,7 +51,7 @@ class Teller:
         self.sequence += 1
         if isinstance(event, Cleared):
             self.held.clear()
-        else:
+        elif not isinstance(event, Priced):
             keys = {event.keys[at : at + 8] for at in range(0, len(event.keys), 8)}
             self.held = self.held | keys if isinstance(event, Stored) else self.held - keys
         return KvEvents(self.sequence, (event,))

@@ -13,6 +13,7 @@
     admission_queue.py  AdmissionQueue         requests that wait, fair among clients
     placing.py          Placing                sends requests to the workers that are chosen
     handover.py         Handover               a prompt computed at one worker, decoded at another
+    tiers.py            Tiers                  what workers keep behind their caches, and its price
     fetch_price.py      FetchPrice             what a fetched position costs, beside a computed one
     load_reservation.py LoadReservation        the load a request adds to its worker until it ends
     cache_tracker.py    CacheTracker           KV events of workers, numbered, with snapshots

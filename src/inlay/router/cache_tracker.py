@@ -11,7 +11,7 @@ from inlay.errors import InlayError
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
 from inlay.router.pool import Pool
-from inlay.routing import KEY_SIZE, KvEvents, KvSnapshot, Removed, Stored
+from inlay.routing import KEY_SIZE, Cleared, KvEvents, KvSnapshot, Priced, Stored
 
 _log = logging.getLogger(__name__)
 
@@ -83,13 +83,20 @@ class CacheTracker:
     def _apply(self, followed: _Followed, message: KvEvents) -> None:
         pool, member = followed.pool, followed.member
         for event in message.events:
-            if isinstance(event, Stored):
-                pool.index.store(member.told, keys_of(event.keys))
-            elif isinstance(event, Removed):
-                pool.index.remove(member.told, keys_of(event.keys))
-            else:
+            if isinstance(event, Cleared):
                 member.forget()
                 pool.renumbered(member)
+                continue
+            known = len(member.tiers)
+            tier = member.tier(event.tier) if event.tier else None
+            if isinstance(event, Priced):
+                member.tier(event.tier).price = event.price
+                pool.tiers_changed()
+                continue
+            change = pool.index.store if isinstance(event, Stored) else pool.index.remove
+            change(member.told if tier is None else tier.holder, keys_of(event.keys))
+            if len(member.tiers) > known:
+                pool.tiers_changed()
 
     def _ask(self, followed: _Followed) -> None:
         if followed.asking is None or followed.asking.done():
@@ -106,13 +113,19 @@ class CacheTracker:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             member.forget_told()
+            member.forget_tiers()
             pool.renumbered(member)
-            view = snapshot.keys.view
-            for start in range(0, len(view), _AT_ONCE * KEY_SIZE):
-                pool.index.store(
-                    member.told, keys_of(bytes(view[start : start + _AT_ONCE * KEY_SIZE]))
-                )
-                await asyncio.sleep(0)
+            for kept in snapshot.tiers:
+                member.tier(kept.name).price = kept.price
+            pool.tiers_changed()
+            parts = [(member.told, snapshot.keys)]
+            parts += [(member.tier(kept.name).holder, kept.keys) for kept in snapshot.tiers]
+            for holder, keys in parts:
+                view = keys.view
+                for start in range(0, len(view), _AT_ONCE * KEY_SIZE):
+                    piece = bytes(view[start : start + _AT_ONCE * KEY_SIZE])
+                    pool.index.store(holder, keys_of(piece))
+                    await asyncio.sleep(0)
             followed.sequence = snapshot.sequence
             waiting, followed.waiting = followed.waiting, []
             for index, message in enumerate(waiting):

@@ -21,6 +21,21 @@ UNBOUNDED = 1 << 62
 """Positions that a worker may queue which names no bound."""
 
 
+class TierHolding:
+    """What a worker can read from a tier behind its cache, that cache included.
+
+    Attributes:
+        holder: of the pool's index; of pages that only the tier has, their last blocks alone.
+        price: of a position, in positions that are computed; None where it was not measured.
+    """
+
+    __slots__ = ("holder", "price")
+
+    def __init__(self, holder: int, price: float | None = None) -> None:
+        self.holder = holder
+        self.price = price
+
+
 class PoolMember:
     """A worker of a pool.
 
@@ -37,11 +52,12 @@ class PoolMember:
         others: load of the other frontends.
         num_clients: clients with requests there through this frontend.
         hash: of its id, for sessions.
+        tiers: by name, what it can read from each.
     """
 
     __slots__ = (
         "_index", "_num_old", "_num_young", "card", "hash", "num_clients", "old",
-        "others", "own", "seat", "told", "turns_at", "worker", "young",
+        "others", "own", "seat", "tiers", "told", "turns_at", "worker", "young",
     )  # fmt: skip
 
     def __init__(self, worker: Worker, index: KvIndex) -> None:
@@ -57,6 +73,7 @@ class PoolMember:
         self.young = index.add_holder()
         self.old = index.add_holder()
         self._num_young = self._num_old = 0
+        self.tiers: dict[str, TierHolding] = {}
         self.turns_at: float | None = None
 
     @property
@@ -130,6 +147,19 @@ class PoolMember:
         self.old, self.young = self.young, self._index.add_holder()
         self._num_old, self._num_young = self._num_young, 0
 
+    def tier(self, name: str) -> TierHolding:
+        """What it can read from a tier; nothing yet, if that is new."""
+        found = self.tiers.get(name)
+        if found is None:
+            found = self.tiers[name] = TierHolding(self._index.add_holder())
+        return found
+
+    def forget_tiers(self) -> None:
+        """Nothing is known any more of its tiers."""
+        for tier in self.tiers.values():
+            self._index.drop(tier.holder)
+        self.tiers = {}
+
     def forget_told(self) -> None:
         """Nothing is known any more of what it said."""
         self._index.drop(self.told)
@@ -146,3 +176,4 @@ class PoolMember:
         self.seat = None
         for holder in (self.told, self.young, self.old):
             self._index.drop(holder)
+        self.forget_tiers()

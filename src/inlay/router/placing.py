@@ -210,7 +210,9 @@ class Placing:
         from_others: bool,
     ) -> Callable[[], object]:
         """Function that is called at the first token, and measures what the prompt has cost."""
-        if chosen.member.load.prefill or (from_others and not fetches):
+        # What is read from a tier takes another time than either.
+        reads = chosen.work < length - chosen.cached and not from_others
+        if chosen.member.load.prefill or (from_others and not fetches) or reads:
             return _nothing
         took = pool.price.fetched if from_others else pool.price.computed
         positions, began = length - chosen.cached, self._clock()

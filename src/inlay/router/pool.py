@@ -18,6 +18,7 @@ from inlay.router.kv_index import KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
 from inlay.router.policies import Hashes, Policy, Positions, View, rendezvous_hash
 from inlay.router.settings import RouterSettings
+from inlay.router.tiers import Tiers
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 
@@ -160,12 +161,17 @@ class Pool:
         layouts = [card.kv_layout if card.address or card.kv_tickets else "" for card in cards]
         # Pages of one layout go from each to each; workers with several do not exchange any.
         shared = {layout for layout in layouts if layout}
+        self.tiers_changed()
         self._exchanges = np.array([len(shared) == 1 and bool(layout) for layout in layouts], bool)
         self._gives = self._exchanges & ~np.array([card.kv_tickets for card in cards], bool)
         self._awake = np.array([not member.card.asleep for member in members], bool)
         self._prefills = np.array([member.card.phase == "prefill" for member in members], bool)
         self._able = {}
         self._differ = len({member.takes_rows for member in members}) > 1
+
+    def tiers_changed(self) -> None:
+        """A member has another tier, or another price of one."""
+        self._tiers = Tiers(self._seated, self._settings.router_fetch_weight)
 
     def _seats_able(self, adapter: str | None, rows: bool) -> Positions:
         """Seats of workers that are awake, have the adapter, and accept rows if need be."""
@@ -273,7 +279,7 @@ class Pool:
         if not len(seats):
             return None
         cached = None if keys is None else self._cached(keys)
-        spared = self._spared(cached)
+        spared = self._spared(keys, cached)
         of_role = self._of_role(seats, spared, length)
         seat = self._choose(of_role, None if cached is None else spared, length, session)
         prefiller = None
@@ -306,20 +312,19 @@ class Pool:
         holders = () if cached is None else self._holders_of(cached, seat)
         return Chosen(member, here, holders, length - int(spared[seat]), prefiller)
 
-    def _spared(self, cached: Positions | None) -> Positions:
+    def _spared(self, keys: Keys | None, cached: Positions | None) -> Positions:
         """Positions of a prompt that each worker need not compute, by seat.
 
-        Those that it can fetch count as far as that is cheaper.
+        Those that it can fetch, or read from a tier of its own, count as far as that is cheaper.
         """
-        if cached is None:
+        if cached is None or keys is None:
             return np.zeros(len(self._seated), np.int64)
-        gain = 1 - self.price.value
+        found, gain = cached, 1 - self.price.value
         holds = self._gives & self._awake
-        if gain <= 0 or not holds.any():
-            return cached
-        fetched = np.maximum(cached[holds].max() - cached, 0) * self._gives
-        found: Positions = cached + (gain * fetched).astype(np.int64)
-        return found
+        if gain > 0 and holds.any():
+            fetched = np.maximum(cached[holds].max() - cached, 0) * self._gives
+            found = cached + (gain * fetched).astype(np.int64)
+        return self._tiers.spared(found, cached, keys, self.index)
 
     def _of_role(self, seats: Positions, spared: Positions, length: int) -> Positions:
         """Those of some seats, prefill workers or others, that are to take a whole request."""

@@ -28,6 +28,14 @@ class Publisher(Protocol):
         ...
 
 
+class WatchedTiers(Protocol):
+    """Tiers behind the cache."""
+
+    def watch(self, group: int, tell: Callable[[tuple[KvEvent, ...]], None]) -> None:
+        """Call `tell` with what they have of a page group, and what changes, in order."""
+        ...
+
+
 Tell = Callable[[tuple[KvEvent, ...]], None]
 
 
@@ -63,6 +71,7 @@ class CacheEvents:
     Attributes:
         tell: receives changes as blocks of the routing chain; None if unused.
         publisher: publisher of vLLM's events; None if unused.
+        tiers: that keep what the cache evicts; None without.
     """
 
     def __init__(self, settings: EngineSettings, secret: Secret) -> None:
@@ -72,6 +81,7 @@ class CacheEvents:
         """
         self.tell: Tell | None = None
         self.publisher: Publisher | None = None
+        self.tiers: WatchedTiers | None = None
         self._config = settings.kv_events_config
         self._rank, self._ranks = settings.data_parallel_rank or 0, settings.data_parallel_size
         self._token_ids = settings.kv_events_token_ids
@@ -93,6 +103,12 @@ class CacheEvents:
             from inlay.engine.kv_publisher import KvPublisher
 
             self.publisher = KvPublisher(config, self._rank)
+
+    def watch(self, tell: Tell) -> None:
+        """Report changes to `tell` from now on, and those of the tiers behind the cache."""
+        self.tell = tell
+        if self.tiers is not None:
+            self.tiers.watch(self._routed, tell)
 
     @property
     def _heard(self) -> bool:

@@ -112,7 +112,7 @@ class TorchEngine:
 
         May be called before the first request only.
         """
-        self._events.tell = lambda events: self._call(partial(tell, events))
+        self._events.watch(lambda events: self._call(partial(tell, events)))
         return True
 
     async def close(self) -> None:

@@ -126,6 +126,8 @@ class CachedPages:
         if tiers is None:
             return
         self._offloading = Offloading(self.copier, tiers)
+        if self._events is not None:
+            self._events.tiers = tiers
         self._scheduler.table.evicted = self._offloading.evicted
         self._scheduler.parking.kept = lambda group, digest: not tiers.lack(group, digest)
         self._scheduler.parking.restore = restore

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from inlay.digest import BLOCK_DIGEST_SIZE, Secret
 from inlay.engine.torch.pages.copying import RecordShape
+from inlay.engine.torch.pages.tier_events import TierEvents
 from inlay.prompt import Buffer
 from inlay.store.directory import Directory
 from inlay.store.entry import StoredFile
@@ -85,6 +86,7 @@ class DiskPages:
         num_bytes: of the files.
         num_refused: files that were dropped: torn, changed, of another secret, or another's.
         num_errors: reads, writes and removals that failed.
+        events: records what changes, or None.
 
     Raises:
         InvalidRequestError: the directory cannot be used, or is another's.
@@ -93,6 +95,7 @@ class DiskPages:
     name = "disk"
 
     def __init__(self, shape: RecordShape, secret: Secret, path: Path, max_bytes: int) -> None:
+        self.events: TierEvents | None = None
         keys = PageFileKeys(secret)
         sealed = FileFormat(keys, Sealer(keys.encryption_key), PageRun)
         self._directory = Directory(
@@ -129,6 +132,11 @@ class DiskPages:
     def has(self, group: int, digest: bytes) -> bool:
         """True if there is a record of that name; it may turn out to be damaged."""
         return (group, digest) in self._places
+
+    def names(self) -> list[tuple[int, bytes]]:
+        """Group and digest of every record."""
+        with self._lock:
+            return list(self._places)
 
     def put(self, group: int, digests: Sequence[bytes], records: Tensor) -> bool:
         """Write sealed records, uint8 [n, record_bytes], as one file; False if that fails."""
@@ -224,6 +232,8 @@ class DiskPages:
             if self._fits(run):
                 for index, digest in enumerate(run.names):
                     self._places[run.group, digest] = file.name, index
+                    if self.events is not None:
+                        self.events.stored(run.group, digest)
 
     def _fits(self, run: PageRun) -> bool:
         return (
@@ -247,6 +257,8 @@ class DiskPages:
             for digest in run.names:
                 if self._places.get((run.group, digest), ("", 0))[0] == name:
                     del self._places[run.group, digest]
+                    if self.events is not None:
+                        self.events.removed(run.group, digest)
             if self._read_last is not None and self._read_last[0] == name:
                 self._read_last = None
         removed = self._remove(file)

@@ -292,6 +292,9 @@ class PageExchange:
                 self.num_loaded += fetch.num_pages
             if fetch.num_pages or slow:
                 self.price.fetched(source.name, fetch.num_bytes, liveness.now() - began)
+                price = self.price.of(source.name, lack.positions, lack.num_bytes)
+                if price is not None and self.tiers is not None and isinstance(source, TierSource):
+                    self.tiers.priced(source.name, price)
         return fetch.num_pages
 
     def give(self, request: Request, emit: Emit) -> None:

@@ -62,6 +62,16 @@ class FetchPrice:
             return True
         return num_bytes < computing * known[0]
 
+    def of(self, source: Address | str, positions: int, num_bytes: int) -> float | None:
+        """Return the seconds that a source takes for pages, in those that computing takes.
+
+        None where either is not known.
+        """
+        known, computing = self._bytes_per_second.get(source), self._computing(positions)
+        if known is None or not computing:
+            return None
+        return num_bytes / max(known[0], 1e-6) / computing
+
     def patience(self, positions: int, deadline: float | None) -> float:
         """Return the seconds a fetch may take: what computing takes, and half of what is left."""
         computing = self._computing(positions)

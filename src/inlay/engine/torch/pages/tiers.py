@@ -13,6 +13,8 @@ from inlay.card import Stats
 from inlay.engine.torch.pages.copying import PageCopier, Sealer
 from inlay.engine.torch.pages.disk import MAX_RUN, DiskPages
 from inlay.engine.torch.pages.host_memory import HostPages
+from inlay.engine.torch.pages.tier_events import Tell, TierEvents
+from inlay.routing import Priced
 from inlay.store.background import Background
 
 MAX_QUEUED_BYTES = 64 << 20
@@ -22,9 +24,15 @@ MAX_QUEUED_BYTES = 64 << 20
 class Tier(Protocol):
     """Records by group and digest. In any thread."""
 
+    events: TierEvents | None
+
     @property
     def name(self) -> str:
         """Noun for it."""
+        ...
+
+    def names(self) -> list[tuple[int, bytes]]:
+        """Group and digest of every record."""
         ...
 
     def __len__(self) -> int:
@@ -74,6 +82,8 @@ class PageTiers:
         self.num_damaged = 0
         self.host = host
         self.disk = disk
+        self._tell: Tell | None = None
+        self._prices: dict[str, float] = {}
         self._runs: dict[int, list[tuple[bytes, Tensor]]] = {}
         self._sealer = sealer
         self._lock = threading.Lock()
@@ -84,6 +94,25 @@ class PageTiers:
     def stores(self) -> tuple[Tier, ...]:
         """The tiers that there are, the fastest first."""
         return tuple(tier for tier in (self.host, self.disk) if tier is not None)
+
+    def watch(self, group: int, tell: Tell) -> None:
+        """Call `tell` with what the tiers have of a page group, and what changes, in order."""
+        self._tell = tell
+        for store in self.stores:
+            store.events = events = TierEvents(store.name, group, tell)
+            events.begin(store.names())
+
+    def priced(self, tier: str, price: float) -> None:
+        """Tell what a position costs that a tier gives, where that has changed."""
+        before = self._prices.get(tier)
+        if self._tell is not None and (before is None or abs(price - before) > 0.1 * before):
+            self._prices[tier] = price
+            self._tell((Priced(tier, price),))
+
+    def _flush_events(self) -> None:
+        for store in self.stores:
+            if store.events is not None:
+                store.events.flush()
 
     @property
     def room(self) -> bool:
@@ -113,6 +142,7 @@ class PageTiers:
         finally:
             with self._lock:
                 self._queued -= records.nbytes
+            self._flush_events()
 
     def _to_disk(self, group: int, digest: bytes, record: Tensor) -> None:
         """Gather pages to a run, and write it once it is as long as a piece."""
@@ -150,6 +180,7 @@ class PageTiers:
         if good < len(records):
             self.num_damaged += 1
             store.drop(group, digests[good])
+        self._flush_events()
         return records[:good]
 
     def clear(self) -> None:
@@ -161,12 +192,14 @@ class PageTiers:
         self._runs.clear()
         for tier in self.stores:
             tier.clear()
+        self._flush_events()
 
     def rest(self) -> None:
         """Give host memory back to the system; what is on disk stays. Blocks."""
         self._background.flush()
         if self.host is not None:
             self.host.clear()
+            self._flush_events()
 
     def flush(self) -> None:
         """Return when all pages that came so far are kept; the last may be on no disk yet."""
@@ -187,6 +220,7 @@ class PageTiers:
     def _write_runs(self) -> None:
         for group in tuple(self._runs):
             self._write(group)
+        self._flush_events()
 
 
 class Offloading:
