@@ -1,10 +1,13 @@
 """Sources of pages one after the other: what one fails to give, the next is asked for."""
 
 import asyncio
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from inlay.address import Address
 from inlay.errors import OverloadedError
@@ -68,7 +71,7 @@ class Failing(Direct):
 @pytest.mark.parametrize("model", ["llama", "windows"])
 @pytest.mark.parametrize("how", ["it is cut", "it hangs", *LIES])
 async def test_the_next_peer_gives_what_the_first_failed_to(
-    how: str, model: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    how: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_page_at_a_time(monkeypatch)
     directory = tiny("llama") if model == "llama" else make("qwen3", tmp_path, **WINDOWED)
@@ -108,3 +111,30 @@ async def test_a_peer_gives_what_a_damaged_tier_does_not() -> None:
             assert after.kv_pages_refused > before.kv_pages_refused
             assert after.kv_pages_loaded > before.kv_pages_loaded
             assert after.kv_pages_fetched > before.kv_pages_fetched
+
+
+@pytest.mark.parametrize("differs", ["weights", "dtype", "page size"])
+async def test_pages_of_another_engine_are_none_of_this_one(differs: str, tmp_path: Path) -> None:
+    directory = tiny("llama")
+    config = settings(directory)
+    match differs:
+        case "weights":
+            shutil.copytree(directory, tmp_path / "other")
+            path = tmp_path / "other" / "model.safetensors"
+            weights = load_file(path)
+            weights["model.norm.weight"][0] *= 2
+            save_file(weights, path, {"format": "pt"})
+            other = settings(tmp_path / "other")
+        case "dtype":
+            other = settings(directory, dtype="bfloat16")
+        case _:
+            other = settings(directory, block_size=32)
+    async with started(config, other) as (giving, asking):
+        await answers(giving, make_request("one", PROMPT))
+        truth, _ = await answers(asking, make_request("one", PROMPT, salt="alone"))
+        direct = Direct(peer=giving)
+        asking.use_peers(direct)
+        found = await answers(asking, make_request("two", PROMPT, sources=BOTH))
+        assert found == (truth, 0)
+        assert direct.asked
+        assert giving.stats().kv_pages_given == 0
