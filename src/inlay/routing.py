@@ -86,7 +86,7 @@ class Cleared(msgspec.Struct, frozen=True, tag="cleared", array_like=True):
 
 
 class Priced(msgspec.Struct, frozen=True, tag="priced", array_like=True):
-    """What a position costs that a tier gives, as it was measured.
+    """Measured cost of a position that a tier gives.
 
     Attributes:
         tier: name of it.
@@ -101,7 +101,7 @@ KvEvent: TypeAlias = Stored | Removed | Cleared | Priced
 
 
 class KvTier(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker has without computing, its cache and its tiers up to this one taken together.
+    """Pages that a worker has without computing: its cache and its tiers up to this one.
 
     Attributes:
         name: of the tier, as "host memory".

@@ -22,7 +22,7 @@ UNBOUNDED = 1 << 62
 
 
 class TierHolding:
-    """What a worker can read from a tier behind its cache, that cache included.
+    """Pages that a worker can read from a tier behind its cache, that cache included.
 
     Attributes:
         holder: of the pool's index; of pages that only the tier has, their last blocks alone.
@@ -148,7 +148,7 @@ class PoolMember:
         self._num_old, self._num_young = self._num_young, 0
 
     def tier(self, name: str) -> TierHolding:
-        """What it can read from a tier; nothing yet, if that is new."""
+        """Return the pages it can read from a tier; none yet, if that is new."""
         found = self.tiers.get(name)
         if found is None:
             found = self.tiers[name] = TierHolding(self._index.add_holder())
