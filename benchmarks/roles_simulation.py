@@ -1,10 +1,12 @@
 """Prefill and decode workers beside workers of both roles: the router's choices, workers on paper.
 
 Workers run steps: a token of every sequence that is decoded, and prompts' positions up to a budget.
-A prompt that is handed over is fetched at a price, in positions computed, and its last block is
-computed again. Time is virtual. The trace is that of `router_simulation`.
+A prompt that is handed over is fetched at a price, in positions computed, each chunk while the next
+is computed; its last block is computed again. Time is virtual. The trace is that of
+`router_simulation`. With several seeds, by which the router breaks ties, means are printed.
 
     python -m benchmarks.roles_simulation [--workers N] [--requests N] [--interference-weight W]
+        [--seeds N]
 """
 
 import argparse
@@ -98,11 +100,13 @@ class Outcome(NamedTuple):
 class Fleet:
     """Workers of such roles before one frontend, and a link of such a price."""
 
-    def __init__(self, phases: list[Phase], price: float, blocks: int, weight: float) -> None:
+    def __init__(
+        self, phases: list[Phase], price: float, blocks: int, weight: float, seed: int = 1
+    ) -> None:
         self.now = 0.0
         self.price = price
         settings = RouterSettings(router_worker_backlog=100.0, router_interference_weight=weight)
-        self.pool = Pool(policy_of(settings, Random(1))(), settings, lambda: self.now)
+        self.pool = Pool(policy_of(settings, Random(seed))(), settings, lambda: self.now)
         self.workers: dict[str, Stepping] = {}
         for number, phase in enumerate(phases):
             made = msgspec.structs.replace(
@@ -185,13 +189,14 @@ class Fleet:
                 job.then = lambda: self.pool.change(member, requests=-1, decode=-job.length)
             else:
                 self.pool.change(member, requests=-1, decode=-job.length)
-                self._go_on(job, goes_on)
+                self._go_on(job, goes_on, self.now - began)
 
         job.then = computed
         worker.take(job.blocks)
         self._fetch(worker, job, fetched)
 
-    def _go_on(self, job: Job, member: PoolMember) -> None:
+    def _go_on(self, job: Job, member: PoolMember, computing: float) -> None:
+        """Make the rest of its tokens at another worker; it was computed for so many seconds."""
         worker, began = self.workers[member.id], self.now
         idle = not member.load.prefill
         held = worker.has(job.blocks) * BLOCK_SIZE
@@ -211,7 +216,9 @@ class Fleet:
             job.then = lambda: self.pool.change(member, requests=-1, decode=-job.length)
 
         job.then = computed
-        self._fetch(worker, job, fetched)
+        # What came meanwhile is here: the last chunk is not, nor what the link had no time for.
+        overlapped = int(computing * PREFILL / self.price)
+        self._fetch(worker, job, min(fetched, max(BUDGET, fetched - overlapped)))
 
     def _fetch(self, worker: Stepping, job: Job, positions: int) -> None:
         def there() -> None:
@@ -245,6 +252,15 @@ class Fleet:
         self.after(seconds, over)
 
 
+def mean_of(
+    phases: list[Phase], price: float, asked: argparse.Namespace, requests: list[SimulatedRequest]
+) -> Outcome:
+    """Means over some seeds."""
+    weight, seeds = asked.interference_weight, range(1, asked.seeds + 1)
+    found = [Fleet(phases, price, asked.blocks, weight, seed).run(requests) for seed in seeds]
+    return Outcome(*(sum(values) / len(found) for values in zip(*found, strict=True)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=18)
@@ -253,6 +269,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=2048)
     usual = RouterSettings().router_interference_weight
     parser.add_argument("--interference-weight", type=float, default=usual)
+    parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
     mean = sum(len(request.prompt) for request in trace(300, 1, asked.apps, Random(1))) / 300
     worst = 0.0
@@ -260,14 +277,13 @@ def main() -> None:
         rate = load * asked.workers * PREFILL / mean
         requests = trace(asked.requests, rate, asked.apps, Random(1))
         for price in PRICES:
-            weight = asked.interference_weight
-            both = Fleet(["both"] * asked.workers, price, asked.blocks, weight).run(requests)
+            both = mean_of(["both"] * asked.workers, price, asked, requests)
             print(f"load {load:.1f}, price {price:.2f}: {'both':8} {_line(both)}", flush=True)
             for parts in (2, 3, 5, 9):
                 number = asked.workers // parts
                 phases: list[Phase] = ["prefill"] * number
                 phases += ["decode"] * (asked.workers - number)
-                found = Fleet(phases, price, asked.blocks, weight).run(requests)
+                found = mean_of(phases, price, asked, requests)
                 worst = max(worst, found.whole / both.whole)
                 ratios = " ".join(f"{a / b:5.2f}" for a, b in zip(found, both, strict=False) if b)
                 print(f"{'':24} 1:{parts - 1:<6} {_line(found)}   beside both {ratios}", flush=True)
