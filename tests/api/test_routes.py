@@ -1,6 +1,6 @@
 """Models, tokenizing, probes, metrics and pages."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import httpx
 import msgspec
@@ -10,6 +10,8 @@ import pytest
 import inlay
 from inlay.api.app import ROUTES
 from inlay.api.examples import EXAMPLES
+from inlay.api.field_examples import FIELD_EXAMPLES
+from inlay.http.field_docs import struct_types
 from tests.equality.reference import tokenizer_of
 from tests.live import Fleet
 from tests.payloads import TEXT, constant, error, post
@@ -155,7 +157,28 @@ def test_every_field_of_a_request_is_described_and_refused_ones_say_why(url: str
     assert all(reason.startswith("Refused: ") for reason in refused)
     completion = schemas["CompletionRequest"]["properties"]
     assert "beam search" in completion["use_beam_search"]["description"]
+    response = schemas["ResponsesRequest"]["properties"]
+    assert response["messages"]["description"].endswith("here it is input.")
     assert "not" not in completion["prompt"]
+
+
+def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
+    schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
+    requests = [route.request for route, _ in ROUTES if route.request is not None]
+    used = set()
+    for name, kind in struct_types(requests).items():
+        hints = get_type_hints(kind)
+        for field, value in schemas[name]["properties"].items():
+            if value.get("not") == {}:
+                assert "examples" not in value
+                continue
+            (example,) = value["examples"]
+            used |= {field, f"{kind.__name__}.{field}"}
+            if field in hints:
+                msgspec.convert(example, hints[field])
+            else:
+                assert example in value["enum"]
+    assert set(FIELD_EXAMPLES) <= used
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES))

@@ -26,6 +26,7 @@ from inlay.api.anthropic.schema import (
     TokenCount,
 )
 from inlay.api.examples import EXAMPLES
+from inlay.api.field_examples import FIELD_EXAMPLES
 from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
@@ -296,5 +297,6 @@ def build_app(
     Raises:
         InvalidRequestError: a file named in the settings cannot be read.
     """
-    notes = Notes({name: reason.text for name, reason in UNSERVED.items()}, EXAMPLES)
+    refused = {name: reason.text for name, reason in UNSERVED.items()}
+    notes = Notes(refused, EXAMPLES, FIELD_EXAMPLES)
     return App(Server(router, settings, secret, store, tracing), ROUTES, notes)

@@ -51,10 +51,12 @@ class Notes:
     Attributes:
         refused: reasons why fields of requests are refused, by field.
         examples: bodies to try, by route and by a description of a few words.
+        field_examples: values of requests' fields, by field, or by type and field.
     """
 
     refused: Mapping[str, str] = field(default_factory=dict)
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    field_examples: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -99,17 +101,18 @@ def _explain(
     components: Mapping[str, dict[str, Any]],
     kinds: Mapping[str, type],
     requests: Iterable[type],
-    refused: Mapping[str, str],
+    notes: Notes,
 ) -> None:
-    """Write descriptions of types and fields into their schemas.
+    """Write descriptions of types and fields into their schemas, and examples of requests' fields.
 
     Args:
         components: schemas by name.
         kinds: types by the same names.
         requests: types of bodies. A field means in one what it means in the others, so that it is
             described once.
-        refused: reasons why fields are refused, by field.
+        notes: reasons why fields are refused, and examples.
     """
+    asked = set(struct_types(requests).values())
     shared: dict[str, str] = {}
     for request in requests:
         shared = {**field_descriptions(request), **shared}
@@ -121,9 +124,25 @@ def _explain(
         said = {**(shared if kind in requests else {}), **field_descriptions(kind)}
         for known, value in schema.get("properties", {}).items():
             if value.get("not") == {}:
-                value["description"] = f"Refused: {refused[known]}."
-            elif known in said:
+                value.setdefault("description", f"Refused: {notes.refused.get(known)}.")
+                continue
+            if known in said:
                 value["description"] = said[known]
+            if kind in asked:
+                value["examples"] = _examples(f"{kind.__name__}.{known}", known, value, notes)
+
+
+def _examples(full: str, name: str, schema: Mapping[str, Any], notes: Notes) -> list[Any]:
+    """The example of a field: the one that is known, else a value other than its default."""
+    for known in (full, name):
+        if known in notes.field_examples:
+            return [notes.field_examples[known]]
+    for one in schema.get("anyOf", [schema]):
+        values = one.get("enum", [False, True] if one.get("type") == "boolean" else [])
+        others = [value for value in values if value != schema.get("default")]
+        if others:
+            return [others[-1]]
+    return []
 
 
 def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dict[str, Any]:
@@ -139,7 +158,7 @@ def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dic
     found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     schemas = dict(zip(ordered, found, strict=True))
     requests = dict.fromkeys(each.request for each in listed if each.request is not None)
-    _explain(components, struct_types(ordered), requests, notes.refused)
+    _explain(components, struct_types(ordered), requests, notes)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         entry: dict[str, Any] = {

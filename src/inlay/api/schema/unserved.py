@@ -16,6 +16,12 @@ Unserved: TypeAlias = Annotated[Any, _MARK]
 """The type of a field that is refused."""
 
 
+def named_elsewhere(name: str) -> msgspec.Meta:
+    """Mark a field of chat completions that is refused here, where another one stands for it."""
+    said = f"Refused: a field of chat completions; here it is {name}."
+    return msgspec.Meta(extra_json_schema={"not": {}, "description": said})
+
+
 class Reason(NamedTuple):
     """Reason why a field is refused.
 

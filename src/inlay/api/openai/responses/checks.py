@@ -1,7 +1,7 @@
 """Checks of a request to `/v1/responses`, before it is translated to a chat."""
 
 from inlay.api.fields import check_depth, check_unserved
-from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.openai.schema.responses import ELSEWHERE, ResponsesRequest
 from inlay.errors import InvalidRequestError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -54,7 +54,7 @@ def check_responses(request: ResponsesRequest) -> None:
 
 
 def _check_elsewhere(request: ResponsesRequest) -> None:
-    for name, here in request.ELSEWHERE.items():
+    for name, here in ELSEWHERE.items():
         if getattr(request, name) is not None:
             raise InvalidRequestError(
                 f"{name} is a field of chat completions; in responses it is {here}", param=name

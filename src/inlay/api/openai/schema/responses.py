@@ -1,11 +1,19 @@
 """Types of `/v1/responses`."""
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
-from inlay.api.schema.unserved import Unserved
+from inlay.api.schema.unserved import Unserved, named_elsewhere
+
+ELSEWHERE = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""Fields of chat completions that are refused, and their names in responses."""
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
@@ -54,6 +62,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             message's content: `input_text`, `output_text`, `refusal`, and `prompt_embeds` with
             one of `data` (base64), `ref`, `part`.
         instructions: a system message before all others.
+        n: only 1: a response has one answer.
         include: "message.output_text.logprobs" requests logprobs; other values have no effect.
         store: accepted; nothing is ever stored.
         text: format of the answer.
@@ -133,19 +142,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     vllm_xargs: Unserved = None
     watermarking: Unserved = None
 
-    messages: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    response_format: Any = None
+    messages: Annotated[Any, named_elsewhere(ELSEWHERE["messages"])] = None
+    max_tokens: Annotated[Any, named_elsewhere(ELSEWHERE["max_tokens"])] = None
+    max_completion_tokens: Annotated[Any, named_elsewhere(ELSEWHERE["max_completion_tokens"])] = (
+        None
+    )
+    response_format: Annotated[Any, named_elsewhere(ELSEWHERE["response_format"])] = None
     n: int | None = None
-
-    ELSEWHERE: ClassVar[dict[str, str]] = {
-        "messages": "input",
-        "max_tokens": "max_output_tokens",
-        "max_completion_tokens": "max_output_tokens",
-        "response_format": "text.format",
-    }
-    """Fields of chat completions, and their names in responses."""
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type"):
