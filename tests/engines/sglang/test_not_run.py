@@ -79,7 +79,9 @@ async def test_a_model_with_images_is_refused_by_sglang_on_a_cpu_as_the_page_say
 async def test_a_gpu_that_is_not_there_is_sglangs_own_error(
     directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = set(multiprocessing.active_children())
+    from inlay.engine.sglang.process import open_contexts
+
+    before, contexts = set(multiprocessing.active_children()), set(open_contexts())
     with pytest.raises(
         EngineError, match="SGLang did not start; its own output above says why"
     ) as failed:
@@ -90,3 +92,5 @@ async def test_a_gpu_that_is_not_there_is_sglangs_own_error(
     assert "module 'torch._C' has no attribute '_cuda_setDevice'" in PAGE
     assert "Rank 0 scheduler died during initialization" in failed.value.message
     assert set(multiprocessing.active_children()) == before
+    # A context that is left is found by a collection of garbage, which then waits for ever.
+    assert set(open_contexts()) <= contexts

@@ -2,12 +2,14 @@
 
 import asyncio
 import atexit
+import gc
 import multiprocessing
 import signal
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import zmq
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.utils import kill_process_tree
 
@@ -155,15 +157,28 @@ class Process:
 
 
 def _started(arguments: Any) -> Any:
-    """Return a started `Engine`. One that fails leaves no process: SGLang itself leaves some."""
-    before = set(multiprocessing.active_children())
+    """Return a started `Engine`.
+
+    One that fails leaves no process and no socket: SGLang itself leaves some of both.
+    """
+    before, contexts = set(multiprocessing.active_children()), set(open_contexts())
     try:
         return Engine(server_args=arguments)
     except BaseException:
         for child in set(multiprocessing.active_children()) - before:
             kill_process_tree(child.pid, wait_timeout=60)
             child.join()
+        # What is left of its client is garbage in a cycle. If a collection found a context there
+        # before its sockets, it would wait for them to be closed, and never return.
+        for context in set(open_contexts()) - contexts:
+            context.destroy(linger=0)
         raise
+
+
+def open_contexts() -> list[zmq.Context[Any]]:
+    """Return ZeroMQ's contexts of this process that are not closed."""
+    found = (each for each in gc.get_objects() if isinstance(each, zmq.Context))
+    return [context for context in found if not context.closed]
 
 
 def _end(engine: Any) -> None:
@@ -177,4 +192,4 @@ def _end(engine: Any) -> None:
         kill_process_tree(pid, wait_timeout=60)
 
 
-__all__ = ["Process"]
+__all__ = ["Process", "open_contexts"]
