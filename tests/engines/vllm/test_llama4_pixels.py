@@ -3,7 +3,6 @@
 import pytest
 import torch
 from transformers import AutoConfig
-from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
 
 from inlay.engine.torch.media.readers import processor_of
 from inlay.media.families import spec_of
@@ -13,6 +12,9 @@ from tests.vision_models import vision
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 200), (32, 32), (50, 60), (97, 64), (500, 400)])
 def test_tiles_are_those_that_torchvision_makes(size: tuple[int, int]) -> None:
+    # It imports torchvision, which only this environment has.
+    from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
+
     directory = vision("llama4")
     spec = spec_of(directory)
     assert spec is not None
