@@ -153,22 +153,14 @@ class Connection:
         return self._since if self.connected else None
 
     @property
-    def lost_for(self) -> float:
-        """Seconds without a connection.
-
-        0 while there is one, or until the client has said that there is none.
-        """
-        return 0.0 if self._since is not None else liveness.now() - self._lost_at
-
-    @property
     def silent_for(self) -> float:
         """Seconds in which nothing was shown to have passed.
 
         Without a connection, or since a message to ourselves that has not come back.
         """
-        if self._since is None or self._echo_sent is None:
-            return self.lost_for
-        return liveness.now() - self._echo_sent
+        if self._since is None:
+            return liveness.now() - self._lost_at
+        return 0.0 if self._echo_sent is None else liveness.now() - self._echo_sent
 
     @property
     def max_payload(self) -> int:
@@ -278,7 +270,8 @@ class Connection:
 
     async def _disconnected(self) -> None:
         was, self._since = self._since, None
-        self._lost_at = liveness.now()
+        # A message that has not come back was lost before, and connecting again does not change it.
+        self._lost_at = liveness.now() if self._echo_sent is None else self._echo_sent
         self._outbox.clear()
         if was is not None and not self._closing:
             log.warning(
