@@ -6,6 +6,7 @@ import json
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -227,6 +228,23 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(endless_url: str) -> None:
         screen.press_until("\x03", "Ctrl-D ends the chat")
         screen.until("> ")
         screen.type("\x04")
+        assert screen.ended() == 0
+
+
+def test_ctrl_c_pressed_many_times_ends_the_answer_once(endless_url: str) -> None:
+    with terminal("chat", "--url", v1(endless_url), "--no-history") as screen:
+        screen.until("> $")
+        for pause in (0, 0.002, 0.01, 0.03):
+            screen.type(f"{TEXT}\n")
+            screen.until(f"{TEXT}\r\n")
+            screen.until(r"[a-z]{3}")
+            for _ in range(8):
+                screen.type("\x03")
+                time.sleep(pause)
+            screen.until(r"stopped\r\n(?s:.)*> ")
+            # Keys that came after the answer had ended were answered by the prompt.
+            screen.press_until("\x03", "Ctrl-D ends the chat\r\n> $")
+        screen.type("/bye\n")
         assert screen.ended() == 0
 
 

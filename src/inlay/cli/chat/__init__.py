@@ -1,6 +1,6 @@
 """`inlay chat`: talk to a model, with pictures and embeddings.
 
-session.py       a chat with a person; prompting.py reads what is typed
+session.py       a chat with a person; prompting.py reads what is typed; interrupts.py: Ctrl-C
 conversation.py  messages and the request for the next; attachment.py files in them
 answer.py        one answer as it streams in; screen.py shows it
 own_server.py    serves a model that nobody serves yet

@@ -11,6 +11,7 @@ from pathlib import Path
 from inlay.cli.chat.answer import Answer, streamed
 from inlay.cli.chat.attachment import attachment
 from inlay.cli.chat.conversation import Conversation, Message
+from inlay.cli.chat.interrupts import Interrupts
 from inlay.cli.chat.prompting import Prompting
 from inlay.cli.chat.screen import Screen
 from inlay.cli.command import FileError
@@ -56,26 +57,28 @@ class Session:
 
     def talk(self, prompting: Prompting, runner: asyncio.Runner) -> None:
         """Answer messages until the end of input, or `/bye`."""
-        while True:
-            try:
-                message = prompting.message().strip()
-            except EOFError:
-                self.screen.console.out("\n")
-                return
-            except KeyboardInterrupt:
-                self.screen.console.out("\n")
-                self.screen.note("/bye or Ctrl-D ends the chat")
-                continue
-            if message == "/bye":
-                return
-            try:
-                self._said(message, runner)
-            except FileError as error:
-                self.screen.note(str(error))
-            except InlayError as error:
-                self.screen.note(error.message)
+        with Interrupts() as interrupts:
+            while True:
+                try:
+                    with interrupts.typing():
+                        message = prompting.message().strip()
+                except EOFError:
+                    self.screen.console.out("\n")
+                    return
+                except KeyboardInterrupt:
+                    self.screen.console.out("\n")
+                    self.screen.note("/bye or Ctrl-D ends the chat")
+                    continue
+                if message == "/bye":
+                    return
+                try:
+                    self._said(message, runner, interrupts)
+                except FileError as error:
+                    self.screen.note(str(error))
+                except InlayError as error:
+                    self.screen.note(error.message)
 
-    def _said(self, message: str, runner: asyncio.Runner) -> None:
+    def _said(self, message: str, runner: asyncio.Runner, interrupts: Interrupts) -> None:
         if message.startswith("//"):
             message = message[1:]
         elif message.startswith("/"):
@@ -83,11 +86,14 @@ class Session:
             return
         if not message and not self.conversation.attached:
             return
-        answer = Answer()
+
+        async def answered() -> None:
+            with interrupts.answering():
+                await self.answer(message, Answer())
+
         try:
-            runner.run(self.answer(message, answer))
-        except KeyboardInterrupt:
-            self.screen.end()
+            runner.run(answered())
+        except asyncio.CancelledError:
             self.screen.note("stopped")
 
     async def answer(self, message: str, answer: Answer) -> None:
