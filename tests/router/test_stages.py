@@ -14,7 +14,7 @@ from inlay.address import Address
 from inlay.commands import Drain, ReadStats
 from inlay.errors import EngineError, OverloadedError, RateLimitedError
 from inlay.prompt import Buffer
-from inlay.request import Input, Output, Payload, Request
+from inlay.request import Input, Lease, Output, Payload, Request
 from inlay.router import resume
 from inlay.router.settings import RouterSettings
 from inlay.router.stages import admitted, plan, walk
@@ -110,6 +110,20 @@ async def test_inputs_that_are_lost_are_made_again_before_the_stage_goes_on() ->
         assert await asking == expected(b"fox")
         assert world.fetched == 6
         await settled(world)
+
+
+async def test_an_abort_before_the_first_step_of_a_fetch_ends_the_request() -> None:
+    outputs: list[Output] = []
+    async with World.around(*map(ScriptedStage, STAGES)) as world:
+        host = world.hosts[1]
+        lease = Lease(Address("sim", 0, b""), b"k" * 16, 0)
+        leased = Payload("embeds.a", "uint8", (1,), Buffer(b""), lease=lease)
+        request = stage_request("painter/denoiser", (Input("embeds.a", leased),))
+        host.submit(request, outputs.append)
+        host.abort(request.id)
+        assert [output.finish_reason for output in outputs] == ["abort"]
+        await settled(world)
+    assert len(outputs) == 1
 
 
 async def test_a_deadline_frees_what_is_kept() -> None:

@@ -36,7 +36,7 @@ class LeasedInputs:
     def __init__(self, peers: Peers, admit: Callable[[Request, Emit], None]) -> None:
         self._peers = peers
         self._admit = admit
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._fetching: dict[str, Callable[[], None]] = {}
         self.fetched = 0
 
     @property
@@ -47,21 +47,23 @@ class LeasedInputs:
     def fetch(self, request: Request, emit: Emit) -> None:
         """Admit a request once its inputs are here; an error is its only output."""
         task = asyncio.create_task(self._fetch(request, emit))
-        self._fetching[request.id] = task
+
+        def abort() -> None:
+            # The task itself cannot tell: one that is cancelled before its first step never runs.
+            task.cancel()
+            emit(request.end("abort"))
+
+        self._fetching[request.id] = abort
 
     def abort(self, request_id: str) -> None:
         """Stop fetching for a request. Unknown ids are ignored."""
-        task = self._fetching.get(request_id)
-        if task is not None:
-            task.cancel()
+        abort = self._fetching.pop(request_id, None)
+        if abort is not None:
+            abort()
 
     async def _fetch(self, request: Request, emit: Emit) -> None:
         try:
             ready = await self._with_inputs(request)
-        except asyncio.CancelledError:
-            del self._fetching[request.id]
-            emit(request.end("abort"))
-            return
         except InlayError as error:
             del self._fetching[request.id]
             emit(request.end("error", error))
