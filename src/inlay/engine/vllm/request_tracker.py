@@ -63,8 +63,12 @@ class VllmRequestTracker(RequestTracker):
             return ()
         top = len(sampling.logprob_token_ids) or sampling.logprobs
         entries = []
-        for start in flat.start_indices[:count]:
-            best = range(start + 1, start + 1 + top)
+        for start, end in list(zip(flat.start_indices, flat.end_indices, strict=True))[:count]:
+            best = list(range(start + 1, end))
+            if len(best) < top:
+                # Outputs that vLLM joins while nobody reads them name no token twice: the chosen
+                # one, if it is among the others too, is first alone. Its rank says where it was.
+                best.insert(flat.ranks[start] - 1, start)
             entries.append(
                 TokenLogprobs(
                     flat.logprobs[start],
