@@ -15,8 +15,9 @@ from tests.engines.vllm.serving import FLAGS, model
 
 def pytest_configure() -> None:
     # Of vLLM's client, found when the last test has ended: neither a mark of a test nor the
-    # configuration reaches there.
-    warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)
+    # configuration reaches there. Its sockets too, where the loop that was to close them has ended.
+    left = "Unclosed (context|socket)|Destroying context with unclosed socket"
+    warnings.filterwarnings("ignore", left, ResourceWarning)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
