@@ -78,7 +78,7 @@ export function sendPrompt(app) {
   run(app, turn, list);
 }
 
-export function Answer({ app, answer, usage = true, names, hint }) {
+export function Answer({ app, answer, figures = true, names, hint }) {
   const choose = (index) => {
     answer.chosen = index;
     app.set({});
@@ -91,8 +91,8 @@ export function Answer({ app, answer, usage = true, names, hint }) {
       : html`<p class="text">${answer.text}</p>`}
     ${answer.pictures.map((url) => html`<a href=${url} download="drawn"><img class="drawn"
       src=${url} alt=${`Drawn: ${answer.text}`} /></a>`)}
-    <${Figures} answer=${answer} />
-    ${usage && html`<${Positions} usage=${answer.usage} names=${names} />`}
+    ${figures && html`<${Figures} answer=${answer} />`}
+    <${Positions} usage=${answer.usage} names=${names} />
   </div>`;
 }
 

@@ -17,7 +17,7 @@ const colour = (id) => {
 };
 
 const first = {
-  key: "", fleet: null, problem: null, order: null, said: null, running: null,
+  key: "", fleet: null, lost: [], problem: null, order: null, said: null, running: null,
   prompt: "", model: "", answer: null, asleepAt: 1, adapter: { name: "", path: "" }, asked: false,
 };
 
@@ -26,8 +26,10 @@ async function look(everything = false) {
   try {
     const fleet = await ask("workers", { key: state.key });
     fleet.data.forEach((worker) => colour(worker.id));
+    const lost = [...seen].filter((id) => !fleet.data.some((worker) => worker.id === id)
+      && !(id in (fleet.missing ?? {})));
     const models = [...new Set(fleet.data.map((worker) => worker.model))];
-    set({ fleet, models, asked: true, model: models.includes(state.model) ? state.model
+    set({ fleet, lost, models, asked: true, model: models.includes(state.model) ? state.model
       : models[0] ?? "", ...(state.problem?.looking ? { problem: null } : {}) });
   } catch (error) {
     const known = error instanceof ApiError && (error.status === 401 || error.status === 403);
@@ -220,7 +222,10 @@ function view(state) {
         <p class="row"><button class="main">Show the workers</button></p></form>`}
       ${fleet && html`<h2>${fleet.data.length} worker${fleet.data.length === 1 ? "" : "s"}</h2>
         <ul class="cards">${fleet.data.map((worker) => html`<${Card} key=${worker.id}
-          worker=${worker} drains=${fleet.drains} asked=${state.order} />`)}</ul>
+          worker=${worker} drains=${fleet.drains} asked=${state.order} />`)}
+          ${state.lost.map((id) => html`<li class="card" key=${id} data-gone=""
+            data-worker=${colour(id)}><h3>${id} <span class="state" data-ill="">gone</span></h3>
+            <p class="hint">Seen since this page was opened, and not there any more.</p></li>`)}</ul>
         ${missing.length > 0 && html`<div class="notice"><b>Missing</b>${missing.map(([id, why]) =>
           html`<p>${id}: ${why}</p>`)}</div>`}
         <p>${waiting.length ? waiting.map(([model, count]) =>

@@ -44,7 +44,7 @@ export function Heat({ answer, choose, hint = true }) {
           <progress max="1" value=${Math.exp(logprob)} aria-hidden="true"></progress>
           <span>${percent(logprob)}</span></li>`)}</ol>`
       : hint && html`<p class="hint">Point at a token, or use the arrow keys, to see what else it
-        might have been.</p>`}
+        might have been. The warmer its colour, the less sure the model was.</p>`}
     </div>
   </div>`;
 }
