@@ -221,8 +221,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Files of pages that were dropped: torn, changed or another's; then reads and writes of files
     that failed."""
     kv_disk_errors: int = 0
+    leases: int = 0
+    """Requests whose payloads are kept for other workers now, the payloads, and their bytes; they
+    change both ways."""
     held_payloads: int = 0
-    """Payloads that are kept for other workers now, and their bytes; they change both ways."""
     held_bytes: int = 0
     fetched_payloads: int = 0
     """Payloads that came from other workers for requests here."""

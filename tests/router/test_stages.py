@@ -82,9 +82,10 @@ async def test_payloads_go_from_worker_to_worker_and_are_freed_when_used() -> No
         await until(lambda: decoder.running)
         reader, denoiser, _ = world.hosts
         # Those of the denoiser alone are kept: the decoder's worker may be lost yet.
-        assert (await reader.call(ReadStats())).held_payloads == 0
+        freed = await reader.call(ReadStats())
+        assert (freed.leases, freed.held_payloads) == (0, 0)
         stats = await denoiser.call(ReadStats())
-        assert (stats.held_payloads, stats.held_bytes) == (1, 64)
+        assert (stats.leases, stats.held_payloads, stats.held_bytes) == (1, 1, 64)
         assert (await denoiser.call(Drain())).requests == 1
         decoder.held.set()
         assert await asking == expected(b"fox")

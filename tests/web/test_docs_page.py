@@ -1,4 +1,4 @@
-"""The API reference in a real browser, before a real server."""
+"""The API reference and the requests to try in a real browser, before a real server."""
 
 from typing import Any
 
@@ -61,3 +61,17 @@ def test_the_reference_is_accessible(
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert opened.page.evaluate(wide) == 0
         opened.shot(f"docs-{size[0]}-{scheme}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_requests_to_try_are_accessible_and_lead_back_to_the_playground(
+    browser: Any, demo: Fleet, size: tuple[int, int], scheme: str
+) -> None:
+    with tab(browser, demo.serve(enable_prompt_embeds=True) + "/start", size, scheme) as opened:
+        opened.sees("2048 positions")
+        assert opened.violations() == []
+        opened.shot(f"start-{size[0]}-{scheme}")
+        for page, heading in (("API", "/v1/completions"), ("Playground", "Settings")):
+            opened.page.get_by_role("link", name=page, exact=True).click()
+            opened.page.get_by_role("heading", name=heading).first.wait_for()

@@ -6,7 +6,7 @@ import pytest
 
 from inlay import demo as bundled
 from tests.live import Fleet, fleet
-from tests.serving import serving
+from tests.serving import free_port, serving
 from tests.web.browser import PHONE, WIDE, tab
 from tests.web.test_playground import holds, loaded
 
@@ -56,7 +56,8 @@ def test_a_model_of_text_refuses_a_picture_with_a_word(browser: Any, demo: Fleet
 def test_a_pipeline_draws_its_answer_in_the_chat(browser: Any) -> None:
     example = bundled.drawn_examples().examples[0]
     graph = bundled.pipeline_dir() / "graph.yaml"
-    with serving(graph, "--dtype", "float32") as served:
+    looking = free_port()
+    with serving(graph, "--dtype", "float32", "--admin-port", looking) as served:
         for size, scheme in ((WIDE, "light"), (PHONE, "dark")):
             with tab(browser, served.url, size, scheme) as opened:
                 opened.page.get_by_label("Have the answer drawn").wait_for(state="attached")
@@ -66,4 +67,10 @@ def test_a_pipeline_draws_its_answer_in_the_chat(browser: Any) -> None:
                 drawn = opened.page.get_by_alt_text(f"Drawn: {example.answer}")
                 assert drawn.evaluate("async it => (await it.decode(), it.naturalWidth)") == 16
                 opened.shot(f"drawn-{scheme}")
+                assert opened.violations() == []
+            with tab(browser, f"http://127.0.0.1:{looking}/fleet", size, scheme) as opened:
+                for stage in ("writer", "painter"):
+                    card = opened.page.locator(".card", has_text=f"inlay-demo/{stage}")
+                    card.get_by_text("leases").wait_for()
+                opened.shot(f"fleet-stages-{scheme}")
                 assert opened.violations() == []

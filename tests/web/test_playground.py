@@ -29,6 +29,7 @@ def ask(opened: Tab, text: str) -> None:
     opened.page.fill("#draft", text)
     opened.page.keyboard.press("Enter")
     opened.page.locator(".positions").nth(turns).wait_for()
+    opened.page.wait_for_selector("button:text('Send')")
 
 
 def clear(opened: Tab) -> None:
@@ -66,6 +67,21 @@ def test_a_chat_shows_its_answer_what_was_cached_and_what_else_it_might_have_bee
         cached = opened.page.locator(".cell[data-cached]").count()
         assert cached >= 16
         assert f"{cached} cached" in opened.text(".positions summary")
+
+
+def test_the_next_message_is_sent_while_the_last_prompts_tokens_are_still_named(
+    browser: Any, url: str
+) -> None:
+    held: list[Any] = []
+    with tab(browser, url) as opened:
+        loaded(opened)
+        opened.page.route("**/tokenize", lambda route: held.append(route))
+        ask(opened, QUESTION)
+        ask(opened, QUESTION)
+        assert opened.page.locator(".cell.named").count() == 0
+        for route in held:
+            route.continue_()
+        opened.page.locator(".cell.named").first.wait_for(state="attached")
 
 
 def test_copied_requests_ask_the_same(browser: Any, url: str) -> None:
@@ -177,6 +193,10 @@ def test_the_slider_shows_what_noise_hides_and_what_it_costs(browser: Any, url: 
         assert "100%" in rows[0]
         assert ANSWER in rows[0]
         assert "100%" not in rows[-1]
+        # What is shown, the chosen line and the slider are of one level.
+        shown = opened.text("tr[data-chosen] button")
+        assert opened.text(".slider output") == shown
+        assert opened.text(".side h3").endswith(f"noise {shown}")
         opened.page.focus("input[type=range]")
         opened.page.keyboard.press("Home")
         opened.sees("as without noise")

@@ -23,15 +23,14 @@ _WEB_POLICY = "; ".join(
 
 
 def _page(name: str) -> tuple[bytes, bytes]:
-    """Return a page and its content security policy, which allows its own scripts and styles."""
+    """Return a page and its content security policy, which allows its script, its styles and the sheet."""
     text = resources.files("inlay.http").joinpath("html", name).read_text(encoding="utf-8")
     text = text.replace("{{version}}", inlay.__version__)
-    policy = [*_POLICY, "img-src data:"]
-    for tag, directive in (("script", "script-src"), ("style", "style-src")):
-        if f"<{tag}>" in text:
-            content = text.split(f"<{tag}>", 1)[1].split(f"</{tag}>", 1)[0]
-            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-            policy.append(f"{directive} 'sha256-{digest}'")
+    policy = [*_POLICY, "img-src 'self'"]
+    for tag, directive in (("script", "script-src"), ("style", "style-src 'self'")):
+        content = text.split(f"<{tag}>", 1)[1].split(f"</{tag}>", 1)[0]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        policy.append(f"{directive} 'sha256-{digest}'")
     return text.encode(), "; ".join(policy).encode()
 
 

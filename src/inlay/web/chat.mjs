@@ -1,6 +1,6 @@
 // Chat and completion: a prompt, its answer as it comes, and what it cost.
 
-import { ask } from "./api.mjs";
+import { ApiError, ask } from "./api.mjs";
 import { Chip, Composer, parts } from "./composer.mjs";
 import { html } from "./dom.mjs";
 import { generate, sampling } from "./generate.mjs";
@@ -30,14 +30,20 @@ export function requestOf(state) {
   return { path: "v1/chat/completions", body: { ...fields, messages } };
 }
 
-// Spellings of the prompt's tokens, where it is text alone.
+// Spellings of the prompt's tokens, where it is text alone and the server tells them.
 async function names(request, key) {
   const { model, messages, prompt } = request.body;
   const texts = messages ? messages.map((message) => message.content) : [prompt];
   if (!texts.every((text) => typeof text === "string")) return null;
-  const found = await ask("tokenize", { method: "POST", key,
-    body: { model, ...(messages ? { messages } : { prompt }), return_token_strs: true } });
-  return found.token_strs;
+  try {
+    const found = await ask("tokenize", { method: "POST", key,
+      body: { model, ...(messages ? { messages } : { prompt }), return_token_strs: true } });
+    return found.token_strs;
+  } catch (error) {
+    // The answer has come: positions without names are worth no alarm.
+    if (error instanceof ApiError) return null;
+    throw error;
+  }
 }
 
 async function run(app, turn, list) {
@@ -45,13 +51,14 @@ async function run(app, turn, list) {
   const { key, logprobs } = state.settings;
   const controller = new AbortController();
   const changed = () => set({ [list]: [...state[list]] });
+  let whole = false;
   set({ running: controller, problem: null });
   try {
     await generate({ ...turn.request, key, logprobs, signal: controller.signal }, (answer) => {
       turn.answer = answer;
       changed();
     });
-    turn.names = await names(turn.request, key);
+    whole = true;
   } catch (error) {
     if (error.name !== "AbortError") app.failed(error);
     if (turn.answer) {
@@ -62,7 +69,9 @@ async function run(app, turn, list) {
         draft: state.draft || turn.text, chips: state.chips.length ? state.chips : turn.chips });
     }
   }
+  // The next prompt may be sent while the names of this one's tokens are still asked for.
   set({ running: null });
+  if (whole) turn.names = await names(turn.request, key);
   changed();
 }
 

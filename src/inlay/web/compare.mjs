@@ -61,9 +61,9 @@ function Verdict({ asText, asRows }) {
     In 16 bits nearly equal choices may fall either way.</p>`;
 }
 
-function Side({ app, title, answer, size, sent, hint = false }) {
+function Side({ app, title, answer, size, sent }) {
   return html`<div class="side"><h3>${title}</h3>
-    ${answer ? html`<${Answer} app=${app} answer=${answer} figures=${false} hint=${hint} />
+    ${answer ? html`<${Answer} app=${app} answer=${answer} figures=${false} hint=${false} />
       <dl class="facts"><dt>request</dt><dd>${bytes(answer.sent)}${sent}</dd>
         <dt>prompt</dt><dd>${answer.usage?.prompt_tokens ?? size} positions</dd>
         <dt>first token</dt><dd>${millis(answer.first)}</dd>
@@ -100,9 +100,11 @@ export function Compare({ app }) {
     </form>
     ${done && html`<${Verdict} asText=${asText} asRows=${asRows} />`}
     ${asText && html`<div class="sides">
-      <${Side} app=${app} title="As text" answer=${asText} sent="" hint=${true} />
+      <${Side} app=${app} title="As text" answer=${asText} sent="" />
       <${Side} app=${app} title="As embeddings" answer=${asRows} size=${stored?.num_tokens}
         sent=${stored ? `, and ${bytes(stored.bytes)} of rows, stored before` : ""} />
-    </div>`}
+    </div>
+    <p class="hint">Point at a token, or use the arrow keys, to see what else it might have been.
+      The warmer its colour, the less sure the model was.</p>`}
   </section>`;
 }

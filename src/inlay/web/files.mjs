@@ -68,8 +68,9 @@ export function Rows({ facts }) {
       ${facts.num_tokens > facts.rows.length ? ` The first ${facts.rows.length} are shown.` : ""}
       ${odd ? ` ${odd} rows are over four times as long as a token's: out of range.` : ""}</p>
     <div class="scroll" tabindex="0" role="region" aria-label="Rows"><table>
-      <thead><tr><th>row</th><th>length</th><th class="wide extra"><span class="hidden">bar</span></th>
-        <th class="extra">largest</th>${near && html`<th>nearest tokens (cosine)</th>`}</tr></thead>
+      <thead><tr><th>row</th><th>length</th><th class="wide extra">
+        <span class="hidden">bar</span></th><th class="extra">largest</th>
+        ${near && html`<th>nearest tokens (cosine)</th>`}</tr></thead>
       <tbody>${facts.rows.map((row, index) => html`<tr>
         <td>${index}</td><td>${short(row.norm)}</td>
         <td class="extra"><meter max=${most || 1} value=${row.norm} aria-hidden="true"></meter></td>

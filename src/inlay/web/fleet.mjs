@@ -86,6 +86,10 @@ async function send() {
 
 const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
 
+// What a stage keeps for the next one, as long as the requests that made it are open.
+const leases = ({ leases: count, held_payloads: held, held_bytes: size }) => (count
+  ? `${count} on ${held} tensors, ${bytes(size)}` : count === 0 ? "none" : "–");
+
 // An order that ends or refuses requests is given once it has been confirmed.
 const confirm = (name, whom, path, after) => app.set({ order: { name, whom, path, after } });
 
@@ -119,9 +123,9 @@ function Card({ worker, drains, asked }) {
         : `${share(worker.blocks_used, worker.blocks_total)} of ${worker.blocks_total} blocks, ${
           share(worker.cached_tokens, worker.prompt_tokens)} of prompts found`}</dd>
       <dt>tokens</dt><dd>${worker.generated_tokens ?? "–"} made</dd>
-      ${worker.stage && html`<dt>stage</dt><dd>${worker.stage}, ${
-        worker.held_payloads ?? "–"} tensors held for the next (${bytes(worker.held_bytes ?? 0)})
-        </dd>`}
+      ${worker.stage && html`<dt>stage</dt><dd>${worker.stage}</dd>
+        <dt>leases</dt><dd>${leases(worker)}</dd>
+        <dt>fetched</dt><dd>${worker.fetched_payloads ?? "–"} tensors of stages before</dd>`}
       <dt>load</dt><dd>${worker.load.requests} sent, ${worker.load.prefill} positions to
         compute</dd>
       <dt>adapters</dt><dd>${worker.adapters.join(", ") || "none"}</dd>
@@ -225,7 +229,8 @@ function view(state) {
           worker=${worker} drains=${fleet.drains} asked=${state.order} />`)}
           ${state.lost.map((id) => html`<li class="card" key=${id} data-gone=""
             data-worker=${colour(id)}><h3>${id} <span class="state" data-ill="">gone</span></h3>
-            <p class="hint">Seen since this page was opened, and not there any more.</p></li>`)}</ul>
+            <p class="hint">Seen since this page was opened, and not there any more.</p>
+            </li>`)}</ul>
         ${missing.length > 0 && html`<div class="notice"><b>Missing</b>${missing.map(([id, why]) =>
           html`<p>${id}: ${why}</p>`)}</div>`}
         <p>${waiting.length ? waiting.map(([model, count]) =>

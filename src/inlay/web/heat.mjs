@@ -60,7 +60,8 @@ export function Positions({ usage, names }) {
     class=${names ? "cell named" : "cell"} data-cached=${index < cached ? "" : null}>${
     names ? visible(names[index] ?? "") : ""}</span>`);
   return html`<details class="positions">
-    <summary>Prompt: ${total} positions, <b class="cached">${cached} cached</b></summary>
+    <summary>Prompt: ${total} positions, <b class=${cached ? "cached" : null}>${
+      cached} cached</b></summary>
     <div class="cells" role="img" aria-label=${`${cached} of ${total} positions came from the `
       + "prefix cache"}>${cells}${total > SHOWN ? ` and ${total - SHOWN} more` : ""}</div>
     <p class="hint">Underlined green positions were found in the prefix cache and not computed

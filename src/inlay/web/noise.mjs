@@ -9,6 +9,9 @@ import { generate, sampling } from "./generate.mjs";
 export const LEVELS = [0, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16];
 const SWEPT = [0, 0.25, 0.5, 1, 2, 4, 8, 16];
 
+// The level that is looked at; the slider stands on it.
+const showing = (noise) => ({ shown: noise, level: LEVELS.indexOf(noise) });
+
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
 
 // One level: the nearest token of each row, and the answer with its mean logprob.
@@ -52,8 +55,9 @@ async function run(app, levels) {
       const spoilt = clean && state.noise.shown !== null && levels.length > 1
         && others.find((result) => result.noise === state.noise.shown
           && result.answer.text !== clean.answer.text);
+      const shown = spoilt ? state.noise.shown : level;
       update({ results: [...others, found].sort((a, b) => a.noise - b.noise), own,
-        shown: spoilt ? state.noise.shown : level });
+        ...(levels.length > 1 ? showing(shown) : { shown }) });
     }
   } catch (error) {
     if (error.name !== "AbortError") app.failed(error);
@@ -68,7 +72,7 @@ function Reading({ result, own }) {
 
 function Shown({ result, clean, own }) {
   return html`<div class="sides">
-    <div class="side"><h3>Read from the rows</h3>
+    <div class="side"><h3>Read from the rows with noise ${result.noise}</h3>
       <${Reading} result=${result} own=${own} />
       <p class="figures">${result.right} of ${own.length} tokens are still the nearest of their
         row</p></div>
@@ -128,6 +132,6 @@ export function Noise({ app }) {
     </form>
     ${result && clean && html`<${Shown} result=${result} clean=${clean} own=${own} />`}
     ${fresh.length > 1 && clean && html`<${Table} results=${fresh} own=${own} clean=${clean}
-      shown=${shown} choose=${(noise) => update({ shown: noise })} />`}
+      shown=${shown} choose=${(noise) => update(showing(noise))} />`}
   </section>`;
 }

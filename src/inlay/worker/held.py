@@ -66,6 +66,11 @@ class HeldPayloads:
         return sum(len(holding.payloads) for holding in self._by_key.values())
 
     @property
+    def num_leases(self) -> int:
+        """Requests of which payloads are kept."""
+        return sum(bool(holding.payloads) for holding in self._by_key.values())
+
+    @property
     def num_made(self) -> int:
         """Requests that have made everything and are still open."""
         return sum(holding.made for holding in self._by_key.values())

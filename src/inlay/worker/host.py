@@ -320,6 +320,7 @@ class EngineHost:
                 return replace(
                     self._engine.stats(),
                     **kept,
+                    leases=self._held.num_leases,
                     held_payloads=len(self._held),
                     held_bytes=self._held.num_bytes,
                     fetched_payloads=0 if self._leased is None else self._leased.fetched,

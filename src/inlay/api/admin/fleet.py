@@ -35,7 +35,9 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
         waiting: sequences that wait in the engine.
         prompt_tokens: positions of prompts so far; then those of them that were cached.
         steps: steps of the engine so far.
-        held_payloads: tensors that wait there for the next stage of a pipeline; then their bytes.
+        leases: requests of which tensors are kept there for the next stage of a pipeline.
+        held_payloads: those tensors; then their bytes.
+        fetched_payloads: tensors that came from stages before, so far.
         stage: "PIPELINE/STAGE" where it is a stage of a pipeline.
         load: what the frontends have sent there and is not done, in sequences and positions.
     """
@@ -61,8 +63,10 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None
     generated_tokens: int | None
     steps: int | None
+    leases: int | None
     held_payloads: int | None
     held_bytes: int | None
+    fetched_payloads: int | None
     stage: str | None
     load: WorkerLoads
 
@@ -132,8 +136,10 @@ def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry
         cached_tokens=None if stats is None else stats.cached_tokens,
         generated_tokens=None if stats is None else stats.generated_tokens,
         steps=None if stats is None else stats.steps,
+        leases=None if stats is None else stats.leases,
         held_payloads=None if stats is None else stats.held_payloads,
         held_bytes=None if stats is None else stats.held_bytes,
+        fetched_payloads=None if stats is None else stats.fetched_payloads,
         stage=None if card.stage is None else f"{card.stage.graph.name}/{card.stage.name}",
         load=WorkerLoads(load.requests, load.prefill, load.decode),
     )
