@@ -23,7 +23,7 @@ _WEB_POLICY = "; ".join(
 
 
 def _page(name: str) -> tuple[bytes, bytes]:
-    """Return a page and its content security policy, which allows its script, its styles and the sheet."""
+    """Return a page and its content security policy: its own script and styles, and the sheet."""
     text = resources.files("inlay.http").joinpath("html", name).read_text(encoding="utf-8")
     text = text.replace("{{version}}", inlay.__version__)
     policy = [*_POLICY, "img-src 'self'"]
