@@ -127,7 +127,10 @@ def _prepared(
         here = ModelAnswers(model(), embedder.renderer.decode, ANSWER_TOKENS)
         ask, diverge = here, here.divergence
     elif settings.url is not None:
+        tell(f"{settings.url}: asked for its model")
         ask = ServerAnswers(settings.url, settings.api_key, settings.model_name, embedder.table.id)
+        # Attackers take a while: a server that is not there is told of before they begin.
+        ask.find_model()
     audit = Audit(
         prompts,
         public,

@@ -43,6 +43,17 @@ class ServerAnswers:
         self._model_name = model_name
         self._table_id = table_id
 
+    def find_model(self) -> None:
+        """Ask the server for its model. Raises `InlayError` where it has none or is not there."""
+        asyncio.run(self._find_model())
+
+    async def _find_model(self) -> None:
+        client = HttpClient(self._server)
+        try:
+            self._model_name = (await served_model(client, self._model_name)).name
+        finally:
+            await client.close()
+
     def __call__(self, rows: Sequence[Floats]) -> list[str]:
         """The answer to each prompt's rows, in order. Raises `InlayError` where the server does."""
         return asyncio.run(self._answers(rows))
