@@ -210,10 +210,9 @@ def flops_of(ours: Ours, positions: int) -> dict[str, int]:
             # Two FLOPs for each weight of two bytes; the head sees the last position only.
             found[f"product {kind}"] += module.nbytes * (1 if kind == "head" else positions)
     query_heads, size = 16, 128
-    for part in ("scores", "values"):
-        found[f"attention, {part}"] = (
-            len(ours.model.layers) * query_heads * size * positions * positions
-        )
+    # Of scores and of values.
+    seen = positions * positions
+    found["kernel paged_attention"] = 2 * len(ours.model.layers) * query_heads * size * seen
     return found
 
 

@@ -133,7 +133,7 @@ class EngineSettings(BaseModel):
         description="Maximum number of positions computed in one step; longer prompts are chunked.",
     )
     block_size: int = Field(
-        default=16, ge=16, multiple_of=16, description="Positions in a page of the KV cache."
+        default=32, ge=16, multiple_of=16, description="Positions in a page of the KV cache."
     )
     kv_cache_memory_bytes: int | None = Field(
         default=None,

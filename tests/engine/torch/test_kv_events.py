@@ -31,6 +31,7 @@ def settings(config: dict[str, object]) -> EngineSettings:
         model=str(tiny("llama")),
         device="cpu",
         num_threads=1,
+        block_size=16,
         max_model_len=128,
         kv_cache_memory_bytes=1 << 16,
         kv_events_config=json.dumps(config),

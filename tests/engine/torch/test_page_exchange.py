@@ -85,6 +85,7 @@ def settings(directory: Path, **changes: Any) -> EngineSettings:
         "model": str(directory),
         "device": "cpu",
         "num_threads": 1,
+        "block_size": 16,
         "kv_cache_memory_bytes": 8 << 20,
         "max_num_batched_tokens": 64,
         "enable_kv_fetch": True,
