@@ -20,11 +20,13 @@ const percent = (logprob) => {
 export function Heat({ answer, choose, hint = true }) {
   const { tokens, chosen = null } = answer;
   const move = (event) => {
+    // Keys may come faster than frames: what was drawn may be behind what is chosen.
+    const now = answer.chosen ?? null;
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (event.key === "Escape") choose(null);
     if (!step) return;
     event.preventDefault();
-    choose(Math.min(tokens.length - 1, Math.max(0, (chosen ?? -step + (step < 0)) + step)));
+    choose(Math.min(tokens.length - 1, Math.max(0, (now ?? -step + (step < 0)) + step)));
   };
   const token = chosen === null ? null : tokens[chosen];
   return html`<div class="heat">
@@ -65,8 +67,8 @@ export function Positions({ usage, names }) {
     <div class="cells" role="img" aria-label=${`${cached} of ${total} positions came from the `
       + "prefix cache"}>${cells}${total > SHOWN ? ` and ${total - SHOWN} more` : ""}</div>
     <p class="hint">Underlined green positions were found in the prefix cache and not computed
-      again. It keeps whole blocks of 16, and the last position is always computed.
-      ${cached ? "" : "Send the same again to see it at work."}</p>
+      again. It keeps whole blocks of 16, and the last position is always computed.${cached ? ""
+      : " Send the same again to see it at work."}</p>
   </details>`;
 }
 
