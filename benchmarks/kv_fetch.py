@@ -3,9 +3,9 @@
     python -m benchmarks.kv_fetch [--positions 2048 8192] [--layers 28] [--rounds 3]
 
 Two engines with a random model of Qwen3-0.6B's shape in bfloat16. One has computed prompts; the
-other answers them with one token, by computing and by fetching in turn, over a connection of one
-worker to another as it is in a fleet (TLS, loopback; both ends in this process, on its cores). Then
-it reads back what it evicted itself, from host memory and from disk, and goes on with a request of
+other answers them with one token, by computing and by fetching in turn, over connections of one
+worker to another as they are in a fleet: of neighbours on one machine, who share memory, and TCP
+with TLS over loopback; both ends in this process, on its cores. Then it reads back what it evicted itself, from host memory and from disk, and goes on with a request of
 4,096 positions that the first gave up. The median of each is printed: seconds, and CPU seconds of
 both ends, which neighbours on the machine disturb less; what a byte costs beside copying it; and
 the bandwidth above which fetching is worth it. Last come the steps of a request that is being
@@ -175,10 +175,15 @@ class Fleet:
         await self.giving.start()
         await self.asking.start()
         self.asking.use_peers(self._peers)
-        identity = load_identity(make_certificate())
-        self._endpoint = Endpoint(EngineHost(self.giving), SECRET, identity, EmbedsCache(0))
-        address = await self._endpoint.open("127.0.0.1", "127.0.0.1", 0)
-        self.source = Source(PAGES, (address,))
+        identity, host = load_identity(make_certificate()), EngineHost(self.giving)
+        self._endpoints = [
+            Endpoint(host, SECRET, identity, EmbedsCache(0), neighbours=way)
+            for way in (True, False)
+        ]
+        self.sources = [
+            Source(PAGES, (await endpoint.open("127.0.0.1", "127.0.0.1", 0),))
+            for endpoint in self._endpoints
+        ]
         exchange, model = self.asking._exchange, self.giving._model
         if exchange is None or model is None:
             raise RuntimeError("the engines do not fetch")
@@ -187,23 +192,27 @@ class Fleet:
 
     async def close(self) -> None:
         await self._peers.close()
-        await self._endpoint.close()
+        for endpoint in self._endpoints:
+            await endpoint.close()
         await self.giving.close()
         await self.asking.close()
 
-    async def both(self, prompt: Prompt, prior: tuple[int, ...] = ()) -> tuple[Took, Took, Took]:
-        """Times to the next token: computed, fetched, and where all is here."""
+    async def all_ways(self, prompt: Prompt, prior: tuple[int, ...] = ()) -> list[Took]:
+        """Times to the next token.
+
+        Computed, fetched from a neighbour and over TCP, and where all is here.
+        """
         await self.giving.reset_prefix_cache()
         await first_token(self.giving, prompt, prior=prior)
         found = []
-        for sources in ((), (self.source,), None):
+        for sources in ((), *((source,) for source in self.sources), None):
             if sources is not None:
                 await self.asking.reset_prefix_cache()
             took, cached = await first_token(self.asking, prompt, *sources or (), prior=prior)
             if bool(cached) == (sources == ()):
                 raise RuntimeError(f"{cached} positions were cached")
             found.append(took)
-        return found[0], found[1], found[2]
+        return found
 
     async def disturbed(self, prompt: Prompt, tokens: int) -> tuple[float, float]:
         """Return p99 of steps (CPU seconds) of a request that decodes: alone, while pages come."""
@@ -234,7 +243,7 @@ class Fleet:
                     id="import",
                     prompts=(prompt,),
                     params=replace(sampling, max_tokens=1),
-                    sources=(self.source,),
+                    sources=(self.sources[0],),
                     prefetch=True,
                 )
                 self.asking.submit(request, ahead.set_result)
@@ -265,8 +274,8 @@ async def measure(directory: Path, lengths: list[int], rounds: int) -> None:
     print(f"copying a GB from memory to memory: {copied:.2f} CPU s")
     for positions in lengths:
         prompts = [random_prompt(positions, generator) for _ in range(rounds + 1)]
-        found = [await fleet.both(prompt) for prompt in prompts]
-        computed, fetched, here = (median([one[n] for one in found]) for n in range(3))
+        found = [await fleet.all_ways(prompt) for prompt in prompts]
+        computed, near, fetched, here = (median([one[n] for one in found]) for n in range(4))
         host = median(await kept(settings, prompts, 4.0, None))
         with tempfile.TemporaryDirectory() as folder:
             disk = median(await kept(settings, prompts, None, f"{folder}/kv"))
@@ -276,7 +285,8 @@ async def measure(directory: Path, lengths: list[int], rounds: int) -> None:
             f"{positions / computed.wall:6.0f} positions/s; worth it above "
             f"{size * positions / computed.wall / 1e6:.0f} MB/s"
         )
-        for name, took in (("peer, TLS", fetched), ("host memory", host), ("disk", disk)):
+        ways = {"neighbour": near, "peer, TLS": fetched, "host memory": host, "disk": disk}
+        for name, took in ways.items():
             cost = (took.cpu - here.cpu) / (positions * size) * 1e9
             print(
                 f"  {name:11} {took.wall * 1000:7.0f} ms {took.cpu:7.2f} CPU s  "
@@ -287,7 +297,7 @@ async def measure(directory: Path, lengths: list[int], rounds: int) -> None:
             )
     prior = tuple(range(3, 35))
     prompts = [random_prompt(4096 - len(prior), generator) for _ in range(rounds + 1)]
-    found = [await fleet.both(prompt, prior) for prompt in prompts]
+    found = [await fleet.all_ways(prompt, prior) for prompt in prompts]
     computed, fetched = (median([one[n] for one in found]) for n in range(2))
     print(
         f"resuming 4,096 positions: {computed.wall * 1000:.0f} ms ({computed.cpu:.2f} CPU s) "

@@ -5,7 +5,8 @@
 Stages that do nothing are processes of their own; each gives a payload of 4 KB or 1 MB. A request
 goes through one, two and three of them; the time that a further stage adds is printed for the ways
 payloads can go: through the frontend over Unix sockets and shared memory, as `inlay serve` has it;
-and from worker to worker over TCP with TLS, as in a fleet. Ways and lengths take turns; medians.
+and from worker to worker as in a fleet, as neighbours of one machine and over TCP with TLS. Ways and
+lengths take turns; medians, and the processor time of the workers.
 
 Then requests through three stages over TCP, most of which are aborted at a random moment. Printed
 are the payloads and bytes that the workers still keep 5 s later, and their resident memory before
@@ -137,7 +138,7 @@ async def work(name: str, way: str, *fds: int) -> None:
         await serve(channel, host)
         return
     identity = load_identity(make_certificate())
-    endpoint = Endpoint(host, SECRET, identity, EmbedsCache(0))
+    endpoint = Endpoint(host, SECRET, identity, EmbedsCache(0), neighbours=way == "neighbours")
     address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
     host.connects(address)
     print(address.port, address.fingerprint.hex(), flush=True)
@@ -172,7 +173,7 @@ class Stages:
 
     @classmethod
     async def started(cls, way: str) -> "Stages":
-        """Start them: `way` is "socket" or "tcp"."""
+        """Start them: `way` is "socket", "neighbours" or "tcp"."""
         stages = cls()
         plane = LocalPlane()
         memory = ReceiveMemory(1 << 30)
@@ -228,6 +229,11 @@ class Stages:
                     got += sum(len(payload.data) for payload in output.payloads)
         return got
 
+    def cpu(self) -> float:
+        """Return the CPU seconds of the workers and of this process."""
+        workers = (psutil.Process(process.pid).cpu_times() for process in self.processes)
+        return time.process_time() + sum(each.user + each.system for each in workers)
+
     async def close(self) -> None:
         """End all."""
         await self.router.close()
@@ -240,25 +246,29 @@ async def overhead(rounds: int) -> None:
     """Print the time that a further stage adds."""
     ways = {
         "through the frontend, one machine": await Stages.started("socket"),
+        "worker to worker, neighbours": await Stages.started("neighbours"),
         "worker to worker, TCP with TLS": await Stages.started("tcp"),
     }
     for label, size in SIZES.items():
         took: dict[tuple[str, int], list[float]] = {}
+        used: dict[tuple[str, int], float] = {}
         for number in range(rounds + 20):
             for way, stages in ways.items():
                 for length in LENGTHS:
-                    began = time.perf_counter()
+                    began, cpu = time.perf_counter(), stages.cpu()
                     if await stages.ask(length, size) != size:
                         raise RuntimeError("the answer is not whole")
                     if number >= 20:
                         took.setdefault((way, length), []).append(time.perf_counter() - began)
+                        used[way, length] = used.get((way, length), 0.0) + stages.cpu() - cpu
         for way in ways:
             whole = [1e3 * statistics.median(took[way, length]) for length in LENGTHS]
             added = (whole[-1] - whole[0]) / (len(LENGTHS) - 1)
             least = [1e3 * min(took[way, length]) for length in LENGTHS]
+            cpu = 1e3 * (used[way, 3] - used[way, 1]) / (len(LENGTHS) - 1) / rounds
             print(
                 f"{label} {way:34} 1, 2, 3 stages {_shown(whole)} ms; a stage adds {added:.2f} ms "
-                f"(least {(least[-1] - least[0]) / (len(LENGTHS) - 1):.2f})"
+                f"(least {(least[-1] - least[0]) / (len(LENGTHS) - 1):.2f}), {cpu:.2f} ms of CPU"
             )
     for stages in ways.values():
         await stages.close()

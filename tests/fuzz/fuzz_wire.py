@@ -27,7 +27,15 @@ from tests.fuzz.mutation import mutated
 CORPUS = Path(__file__).parent / "corpus" / "wire"
 MAX_BYTES = 600
 """Of one large message."""
-LIMITS = {"CHUNK_BYTES": 40, "MAX_PARTS": 6, "MAX_OPEN": 3, "_MAX_BODY": 160, "_SCRATCH_BYTES": 32}
+SHARED_BYTES = 1 << 14
+LIMITS = {
+    "WRITTEN_BYTES": 50,
+    "CHUNK_BYTES": 40,
+    "MAX_PARTS": 6,
+    "MAX_OPEN": 3,
+    "_MAX_BODY": 160,
+    "_SCRATCH_BYTES": 32,
+}
 """Lowered so that small inputs reach them."""
 _SIZES = (1, 2, 3, 5, 7, 11, 12, 13, 16, 23, 29, 40, 61, 97, 160, 4096)
 """Bytes that one read brings, at most."""
@@ -80,11 +88,14 @@ class _Receiver:
         events: what was read, as plain values.
         grants: what the peer granted.
         taken: bytes of the large messages that have memory and are not whole.
+        shared: memory that the peer can write to, where parts of every other message go.
     """
 
     def __init__(self) -> None:
         self.events: list[object] = []
-        self.grants: list[tuple[int, tuple[int, ...]]] = []
+        self.shared = memoryview(bytearray(SHARED_BYTES))
+        self._used = 0
+        self.grants: list[tuple[int, tuple[int, ...], dict[int, int]]] = []
         self.messages: list[Any] = []
         self.writer: Any = None
         self._taken: dict[int, int] = {}
@@ -104,10 +115,10 @@ class _Receiver:
                 self._take(event)
         assert len(self._reader._scratch) <= LIMITS["_MAX_BODY"] + 12
 
-    def _granted(self, number: int, present: Sequence[int]) -> None:
-        self.grants.append((number, tuple(present)))
+    def _granted(self, number: int, present: Sequence[int], offsets: Mapping[int, int]) -> None:
+        self.grants.append((number, tuple(present), dict(offsets)))
         if self.writer is not None:
-            self.writer.on_grant(number, present)
+            self.writer.on_grant(number, present, offsets)
 
     def _take(self, event: Any) -> None:
         assert len(self._reader._large) <= LIMITS["MAX_OPEN"]
@@ -132,10 +143,16 @@ class _Receiver:
         present = [index for index in range(1, len(parts)) if offer.names[index] == "here"]
         for index in present:
             parts[index] = _parts().Buffer(bytes(offer.sizes[index]), "here")
+        offsets: dict[int, int] = {}
+        for index, size in enumerate(offer.sizes):
+            if number % 2 and index and index not in present and self._used + size <= SHARED_BYTES:
+                offsets[index] = self._used
+                parts[index] = self.shared[self._used : self._used + size]
+                self._used += size
         self._taken[number] = sum(offer.sizes)
         if self.writer is not None:
-            self.writer.on_grant(number, present)
-        message = self._reader.accept(number, parts, offer.names)
+            self.writer.on_grant(number, present, offsets)
+        message = self._reader.accept(number, parts, offer.names, offsets)
         if message is not None:
             self._whole(message)
 
@@ -187,8 +204,8 @@ def _proven(data: bytes, size: int, *, dials: bool) -> tuple[Any, ...]:
 def _round_trip(data: bytes, read_size: int) -> None:
     """What a `FrameWriter` was given is read as it was, whatever is withdrawn and granted when."""
     parts = _parts()
-    receiver, writer = _Receiver(), parts.wire.FrameWriter()
-    receiver.writer = writer
+    receiver = _Receiver()
+    receiver.writer = writer = parts.wire.FrameWriter(shared=receiver.shared)
     sent: list[tuple[int | None, _Note]] = []
     withdrawn: set[int] = set()
     for at in range(0, len(data), 3):

@@ -108,10 +108,12 @@ async def over_nats(
 
 
 @asynccontextmanager
-async def over_tcp(settings: EngineSettings) -> AsyncIterator[Place]:
+async def connected(settings: EngineSettings, *, neighbours: bool) -> AsyncIterator[Place]:
     engine = EchoEngine(settings, SECRET)
     await engine.start()
-    endpoint = Endpoint(EngineHost(engine), SECRET, identity(), EmbedsCache(0))
+    endpoint = Endpoint(
+        EngineHost(engine), SECRET, identity(), EmbedsCache(0), neighbours=neighbours
+    )
     address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
     connection: Connection[FromWorker] = await dial(
         address, SECRET, FromWorker, ReceiveMemory(1 << 28)
@@ -131,7 +133,7 @@ async def over_tcp(settings: EngineSettings) -> AsyncIterator[Place]:
     await asyncio.sleep(0.05)
 
 
-@pytest.fixture(params=["direct", "local", "nats", "nats-dialling", "tcp"])
+@pytest.fixture(params=["direct", "local", "nats", "nats-dialling", "tcp", "neighbours"])
 async def place(
     request: pytest.FixtureRequest, echo_settings: EngineSettings, nats_server: NatsServer
 ) -> AsyncIterator[Place]:
@@ -140,7 +142,8 @@ async def place(
         "local": local,
         "nats": partial(over_nats, server=nats_server),
         "nats-dialling": partial(over_nats, server=nats_server, dials=True),
-        "tcp": over_tcp,
+        "tcp": partial(connected, neighbours=False),
+        "neighbours": partial(connected, neighbours=True),
     }
     async with ways[request.param](echo_settings) as opened:
         yield opened

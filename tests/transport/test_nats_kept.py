@@ -18,6 +18,7 @@ from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Output, Request, Sampling
 from inlay.router import Router
 from inlay.transport.nats.frontend import NatsPlane
+from inlay.transport.wire import Kind
 from tests.router.sending import send
 from tests.store.frontends import Frontend, Frontends
 from tests.store.making import Clock, target, upload_of
@@ -51,9 +52,11 @@ class Moved:
         return moved
 
     def take(self, take: Callable[[int], list[bytes]], limit: int) -> list[bytes]:
-        """Count what leaves, but for small messages."""
+        """Count what leaves, or is written into the worker's memory, but for small messages."""
         pieces = take(limit)
         num_bytes = sum(len(piece) for piece in pieces if len(piece) > 4096)
+        heads = [piece for piece in pieces if len(piece) == 12 and piece[0] == Kind.WRITTEN]
+        num_bytes += sum(int.from_bytes(head[8:], "little") for head in heads)
         if num_bytes:
             self.num_bytes += num_bytes
             self.then()

@@ -151,7 +151,7 @@ def test_a_large_message_whose_last_chunk_has_left_cannot_be_withdrawn() -> None
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=300))
 def test_garbage_ends_a_connection_and_takes_no_memory(data: bytes) -> None:
-    reader = FrameReader(lambda number, present: None, 1 << 20)
+    reader = FrameReader(lambda number, present, offsets: None, 1 << 20)
     rest = memoryview(data)
     with suppress(ValueError, msgspec.MsgspecError):
         while rest:
@@ -206,9 +206,9 @@ def test_what_a_listener_said_cannot_be_reflected_to_it() -> None:
 
 
 class Ends:
-    """A listener and what dials it."""
+    """A listener and what dials it, over TCP unless as `neighbours`."""
 
-    def __init__(self, limit: int = 1 << 28) -> None:
+    def __init__(self, limit: int = 1 << 28, *, neighbours: bool = False) -> None:
         self.memory = ReceiveMemory(limit)
         self.accepted: asyncio.Queue[Connection[Heard]] = asyncio.Queue()
         self.cache = EmbedsCache(1 << 26)
@@ -221,14 +221,15 @@ class Ends:
             tls=self.identity.context,
             fingerprint=self.identity.fingerprint,
             cache=self.cache,
+            neighbours=neighbours,
         )
         self.port = 0
         self.opened: list[Connection[Any]] = []
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, limit: int = 1 << 28) -> "AsyncIterator[Ends]":
-        ends = cls(limit)
+    async def open(cls, limit: int = 1 << 28, *, neighbours: bool = False) -> "AsyncIterator[Ends]":
+        ends = cls(limit, neighbours=neighbours)
         ends.port = await ends.listener.listen("127.0.0.1", 0)
         try:
             yield ends

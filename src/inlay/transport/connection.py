@@ -1,4 +1,4 @@
-"""One connection between two processes: messages in and out over TCP or a Unix socket.
+"""One connection between two processes: messages in and out over TCP, or between neighbours.
 
 It offers what `inlay.transport.local.channel.Channel` offers, so that both ends of a plane are the
 same code. Sending never blocks; a peer that does not read is cut off when too much waits for it.
@@ -7,7 +7,7 @@ same code. Sending never blocks; a peer that does not read is cut off when too m
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -18,6 +18,7 @@ from inlay.prompt import Buffer
 from inlay.transport import frames
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
+from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.wire import (
     OWN_NAME,
@@ -52,6 +53,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         memory: for large messages.
         cache: of named buffers; those that are here are not sent again.
         check: looks at the transport first; what it raises ends the connection.
+        shared: memory that both ends share, where they are neighbours.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         memory: ReceiveMemory,
         cache: EmbedsCache | None = None,
         check: Callable[[asyncio.BaseTransport], None] = lambda transport: None,
+        shared: SharedMemory = NOTHING_SHARED,
     ) -> None:
         self._check = check
         self._handshake: Handshake | None = handshake
@@ -72,7 +75,8 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         self._arriving: dict[int, tuple[Sequence[str], frozenset[int]]] = {}
         """Names of the parts of each large message on its way in, and the parts that were here."""
         self._deferred: deque[tuple[int, Offer]] = deque()
-        self._writer = FrameWriter()
+        self._shared = shared
+        self._writer = FrameWriter(shared=shared.theirs)
         self._reader = FrameReader(self._granted, memory.limit)
         self._withdraw: dict[int, Callable[[], None]] = {}
         self._transport: asyncio.Transport | None = None
@@ -143,7 +147,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def close(self) -> None:
         """Close the connection. What was sent still leaves, but for large messages."""
-        if self._transport is not None and not self._closing:
+        if self._transport is not None and not self._closing and self._ended is None:
             self._closing = True
             self._transport.writelines(self._writer.take_small(MAX_QUEUED_BYTES))
             self._transport.close()
@@ -277,22 +281,32 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         }
         sizes = [0 if part in present else size for part, size in enumerate(offer.sizes)]
         self._arriving[number] = names, frozenset(present)
+        ours = self._shared.ours
+
+        def allocate(part: int, num_bytes: int) -> memoryview | None:
+            # Not the header, which must not change while it is decoded, nor what a cache keeps.
+            lasting = bool(names[part]) and not names[part].startswith(OWN_NAME)
+            return None if ours is None or not part or lasting else ours.reserve(num_bytes)
 
         def granted(places: list[memoryview]) -> None:
             self._withdraw.pop(number, None)
             parts = [present.get(part, place) for part, place in enumerate(places)]
-            self._writer.grant(number, tuple(present))
+            offsets: dict[int, int] = {}
+            for part, place in enumerate(places):
+                if ours is not None and (offset := ours.offset(place)) is not None:
+                    offsets[part] = offset
+            self._writer.grant(number, tuple(present), offsets)
             self._flush_soon()
-            message = self._reader.accept(number, parts, names)
+            message = self._reader.accept(number, parts, names, offsets)
             if message is not None:
                 self._take(message)
 
-        withdraw = self._memory.request(sizes, granted)
+        withdraw = self._memory.request(sizes, granted, allocate)
         if number in self._reader.waiting:
             self._withdraw[number] = withdraw
 
-    def _granted(self, number: int, present: Sequence[int]) -> None:
-        self._writer.on_grant(number, present)
+    def _granted(self, number: int, present: Sequence[int], offsets: Mapping[int, int]) -> None:
+        self._writer.on_grant(number, present, offsets)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -316,6 +330,10 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             else:
                 transport.writelines(pieces)
             if self._writer.idle:
+                return
+            if self._shared.theirs:
+                # What is written to memory never fills a socket: others have their turn now.
+                self._flush_soon()
                 return
 
     def _schedule_tick(self) -> None:
@@ -351,6 +369,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         # Connections are in cycles of references: the memory must not wait for a collection.
         self._reader.clear()
         self._writer.clear()
+        self._shared = NOTHING_SHARED
         self._arriving.clear()
         self._deferred.clear()
         if not self.ready.done():

@@ -36,10 +36,17 @@ class Endpoint:
         secret: of the namespace.
         identity: of the TLS server.
         cache: of stored prompts; `cache.max_bytes` of memory is added for it.
+        neighbours: whether those of this machine may use shared memory.
     """
 
     def __init__(
-        self, handler: RequestHandler, secret: Secret, identity: Identity, cache: EmbedsCache
+        self,
+        handler: RequestHandler,
+        secret: Secret,
+        identity: Identity,
+        cache: EmbedsCache,
+        *,
+        neighbours: bool = True,
     ) -> None:
         self._handler = handler
         self._secret = secret
@@ -57,6 +64,7 @@ class Endpoint:
             tls=identity.context,
             fingerprint=identity.fingerprint,
             cache=cache,
+            neighbours=neighbours,
         )
 
     async def open(self, host: str, bind: str, port: int) -> Address:

@@ -1,9 +1,15 @@
-"""Listening for connections and dialling them: TCP with TLS."""
+"""Listening for connections and dialling them: TCP with TLS, and beside it for neighbours.
+
+Neighbours, processes of one user on one machine, find each other by
+`inlay.transport.local.neighbours`; all others, and those whom anything hinders, use TCP.
+"""
 
 import asyncio
 import hashlib
+import logging
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from inlay.card import Address
@@ -12,11 +18,16 @@ from inlay.errors import OverloadedError
 from inlay.transport.connection import HANDSHAKE_SECONDS, Connection
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
+from inlay.transport.local import neighbours
+from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _BACKLOG = 1024
+_ACCEPT_AGAIN_SECONDS = 1.0
 MAX_UNPROVEN = 64
 """Connections at a time whose other end has not proved itself; more are closed at once."""
 
@@ -32,6 +43,8 @@ class Listener:
         tls: the server's context, as `inlay.transport.tls` makes one; None for tests.
         fingerprint: SHA-256 of its certificate; empty without TLS.
         cache: of named buffers; those that are here are not sent again.
+        neighbours: whether it listens for them too; with TLS alone, as the fingerprint is a part
+            of the name by which it is found.
     """
 
     def __init__(
@@ -44,6 +57,7 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         fingerprint: bytes = b"",
         cache: EmbedsCache | None = None,
+        neighbours: bool = True,
     ) -> None:
         self._secret = secret
         self._hears = hears
@@ -54,6 +68,8 @@ class Listener:
         self._cache = cache
         self._unproven: set[Connection[Any]] = set()
         self._server: asyncio.Server | None = None
+        self._neighbours = neighbours and bool(fingerprint)
+        self._greeting: set[asyncio.Task[None]] = set()
 
     async def listen(self, host: str, port: int) -> int:
         """Listen on a TCP port, any free one for 0; the port. Raises `OSError`."""
@@ -65,9 +81,47 @@ class Listener:
             backlog=_BACKLOG,
             ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
         )
-        return int(self._server.sockets[0].getsockname()[1])
+        port = int(self._server.sockets[0].getsockname()[1])
+        try:
+            near = neighbours.listening(port, self._fingerprint) if self._neighbours else None
+        except OSError as error:
+            log.warning("neighbours will use TCP: %s", error)
+        else:
+            if near is not None:
+                self._greet(self._accept_neighbours(near))
+        return port
 
-    def _accept(self) -> Connection[Any]:
+    def _greet(self, doing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(doing)
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    async def _accept_neighbours(self, listening: socket.socket) -> None:
+        with listening:
+            while True:
+                try:
+                    near, _ = await asyncio.get_running_loop().sock_accept(listening)
+                except OSError as error:
+                    log.warning("no neighbour is accepted: %s", error)
+                    await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
+                    continue
+                if len(self._greeting) + len(self._unproven) > MAX_UNPROVEN:
+                    near.close()
+                else:
+                    self._greet(self._accept_neighbour(near))
+
+    async def _accept_neighbour(self, near: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                shared = await neighbours.greeted(near, self._memory)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._accept(shared), near
+            )
+        except (OSError, ValueError) as error:
+            log.warning("a neighbour is refused: %s", error)
+            near.close()
+
+    def _accept(self, shared: SharedMemory = NOTHING_SHARED) -> Connection[Any]:
         handshake = Handshake(self._secret, self._fingerprint, dials=False)
         connection: Connection[Any] = Connection(
             handshake,
@@ -75,6 +129,7 @@ class Listener:
             self._memory,
             self._cache,
             check=lambda transport: self._admit(connection),
+            shared=shared,
         )
         connection.ready.add_done_callback(lambda _: self._settled(connection))
         return connection
@@ -94,6 +149,8 @@ class Listener:
         """Stop listening, and cut those that have not proved themselves; accepted ones stay."""
         if self._server is not None:
             self._server.close()
+        for task in self._greeting:
+            task.cancel()
         for connection in tuple(self._unproven):
             connection.abort()
 
@@ -117,6 +174,23 @@ async def dial(
     Raises:
         OverloadedError: nobody answers there, or it is not who it should be.
     """
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            found = await _dial_neighbour(address, secret, hears, memory, cache)
+            return found or await _dial_tcp(address, secret, hears, memory, cache)
+    except (OSError, HandshakeError, ValueError) as error:
+        raise OverloadedError(
+            f"no connection to {address.host}:{address.port}: {error}", retry_after=1
+        ) from error
+
+
+async def _dial_tcp(
+    address: Address,
+    secret: Secret,
+    hears: Any,
+    memory: ReceiveMemory,
+    cache: EmbedsCache | None,
+) -> "Connection[Any]":
     fingerprint = address.fingerprint
 
     def check(transport: asyncio.BaseTransport) -> None:
@@ -127,21 +201,48 @@ async def dial(
 
     handshake = Handshake(secret, fingerprint, dials=True)
     connection: Connection[Any] = Connection(handshake, hears, memory, cache, check=check)
+    opening = asyncio.get_running_loop().create_connection(
+        lambda: connection,
+        address.host,
+        address.port,
+        ssl=_pinned() if fingerprint else None,
+        server_hostname="inlay" if fingerprint else None,
+    )
+    return await _proved(connection, opening)
+
+
+async def _dial_neighbour(
+    address: Address,
+    secret: Secret,
+    hears: Any,
+    memory: ReceiveMemory,
+    cache: EmbedsCache | None,
+) -> "Connection[Any] | None":
+    """Open a connection to a listener of this machine; None where none is found or it refuses."""
     try:
-        async with asyncio.timeout(HANDSHAKE_SECONDS):
-            await asyncio.get_running_loop().create_connection(
-                lambda: connection,
-                address.host,
-                address.port,
-                ssl=_pinned() if fingerprint else None,
-                server_hostname="inlay" if fingerprint else None,
-            )
-            await asyncio.shield(connection.ready)
+        found = neighbours.dialled(address, memory) if address.fingerprint else None
+        if found is None:
+            return None
+        near, shared = found
+        handshake = Handshake(secret, address.fingerprint, dials=True)
+        connection: Connection[Any] = Connection(handshake, hears, memory, cache, shared=shared)
+        opening = asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=near)
+        return await _proved(connection, opening)
     except (OSError, HandshakeError, ValueError) as error:
+        log.info("%s:%d is dialled over TCP: %s", address.host, address.port, error)
+        return None
+
+
+async def _proved(
+    connection: "Connection[Any]", opening: Coroutine[Any, Any, object]
+) -> "Connection[Any]":
+    """Wait until a connection is open, and both ends have proved themselves; else cut it."""
+    try:
+        await opening
+        await asyncio.shield(connection.ready)
+    except BaseException:
         connection.abort()
-        raise OverloadedError(
-            f"no connection to {address.host}:{address.port}: {error}", retry_after=1
-        ) from error
+        raise
     return connection
 
 

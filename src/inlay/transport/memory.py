@@ -5,8 +5,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 import numpy as np
+
+from inlay.transport.local.arena import Arena
+
+_Granted: TypeAlias = Callable[[list[memoryview]], None]
+_Allocate: TypeAlias = Callable[[int, int], memoryview | None]
+
+
+def _allocate_none(part: int, num_bytes: int) -> None:
+    return None
 
 
 class ReceiveMemory:
@@ -16,22 +26,33 @@ class ReceiveMemory:
 
     Args:
         limit: bytes that may be in use at a time, those of messages that are still read included.
-        allocate: gives memory shared with another process, or None where that has no room.
     """
 
-    def __init__(
-        self, limit: int, allocate: Callable[[int], memoryview | None] = lambda num_bytes: None
-    ) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._allocate = allocate
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Sequence[int], Callable[[list[memoryview]], None]]] = deque()
+        self._waiting: deque[tuple[Sequence[int], _Granted, _Allocate]] = deque()
+        self._arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+
+    def may_share(self, num_bytes: int) -> bool:
+        """Return True if another arena of this size may be added: half of the limit is for them."""
+        return sum(arena.size for arena in self._arenas) + num_bytes <= self.limit // 2
+
+    def add(self, arena: Arena) -> None:
+        """Count an arena that messages are received into, for as long as it lives."""
+        self._arenas.add(arena)
 
     def request(
-        self, sizes: Sequence[int], granted: Callable[[list[memoryview]], None]
+        self, sizes: Sequence[int], granted: _Granted, allocate: _Allocate = _allocate_none
     ) -> Callable[[], None]:
         """Have `granted` called, now or later, with memory of these sizes.
+
+        Args:
+            sizes: in bytes, of the parts of a message.
+            granted: takes memory for each.
+            allocate: gives memory shared with another process for a part, by its number and size,
+                or None where that has no room.
 
         Returns what withdraws the request.
 
@@ -40,7 +61,7 @@ class ReceiveMemory:
         """
         if sum(sizes) > self.limit:
             raise ValueError(f"a message of {sum(sizes)} bytes; at most {self.limit} are taken")
-        request = (sizes, granted)
+        request = (sizes, granted, allocate)
         self._waiting.append(request)
         self._grant_waiting()
 
@@ -53,11 +74,11 @@ class ReceiveMemory:
 
     def _grant_waiting(self) -> None:
         while self._waiting and self.used + sum(self._waiting[0][0]) <= self.limit:
-            sizes, granted = self._waiting.popleft()
-            granted([self._take(size) for size in sizes])
+            sizes, granted, allocate = self._waiting.popleft()
+            granted([self._take(part, size, allocate) for part, size in enumerate(sizes)])
 
-    def _take(self, size: int) -> memoryview:
-        view = self._allocate(size) if size else None
+    def _take(self, part: int, size: int, allocate: _Allocate) -> memoryview:
+        view = allocate(part, size) if size else None
         if view is None:
             view = np.empty(size, np.uint8).data
         self.used += size

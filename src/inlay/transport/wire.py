@@ -6,14 +6,16 @@ A frame is a head (kind, number, length; little endian) and its body. A message 
 and the raw buffers it names (`inlay.transport.frames`). Up to `CHUNK_BYTES` it is one frame. A
 larger one is offered first: the receiver grants it when it has memory, names the buffers that it
 already has, and then gets the others in chunks. So one large message delays a small one by at most
-a chunk.
+a chunk. Where the sender can write to the receiver's memory (`inlay.transport.local.neighbours`),
+the grant says where the parts belong, and instead of a chunk comes word that it is written there.
 """
 
 import secrets
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 from weakref import ref
 
@@ -21,9 +23,12 @@ import msgspec
 
 from inlay.prompt import Buffer
 from inlay.transport import frames
+from inlay.transport.parts import Incoming, Outgoing
 
 CHUNK_BYTES = 128 * 1024
 """Bytes of a chunk, and of the largest message that is sent in one frame."""
+WRITTEN_BYTES = 1 << 20
+"""Bytes that are written into the other end's memory at a time."""
 MAX_PARTS = 8192
 """Buffers of a message, at most."""
 MAX_MESSAGE_BYTES = 1 << 30
@@ -49,6 +54,8 @@ class Kind(IntEnum):
     CHUNK = 4
     ABANDON = 5
     PING = 6
+    PLACES = 7
+    WRITTEN = 8
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +63,18 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
     sizes: tuple[int, ...]
     names: tuple[str, ...]
+
+
+class Places(msgspec.Struct, frozen=True, array_like=True):
+    """A grant by an end whose memory the other can write to.
+
+    Attributes:
+        present: numbers of the parts that are there already.
+        offsets: in that memory, by number of a part: it is written there, and not sent.
+    """
+
+    present: tuple[int, ...]
+    offsets: dict[int, int]
 
 
 class Message(NamedTuple):
@@ -81,38 +100,17 @@ class Withdrawn(NamedTuple):
 
 Event: TypeAlias = Message | Offered | Withdrawn
 Piece: TypeAlias = "bytes | memoryview"
+OnGrant: TypeAlias = Callable[[int, Sequence[int], Mapping[int, int]], None]
+
+NO_MEMORY = memoryview(b"")
+_NO_OFFSETS: Mapping[int, int] = MappingProxyType({})
 
 _encode_offer = msgspec.msgpack.Encoder().encode
 _decode_offer = msgspec.msgpack.Decoder(Offer).decode
 _encode_present = msgspec.msgpack.Encoder().encode
 _decode_present = msgspec.msgpack.Decoder(tuple[int, ...]).decode
-
-
-class _Outgoing:
-    """A large message on its way out."""
-
-    __slots__ = ("granted", "index", "parts", "position")
-
-    def __init__(self, parts: list[memoryview]) -> None:
-        self.parts = parts
-        self.granted = False
-        self.index = 0
-        self.position = 0
-
-    def next_chunk(self) -> memoryview:
-        """Return the next bytes, at most `CHUNK_BYTES` of one part; none at the end."""
-        if self.at_end():
-            return memoryview(b"")
-        chunk = self.parts[self.index][self.position : self.position + CHUNK_BYTES]
-        self.position += len(chunk)
-        return chunk
-
-    def at_end(self) -> bool:
-        """Return True once all of it has left."""
-        while self.index < len(self.parts) and self.position >= len(self.parts[self.index]):
-            self.index += 1
-            self.position = 0
-        return self.index == len(self.parts)
+_encode_places = msgspec.msgpack.Encoder().encode
+_decode_places = msgspec.msgpack.Decoder(Places).decode
 
 
 class _Names:
@@ -141,13 +139,15 @@ class FrameWriter:
 
     Args:
         max_bytes: bytes of one message, at most.
+        shared: memory of the other end that this one can write to; empty where there is none.
     """
 
-    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES, shared: memoryview = NO_MEMORY) -> None:
         self._max_bytes = max_bytes
+        self._shared = shared
         self._names = _Names()
         self._small: deque[bytes] = deque()
-        self._large: OrderedDict[int, _Outgoing] = OrderedDict()
+        self._large: OrderedDict[int, Outgoing] = OrderedDict()
         self._held: OrderedDict[int, bytes] = OrderedDict()
         """Offers that wait until fewer than `MAX_OPEN` are open."""
         self._next_number = 0
@@ -183,14 +183,26 @@ class FrameWriter:
             return None
         number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
         offer = Offer((len(header), *map(len, buffers)), ("", *map(self._names.of, buffers)))
-        self._large[number] = _Outgoing([memoryview(header), *(each.view for each in buffers)])
+        self._large[number] = Outgoing([memoryview(header), *(each.view for each in buffers)])
         self._held[number] = _encode_offer(offer)
         self._offer_held()
         return number
 
-    def grant(self, number: int, present: Sequence[int]) -> None:
-        """Let the peer send the large message that it offered, but for the parts in `present`."""
-        self._frame(Kind.GRANT, number, _encode_present(tuple(present)))
+    def grant(
+        self, number: int, present: Sequence[int], offsets: Mapping[int, int] = _NO_OFFSETS
+    ) -> None:
+        """Let the peer send the large message that it offered.
+
+        Args:
+            number: of the offer.
+            present: parts that it need not send.
+            offsets: in this end's memory, of the parts that it is to write there.
+        """
+        if offsets:
+            places = Places(tuple(present), dict(offsets))
+            self._frame(Kind.PLACES, number, _encode_places(places))
+        else:
+            self._frame(Kind.GRANT, number, _encode_present(tuple(present)))
 
     def ping(self) -> None:
         """Queue a sign of life."""
@@ -205,15 +217,25 @@ class FrameWriter:
         self._offer_held()
         return True
 
-    def on_grant(self, number: int, present: Sequence[int]) -> None:
-        """Take the peer's word that it has memory for a large message."""
+    def on_grant(
+        self, number: int, present: Sequence[int], offsets: Mapping[int, int] = _NO_OFFSETS
+    ) -> None:
+        """Take the peer's word that it has memory for a large message. Raises `ValueError`."""
         outgoing = self._large.get(number)
         if outgoing is None:
             return
-        for part in present:
+        for part in (*present, *offsets):
             if not 0 < part < len(outgoing.parts):
                 raise ValueError(f"a grant names part {part} of {len(outgoing.parts)}")
+        for part in present:
             outgoing.parts[part] = memoryview(b"")
+        for part, offset in offsets.items():
+            stop = offset + len(outgoing.parts[part])
+            if not 0 <= offset <= stop <= len(self._shared):
+                raise ValueError(
+                    f"bytes {offset} to {stop} are beyond a memory of {len(self._shared)}"
+                )
+            outgoing.places[part] = self._shared[offset:stop]
         outgoing.granted = True
 
     def clear(self) -> None:
@@ -221,6 +243,7 @@ class FrameWriter:
         self._small.clear()
         self._large.clear()
         self._held.clear()
+        self._shared = NO_MEMORY
         self.queued_bytes = 0
 
     @property
@@ -250,8 +273,10 @@ class FrameWriter:
         # At least one chunk each time: many small messages must not hold up a large one for ever.
         for number in [n for n, each in self._large.items() if each.granted]:
             outgoing = self._large[number]
-            chunk = outgoing.next_chunk()
-            if chunk:
+            if written := outgoing.write(WRITTEN_BYTES):
+                pieces.append(_head.pack(Kind.WRITTEN, number, written))
+                size += written
+            elif chunk := outgoing.next_chunk(CHUNK_BYTES):
                 pieces += (_head.pack(Kind.CHUNK, number, len(chunk)), chunk)
                 size += len(chunk)
             if outgoing.at_end():
@@ -277,72 +302,30 @@ class FrameWriter:
         self.queued_bytes += len(frame)
 
 
-class _Incoming:
-    """A large message on its way in: where its parts go, and how far they have come."""
-
-    __slots__ = ("index", "names", "number", "parts", "position")
-
-    def __init__(self, number: int, parts: list[Buffer | memoryview], names: Sequence[str]) -> None:
-        self.number = number
-        self.parts = parts
-        self.names = names
-        self.index = 0
-        self.position = 0
-        self._skip()
-
-    def _skip(self) -> None:
-        while self.index < len(self.parts):
-            part = self.parts[self.index]
-            if isinstance(part, memoryview) and self.position < len(part):
-                return
-            self.index += 1
-            self.position = 0
-
-    def place(self, length: int) -> memoryview:
-        """Return where the next `length` bytes belong. Raises `ValueError` beyond a part."""
-        if self.index == len(self.parts):
-            raise ValueError("a chunk came after the end of its message")
-        part = self.parts[self.index]
-        if isinstance(part, Buffer):
-            raise TypeError("a part that is here is not received")
-        if self.position + length > len(part):
-            raise ValueError(f"a chunk of {length} bytes where {len(part) - self.position} are due")
-        return part[self.position : self.position + length]
-
-    def advance(self, length: int) -> bool:
-        """Note that `length` bytes have come; whether the message is whole."""
-        self.position += length
-        self._skip()
-        return self.index == len(self.parts)
-
-    def message(self) -> Message:
-        buffers = [
-            part if isinstance(part, Buffer) else Buffer(part, name)
-            for part, name in zip(self.parts, self.names, strict=True)
-        ]
-        return Message(buffers[0].view, buffers[1:], self.number)
-
-
 class FrameReader:
     """Incoming frames of one connection: memory to read into, and the events of what was read.
 
     Args:
-        on_grant: takes the number and present parts of a grant; it is the writer's business.
+        on_grant: takes what a grant says, as `FrameWriter.on_grant`.
         max_bytes: bytes of one large message, at most.
     """
 
-    def __init__(self, on_grant: Callable[[int, Sequence[int]], None], max_bytes: int) -> None:
+    def __init__(self, on_grant: OnGrant, max_bytes: int) -> None:
         self._on_grant = on_grant
         self._max_bytes = max_bytes
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._filled = 0
-        self._large: dict[int, _Incoming | None] = {}
+        self._large: dict[int, Incoming | None] = {}
         self._number = 0
         self._left = 0
         """The message of the chunk that is being read, and the bytes of the chunk still to come."""
 
     def accept(
-        self, number: int, parts: list[Buffer | memoryview], names: Sequence[str]
+        self,
+        number: int,
+        parts: list[Buffer | memoryview],
+        names: Sequence[str],
+        shared: Container[int] = (),
     ) -> Message | None:
         """Say where an offered message goes: memory for each part, or the buffer that is here.
 
@@ -350,14 +333,15 @@ class FrameReader:
             number: of the offer.
             parts: writable memory of each part's size, or the part itself; the header first.
             names: of the parts; empty for those without one.
+            shared: numbers of the parts that the other end writes itself.
 
         Returns:
             The message, where nothing of it is still to come.
         """
-        incoming = _Incoming(number, parts, names)
+        incoming = Incoming(parts, names, shared)
         if incoming.index == len(parts):
             del self._large[number]
-            return incoming.message()
+            return _whole(number, incoming)
         self._large[number] = incoming
         return None
 
@@ -404,6 +388,10 @@ class FrameReader:
                 if place is not None:
                     place[:came] = view[body:start]
                     yield from self._chunk_read(number, came)
+            elif code == Kind.WRITTEN:
+                start = body
+                if self._place(number, length, written=True) is not None:
+                    yield from self._chunk_read(number, length)
             elif length > _MAX_BODY:
                 raise ValueError(f"a frame of {length} bytes; at most {_MAX_BODY} are taken")
             elif came < length:
@@ -426,19 +414,21 @@ class FrameReader:
             self._scratch = bytearray(needed)
         self._scratch[: len(rest)] = rest
 
-    def _place(self, number: int, length: int) -> memoryview | None:
+    def _place(self, number: int, length: int, *, written: bool = False) -> memoryview | None:
         if number not in self._large:
             return None
         incoming = self._large[number]
         if incoming is None:
             raise ValueError("a chunk came before its message was granted")
+        if written and incoming.index not in incoming.shared:
+            raise ValueError("bytes are said to be written where they are to be sent")
         return incoming.place(length)
 
     def _chunk_read(self, number: int, count: int) -> Iterator[Event]:
         incoming = self._large.get(number)
         if incoming is not None and incoming.advance(count):
             del self._large[number]
-            yield incoming.message()
+            yield _whole(number, incoming)
 
     def _event(self, code: int, number: int, body: bytes) -> Event | None:
         match code:
@@ -447,7 +437,10 @@ class FrameReader:
             case Kind.OFFER:
                 return self._offered(number, body)
             case Kind.GRANT:
-                self._on_grant(number, _decode_present(body))
+                self._on_grant(number, _decode_present(body), _NO_OFFSETS)
+            case Kind.PLACES:
+                places = _decode_places(body)
+                self._on_grant(number, places.present, places.offsets)
             case Kind.ABANDON:
                 if self._large.pop(number, self) is not self:
                     return Withdrawn(number)
@@ -472,6 +465,11 @@ class FrameReader:
             raise ValueError(f"{len(self._large)} large messages at a time; at most {MAX_OPEN}")
         self._large[number] = None
         return Offered(number, offer)
+
+
+def _whole(number: int, incoming: Incoming) -> Message:
+    header, *buffers = incoming.buffers()
+    return Message(header.view, buffers, number)
 
 
 def _message(body: bytes) -> Message:

@@ -1,6 +1,6 @@
 """A process that has computed a prompt and gives its pages: `python -m` this, with a model's path.
 
-It prints its address (host, port, fingerprint) and its output as JSON, then serves until it ends.
+With "tcp" behind it, the process gives neighbours no shared memory. It prints its address (host, port, fingerprint) and its output as JSON, then serves until it ends.
 """
 
 import asyncio
@@ -28,11 +28,13 @@ class Ready(msgspec.Struct):
     output: list[int]
 
 
-async def _serve(directory: Path) -> None:
+async def _serve(directory: Path, *, neighbours: bool) -> None:
     async with started(settings(directory)) as (engine,):
         output, _ = await answers(engine, make_request("truth", PROMPT))
         identity = load_identity(make_certificate())
-        endpoint = Endpoint(EngineHost(engine), SECRET, identity, EmbedsCache(0))
+        endpoint = Endpoint(
+            EngineHost(engine), SECRET, identity, EmbedsCache(0), neighbours=neighbours
+        )
         address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
         sys.stdout.buffer.write(msgspec.json.encode(Ready(address, output)) + b"\n")
         sys.stdout.flush()
@@ -40,4 +42,4 @@ async def _serve(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1])))
+    asyncio.run(_serve(Path(sys.argv[1]), neighbours=sys.argv[2:] != ["tcp"]))

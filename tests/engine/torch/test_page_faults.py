@@ -58,10 +58,12 @@ class Struck:
 
 
 @asynccontextmanager
-async def giver(directory: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Ready]]:
+async def giver(
+    directory: str, way: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Ready]]:
     module = "tests.engine.torch.page_giver"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, directory, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", module, directory, way, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -73,13 +75,17 @@ async def giver(directory: str) -> AsyncIterator[tuple[asyncio.subprocess.Proces
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["neighbours", "tcp"])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 async def test_a_giver_that_ends_or_hangs_in_the_middle_changes_no_output(
-    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    signum: signal.Signals, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_page_at_a_time(monkeypatch)
     directory, peers = tiny("llama"), PeerConnections(SECRET)
-    async with started(settings(directory)) as (asking,), giver(str(directory)) as (process, ready):
+    async with (
+        started(settings(directory)) as (asking,),
+        giver(str(directory), way) as (process, ready),
+    ):
         assert asking._exchange is not None
         asking._exchange.price = Patient()
         struck = Struck(peers, process.pid, signum)

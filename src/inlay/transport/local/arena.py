@@ -50,11 +50,12 @@ class _Placement:
 class Arena:
     """A fixed stretch of shared memory and the free parts of it.
 
-    Only the end that created it places and frees. A buffer nobody holds any more stays where it is
-    for as long as the `Buffer` itself lives and the room is not needed: a prompt that is sent
-    again, such as a stored one, is not copied again. The memory is anonymous: it is gone when both
-    ends are, however they end. Pages are taken from the system when first written and stay with the
-    arena, so a repeated large prompt does not pay for page faults again.
+    Only one end places and frees, the one that created it unless said otherwise. A buffer nobody
+    holds any more stays where it is for as long as the `Buffer` itself lives and the room is not
+    needed: a prompt that is sent again, such as a stored one, is not copied again. The memory is
+    anonymous: it is gone when both ends are, however they end. Pages are taken from the system when
+    first written and stay with the arena, so a repeated large prompt does not pay for page faults
+    again.
 
     Attributes:
         size: bytes in all.
@@ -62,13 +63,20 @@ class Arena:
         fd: file descriptor for the other process to inherit.
     """
 
-    def __init__(self, size: int, fd: int | None = None) -> None:
-        """Create an arena of `size` bytes, or with `fd` map the one another process created."""
+    def __init__(self, size: int, fd: int | None = None, *, places: bool | None = None) -> None:
+        """Create an arena of `size` bytes, or with `fd` map one that is there.
+
+        Args:
+            size: bytes in all.
+            fd: descriptor of its memory, which another process may have created.
+            places: this end places and frees; None: if it creates it.
+        """
         self.size = size
-        created = fd is None
+        if places is None:
+            places = fd is None
         self.fd = anonymous_file(size) if fd is None else fd
         self._map = mmap.mmap(
-            self.fd, size, access=mmap.ACCESS_WRITE if created else mmap.ACCESS_READ
+            self.fd, size, access=mmap.ACCESS_WRITE if places else mmap.ACCESS_READ
         )
         self._view = memoryview(self._map)
         self._free: list[tuple[int, int]] = [(0, size)]
@@ -118,6 +126,11 @@ class Arena:
         self.reserved_bytes += length
         self._register(array, id(array), offset, length).written_in_place = True
         return array.data
+
+    def offset(self, reserved: memoryview) -> int | None:
+        """Return where memory begins that `reserve` gave; None of any other."""
+        known = self._known(reserved.obj)
+        return None if known is None else known.offset
 
     def _register(self, owner: _Owner, key: int, offset: int, length: int) -> _Placement:
         # The callback only notes the offset: it may run anywhere, also in the middle of this
