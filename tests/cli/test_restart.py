@@ -127,3 +127,28 @@ def _worker_process(server: Served, deadline: float, other_than: int = 0) -> psu
                     return child
         time.sleep(0.005)
     raise TimeoutError
+
+
+def ranks_of(worker: psutil.Process) -> list[psutil.Process]:
+    """The processes of a model's ranks but the first."""
+    return [each for each in worker.children() if "--multiprocessing-fork" in each.cmdline()]
+
+
+def test_a_rank_that_is_killed_is_started_again_with_its_worker(served: Served) -> None:
+    expected = complete(served.url).json()["choices"]
+    words = ("--served-model-name", "tiny", "--tensor-parallel-size", 2)
+    with serving(tiny("llama"), *words) as divided:
+        assert complete(divided.url).json()["choices"] == expected
+        worker = worker_of(divided)
+        (rank,) = ranks_of(worker)
+        rank.kill()
+        deadline = time.monotonic() + PATIENCE
+        while (answer := complete(divided.url)).status_code != 200:
+            assert time.monotonic() < deadline
+        assert answer.json()["choices"] == expected
+        again = worker_of(divided)
+        assert again.pid != worker.pid
+        (following,) = ranks_of(again)
+        assert following.pid != rank.pid
+    _, alive = psutil.wait_procs([again, following], PATIENCE)
+    assert not alive

@@ -195,12 +195,12 @@ def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
     ("words", "said"),
     [
         (
-            ("m", "--tensor-parallel-size", "2"),
-            "is not supported by the torch engine; with vLLM: --engine vllm -- --tensor-parallel-size 2",
+            ("m", "--pipeline-parallel-size", "2"),
+            "is not supported by the torch engine; with vLLM: --engine vllm -- --pipeline-parallel-size 2",
         ),
         (
-            ("-tp=2", "m", "--no_enable_eplb", "--kv-cache-dtype", "fp8 x"),
-            "-tp, --no_enable_eplb and --kv-cache-dtype are not supported by the torch engine; with vLLM: --engine vllm -- --tensor-parallel-size 2 --no-enable-eplb --kv-cache-dtype 'fp8 x'",
+            ("-pp=2", "m", "--no_enable_eplb", "--kv-cache-dtype", "fp8 x"),
+            "-pp, --no_enable_eplb and --kv-cache-dtype are not supported by the torch engine; with vLLM: --engine vllm -- --pipeline-parallel-size 2 --no-enable-eplb --kv-cache-dtype 'fp8 x'",
         ),
         (
             ("m", "--engine", "vllm", "--trust-remote-code"),
@@ -209,6 +209,7 @@ def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
         (("--quantization",), "--engine vllm -- --quantization VALUE"),
         (("m", "-O3"), "-O3 is not supported by the torch engine; with vLLM: --engine vllm -- --optimization-level 3"),
         (("m", "-dp", "2"), "-dp is written --data-parallel-size"),
+        (("m", "-tp", "2"), "-tp is written --tensor-parallel-size"),
         (("m", "--uds", "/run/x"), "--uds is an option of vLLM: listen on 127.0.0.1"),
         (("m", "--no-enable-chunked-prefill"), "leave it out"),
         (("m", "--disable-log-requests"), "earlier versions of vLLM: write --no-log-requests"),
@@ -234,7 +235,7 @@ def test_no_option_of_ours_is_listed_among_vllms_alone() -> None:
 def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) -> None:
     message = refusal(
         "m",
-        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
         "2",
         "--max-num-seq",
         "1",
@@ -245,7 +246,7 @@ def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) ->
         "x",
     )
     for name in (
-        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
         "--max-num-seq, did you mean --max-num-seqs?",
         "--zzz",
         "--seed",
@@ -256,10 +257,10 @@ def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) ->
     assert "INLAY_ZZZ" in message
     assert "INLAY_YYY" in message
     config = tmp_path / "serve.yaml"
-    config.write_text("zzz: 1\ntensor-parallel-size: 2\n")
+    config.write_text("zzz: 1\npipeline-parallel-size: 2\n")
     message = refusal("m", "--config", str(config))
     assert "unknown key zzz" in message
-    assert "--tensor-parallel-size" in message
+    assert "--pipeline-parallel-size" in message
 
 
 def test_every_wrong_value_is_named_at_once() -> None:

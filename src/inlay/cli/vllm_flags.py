@@ -69,8 +69,8 @@ ENGINE_VALUES = frozenset(
     replayssm-buffer-len safetensors-load-strategy safetensors-prefetch-block-size
     safetensors-prefetch-num-threads scheduler-cls show-hidden-metrics-for-version
     sleep-preserve-parameter-names sparse-indexer-topk-backend spec-method spec-model spec-tokens
-    stream-interval structured-outputs-config tensor-parallel-size
-    tokenizer tokenizer-mode tokenizer-revision ubatch-size video-pruning-method
+    stream-interval structured-outputs-config tokenizer tokenizer-mode tokenizer-revision
+    ubatch-size video-pruning-method
     video-pruning-rate watermark watermark-config weight-transfer-config worker-cls
     """.split()  # noqa: SIM905 (as a list, a line for each)
 )

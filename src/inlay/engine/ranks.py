@@ -144,7 +144,7 @@ def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]
         return [Rank(engine)]
     changes: dict[str, int] = {}
     if engine.engine != "vllm" and engine.num_threads is None:
-        changes["num_threads"] = max(1, threads.count(None) // size)
+        changes["num_threads"] = threads.count(None, size * engine.tensor_parallel_size)
     found = []
     for rank in range(size):
         settings = engine.model_copy(update={**changes, "data_parallel_rank": rank})
@@ -155,7 +155,7 @@ def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]
 def _devices(engine: EngineSettings, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:
     if engine.device == "cpu" or engine.engine == "echo":
         return {}
-    each = _devices_each(engine.engine_arguments)
+    each = engine.tensor_parallel_size * _devices_each(engine.engine_arguments)
     given = inherited.get(_VISIBLE)
     if given is None:
         names = [str(number) for number in range(each * engine.data_parallel_size)]

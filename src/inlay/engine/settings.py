@@ -254,6 +254,13 @@ class EngineSettings(BaseModel):
         description="CPU threads of the engine; unless set, the number of cores less one, at "
         "least one.",
     )
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of processes that have a share of the model's weights and KV cache "
+        "each; on GPUs each has a device of its own, on a CPU a part of the cores.",
+    )
     data_parallel_size: int = Field(
         default=1,
         ge=1,

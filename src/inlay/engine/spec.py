@@ -119,6 +119,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "kv_offloading_size": lambda settings: settings.kv_offloading_size is not None,
     "kv_offloading_dir": lambda settings: settings.kv_offloading_dir is not None,
     "role": lambda settings: settings.role != "both",
+    "tensor_parallel_size": lambda settings: settings.tensor_parallel_size > 1,
     "language_model_only": lambda settings: settings.language_model_only,
     "task image": lambda settings: settings.task == "image",
     "part": lambda settings: settings.part != "pipeline",
@@ -155,6 +156,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "mm_processor_kwargs",
                 "language_model_only",
                 "speculative_config",
+                "tensor_parallel_size",
             }
         ),
     ),
@@ -181,7 +183,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         environment="inlay.engine.sglang.environment:environment",
         library="sglang",
         missing=f"SGLang {_ELSEWHERE}",
-        options=frozenset({"engine_arguments"}),
+        options=frozenset({"engine_arguments", "tensor_parallel_size"}),
         hints={"gpu_memory_utilization": "; --mem-fraction-static after -- is its own"},
     ),
     "diffusers": EngineSpec(

@@ -17,6 +17,7 @@ _NAMES = {
     "max_model_len": "--context-length",
     "max_num_seqs": "--max-running-requests",
     "max_num_batched_tokens": "--chunked-prefill-size",
+    "tensor_parallel_size": "--tensor-parallel-size",
 }
 """SGLang's names of settings; its own default holds for those that are not given."""
 

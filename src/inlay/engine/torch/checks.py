@@ -42,6 +42,7 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     if directory is None:
         return
     config = config_of(directory)
+    check_ranks(settings, config)
     scheme_of(config)
     if on_cpu:
         dtype_name(settings.dtype, config, on_cpu=True)
@@ -59,6 +60,43 @@ def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
             "--kv-cache-memory-bytes says how large the KV cache is",
             param="gpu_memory_utilization",
         )
+
+
+def check_ranks(settings: EngineSettings, config: Mapping[str, Any]) -> None:
+    """Refuse what a model that is divided over ranks does not do.
+
+    Args:
+        settings: settings of the engine.
+        config: the model's `config.json`.
+
+    Raises:
+        InvalidRequestError: a setting that does not go together with `tensor_parallel_size`, or
+            heads that the ranks do not divide.
+    """
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return
+    text = config.get("text_config") or config
+    heads = text.get("num_attention_heads") or 1
+    shared = text.get("num_key_value_heads") or heads
+    reasons = {
+        f"it cannot be used with --{name.replace('_', '-')}": getattr(settings, name)
+        for name in ("enable_lora", "enable_sleep_mode")
+    } | {
+        "keys and values of other workers, host memory or disk belong to whole models (see "
+        "--enable-kv-fetch, --kv-offloading-size, --kv-offloading-dir and --role)": (
+            settings.moves_kv
+        ),
+        f"--task {settings.task} runs in one process": settings.task not in ("auto", "generate"),
+        f"{size} ranks do not divide {heads} query heads and {shared} key and value heads": (
+            heads % size or shared % size
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InvalidRequestError(
+                f"--tensor-parallel-size {size}: {reason}", param="tensor_parallel_size"
+            )
 
 
 def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
@@ -112,4 +150,4 @@ def cuda_lack() -> str | None:
     return None if status == 0 else f"the NVIDIA driver finds no GPU (cuInit: {status})"
 
 
-__all__ = ["check_settings", "cuda_lack", "dtype_name", "refuse_gpu_settings"]
+__all__ = ["check_ranks", "check_settings", "cuda_lack", "dtype_name", "refuse_gpu_settings"]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from inlay.engine.torch.receiver import Receiver, admit
 from inlay.engine.torch.replies import answering, reject, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
+from inlay.engine.torch.tensor_parallel.launch import load
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Media, Rows
 from inlay.request import Emit, Output, Request, Task
@@ -101,9 +103,7 @@ class TorchEngine:
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         ready: asyncio.Future[None] = loop.create_future()
-        self._thread = threading.Thread(
-            target=self._run, args=(ready,), name="inlay-engine", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self._thread.start()
         await ready
 
@@ -360,7 +360,6 @@ class TorchEngine:
         return stats if self._exchange is None else self._exchange.counted(stats)
 
     def _now(self) -> Stats:
-        """Return the counters since the engine last woke."""
         return self._stats if self.encoder is None else self.encoder.counted(self._stats)
 
     def _send(self, command: Callable[[Core], Iterable[Output]]) -> None:
@@ -370,11 +369,9 @@ class TorchEngine:
     def _deliver(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
             ended = output.finish_reason is not None
-            receiver = (
-                self._receivers.pop(output.request_id)
-                if ended
-                else self._receivers[output.request_id]
-            )
+            receiver = self._receivers[output.request_id]
+            if ended:
+                del self._receivers[output.request_id]
             if ended and self._images is not None:
                 self._images.stop(output.request_id)
             try:
@@ -388,8 +385,12 @@ class TorchEngine:
     # In the engine's thread
 
     def _run(self, ready: "asyncio.Future[None]") -> None:
+        with ExitStack() as undo:
+            self._serve(ready, undo)
+
+    def _serve(self, ready: "asyncio.Future[None]", undo: ExitStack) -> None:
         try:
-            core = self._load()
+            core = self._load(undo)
         except InlayError as error:
             self._call(partial(reject, ready, error))
             return
@@ -464,11 +465,10 @@ class TorchEngine:
             log.warning("the event loop closed while the engine was running")
             self._closing = True
 
-    def _load(self) -> Core:
+    def _load(self, undo: ExitStack) -> Core:
         settings = self._settings
-        model = (
-            CausalModel.load(settings) if self._sleep_state is None else self._sleep_state.model()
-        )
+        asleep = self._sleep_state
+        model = load(settings, undo) if asleep is None else asleep.model()
         blocks = None if self._card is None else self._card.num_blocks
         core = core_of(
             settings,

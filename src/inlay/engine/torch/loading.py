@@ -87,7 +87,10 @@ def core_of(
         bounds,
         secret,
         prefix_caching=settings.enable_prefix_caching,
-        capture=CudaCapture() if on_gpu and not settings.enforce_eager else None,
+        # A captured step would have to be replayed by every rank.
+        capture=(
+            CudaCapture() if on_gpu and not settings.enforce_eager and model.group is None else None
+        ),
         events=events,
         overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         max_cpu_loras=settings.cpu_loras,

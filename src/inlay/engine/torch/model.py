@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ from inlay.engine.torch.checks import refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
+from inlay.engine.torch.tensor_parallel import commands
+from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
+from inlay.engine.torch.tensor_parallel.sharding import is_divided, shard
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.families import (
     PER_LAYER,
@@ -76,6 +80,7 @@ class CausalModel:
         bidirectional: as in `Family`.
         decoder_layers: in their order; none where the body has them otherwise.
         projector: of the hidden states that requests ask for, or None.
+        group: the ranks that have a share of the model each, or None.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class CausalModel:
         lora: LoraBank | None = None,
         *,
         language_only: bool = False,
+        group: TensorParallelGroup | None = None,
     ) -> None:
         """Wrap a transformers model; use `load`.
 
@@ -98,6 +104,10 @@ class CausalModel:
         if tower is not None:
             dequantise(tower)
         self.tower = None if language_only else tower
+        self.group = group
+        if group is not None:
+            shard(model, group)
+            model.to(group.device)
         keep_latent(model, lora)
         accelerate(model, family.fused, lora)
         if lora is not None and family.language is not None:
@@ -112,6 +122,7 @@ class CausalModel:
         table = EmbeddingTable.open(directory)
         self._model = model
         self._head = _head_of(model)
+        self._divided_head = is_divided(model)
         self._embed = model.base_model.get_input_embeddings()
         self._float32_scores = family.float32_scores
         self._workspace = Workspace()
@@ -142,8 +153,14 @@ class CausalModel:
         self.bidirectional = family.bidirectional
 
     @classmethod
-    def load(cls, settings: EngineSettings) -> "CausalModel":
+    def load(
+        cls, settings: EngineSettings, group: TensorParallelGroup | None = None
+    ) -> "CausalModel":
         """Load the model that `settings` names, and set the number of CPU threads.
+
+        Args:
+            settings: settings of the engine.
+            group: the ranks that divide the model, this process one of them.
 
         Raises:
             InvalidRequestError: an unsupported model, dtype or context length; the message says
@@ -152,12 +169,13 @@ class CausalModel:
         directory = directory_of(settings.model, settings.revision)
         config = config_of(directory)
         family = family_of(config)
-        device = device_of(settings.device)
+        device = device_of(settings.device) if group is None else group.device
         refuse_gpu_settings(settings, on_cpu=device.type == "cpu")
         if family.language is None:
             context_length(settings.max_model_len, config)
         if device.type == "cpu":
-            torch.set_num_threads(threads.count(settings.num_threads))
+            processes = 1 if group is None else threads.bind(group.rank, group.size)
+            torch.set_num_threads(threads.count(settings.num_threads, processes))
         try:
             parsed = AutoConfig.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
@@ -171,7 +189,9 @@ class CausalModel:
             # It is 1 at the positions that were allowed; transformers computes it from places in
             # the batch, where another sequence's may be.
             text.attn_temperature_tuning = False
-        language_only = settings.language_model_only and family.language is not None
+        language_only = family.language is not None and (
+            settings.language_model_only or (group is not None and group.rank > 0)
+        )
         if language_only:
             drop_tower_layers(parsed)
         model = load(
@@ -183,29 +203,35 @@ class CausalModel:
             ),
             config=parsed,
             keep_quantised=device.type == "cpu",
-            device=None if device.type == "cpu" else device,
+            # A model that is divided fits no one device as a whole.
+            device=None if device.type == "cpu" or group is not None else device,
         )
-        model.to(device)
+        if group is None:
+            model.to(device)
         lora = (
             LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
         )
-        found = cls(model, family, directory, max_model_len, lora, language_only=language_only)
+        found = cls(
+            model, family, directory, max_model_len, lora, language_only=language_only, group=group
+        )
         if settings.hidden_projector is not None:
             file = Path(settings.hidden_projector)
             found.projector = Projector(file, found.hidden_size, found.dtype, found.device)
         return found
 
     def page_bytes(self, page_size: int) -> int:
-        """Return the bytes of one page of `page_size` positions, over all its layers."""
-        group = max(self.page_groups, key=lambda group: len(group.layers))
-        return (
-            sum(self.layers[layer].elements for layer in group.layers)
-            * page_size
-            * self.dtype.itemsize
-        )
+        """Return the bytes of one page of `page_size` positions, over all its layers.
+
+        Ranks on one CPU's memory are counted together.
+        """
+        widest = max(self.page_groups, key=lambda group: len(group.layers))
+        here = sum(self.layers[layer].elements for layer in widest.layers)
+        ranks = self.group.size if self.group is not None and self.device.type == "cpu" else 1
+        return here * page_size * self.dtype.itemsize * ranks
 
     def new_pages(self, num_pages: int, page_size: int) -> Pages:
-        """Allocate `num_pages` pages besides the null page."""
+        """Allocate `num_pages` pages besides the null page, on all ranks in place of the last."""
+        self._tell(commands.Allocate(num_pages, page_size))
         return Pages(
             self.layers,
             self.page_groups,
@@ -214,6 +240,23 @@ class CausalModel:
             dtype=self.dtype,
             device=self.device,
         )
+
+    def scrub(self, pages: Pages, page_ids: Sequence[int]) -> None:
+        """Overwrite pages with zeros in every layer, on all ranks."""
+        self._tell(commands.Scrub(tuple(page_ids)))
+        pages.scrub(page_ids)
+
+    def upload(self, batch: Batch) -> Batch:
+        """Copy a batch from the host to the device; other ranks begin to compute it.
+
+        The next call must be `hidden`.
+        """
+        self._tell(commands.Forward(batch))
+        return batch.to(self.device)
+
+    def _tell(self, command: commands.Command) -> None:
+        if self.group is not None:
+            self.group.tell(command)
 
     def forget_workspace(self) -> None:
         """Free the buffers of earlier steps."""
@@ -224,7 +267,7 @@ class CausalModel:
 
         Raises as `hidden`.
         """
-        batch = batch.to(self.device)
+        batch = self.upload(batch)
         # Copied outside: tensors of inference mode may not be changed in place elsewhere.
         return self.logits(self.hidden(batch, pages)[batch.sampled]).to(torch.float32, copy=True)
 
@@ -244,6 +287,9 @@ class CausalModel:
             EngineError: embedding vectors that are not (R, hidden size) in the model's dtype.
         """
         with torch.inference_mode():
+            if self.group is not None and len(batch.pending):
+                # Only rank 0 has these tokens.
+                self.group.share(batch.token_ids)
             if paged is None:
                 paged = attention(
                     batch, pages, self._workspace, float32_scores=self._float32_scores
@@ -295,6 +341,9 @@ class CausalModel:
                 # A step that samples nothing (a chunk of a long prompt) need not read the head's
                 # weights for its padding.
                 return hidden.new_empty(0, self.vocab_size) if out is None else out
+            if self.group is not None and self._divided_head:
+                self.group.tell(commands.Logits(len(hidden)))
+                self.group.share(hidden)
             padding = max(0, self._least_rows - len(hidden))
             logits: Tensor = self._head(
                 inputs_embeds=F.pad(hidden, (0, 0, 0, padding))[None]

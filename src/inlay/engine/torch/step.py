@@ -303,7 +303,7 @@ class Core:
         """
         dirty = self.scheduler.table.take_dirty()
         if dirty:
-            self.pages.scrub(dirty)
+            self.model.scrub(self.pages, dirty)
         spans = self.scheduler.schedule().chunks
         self.cached.offload()
         for sequence, run in self.scheduler.to_encode:
@@ -337,7 +337,7 @@ class Core:
         chosen = None if before is None or not pending else before.chosen(pending)
         if recorder is None and self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch, chosen)
-        batch = batch.to(self.model.device)
+        batch = self.model.upload(batch)
         if chosen is not None:
             batch.token_ids.index_copy_(0, batch.pending, chosen)
         if recorder is None:

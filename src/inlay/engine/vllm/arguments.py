@@ -28,6 +28,7 @@ _SAME = (
     "max_logprobs",
     "kv_events_config",
     "speculative_config",
+    "tensor_parallel_size",
 )
 """Settings that both have by the same name; vLLM's own default holds for those not given."""
 

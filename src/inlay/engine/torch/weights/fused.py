@@ -36,13 +36,14 @@ _GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "Qwen3VLTe
 class FusedAttention(nn.Module):
     """Replacement of a module of `_ATTENTION`, built from its parts."""
 
-    def __init__(self, module: Any, scoring: Scoring) -> None:
+    def __init__(self, module: Any, scoring: Scoring, num_heads: int) -> None:
+        """Take the parts of `module`, which has `num_heads` key and value heads."""
         super().__init__()
         self._project = module.q_proj.whole
         self._out = module.o_proj
         self._layer: int = module.layer_idx
         self._scoring = scoring
-        self._query_heads: int = module.config.num_attention_heads
+        self._query_heads: int = num_heads * module.num_key_value_groups
         query_norm: Any = getattr(module, "q_norm", None)
         key_norm: Any = getattr(module, "k_norm", None)
         self._norms = None if query_norm is None else (query_norm.weight, key_norm.weight)
@@ -96,8 +97,9 @@ def fuse(model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels) -> No
         for name, child in list[tuple[str, Any]](parent.named_children()):
             kind = type(child).__name__
             if kind in _ATTENTION and _is_fused(child, "q_proj") and _norms_are_ours(child):
-                scoring = Scoring(child.scaling, layers[child.layer_idx].window)
-                setattr(parent, name, FusedAttention(child, scoring))
+                shape = layers[child.layer_idx]
+                scoring = Scoring(child.scaling, shape.window)
+                setattr(parent, name, FusedAttention(child, scoring, shape.num_heads))
             elif (
                 kind in _GATED
                 and _is_fused(child, "gate_proj")

@@ -1,0 +1,82 @@
+"""Start and end of the processes of a model's other ranks."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.checks import check_ranks
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.tensor_parallel.follower import follow
+from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
+from inlay.engine.torch.weights.checkpoint import device_of
+from inlay.engine.weights import directory_of
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.tensors.table import config_of
+
+_END_SECONDS = 5.0
+"""Time for a rank to end by itself; one that computes is killed then."""
+
+
+def load(settings: EngineSettings, undo: ExitStack) -> CausalModel:
+    """Load the model, with `tensor_parallel_size` - 1 more processes that have their share of it.
+
+    Args:
+        settings: of the engine.
+        undo: ends the processes.
+
+    Raises:
+        InvalidRequestError: an unsupported model, dtype, context length or number of ranks.
+        EngineError: a rank has ended.
+    """
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return CausalModel.load(settings)
+    check_ranks(settings, config_of(directory_of(settings.model, settings.revision)))
+    devices = torch.cuda.device_count()
+    if device_of(settings.device).type == "cuda" and devices < size:
+        raise InvalidRequestError(
+            f"--tensor-parallel-size {size}: each rank has a GPU of its own, and there are "
+            f"{devices}",
+            param="tensor_parallel_size",
+        )
+    store = Path(undo.enter_context(TemporaryDirectory(prefix="inlay-ranks-"))) / "store"
+    followers = [undo.enter_context(_follower(settings, rank, store)) for rank in range(1, size)]
+    for rank, connection in enumerate(followers, 1):
+        try:
+            connection.recv_bytes()
+        except EOFError as error:
+            raise EngineError(f"rank {rank} of the model ended as it began") from error
+    group = TensorParallelGroup.connect(settings, 0, store, followers)
+    return CausalModel.load(settings, group)
+
+
+@contextmanager
+def _follower(settings: EngineSettings, rank: int, store: Path) -> Iterator[Connection]:
+    """A process of another rank until the block ends; yields the connection to it."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=follow,
+        args=(settings, rank, store, theirs),
+        name=f"inlay-rank-{rank}",
+        daemon=True,
+    )
+    with theirs:
+        process.start()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.join(_END_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+__all__ = ["load"]
