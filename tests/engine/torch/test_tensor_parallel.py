@@ -180,12 +180,13 @@ def test_a_batch_comes_as_it_was_sent(dtype: str, count: int) -> None:
         found = commands.decode(commands.encode(commands.Forward(sent)))
         assert isinstance(found, commands.Forward)
         for name, before, after in zip(Batch._fields, sent, found.batch, strict=True):
-            if isinstance(before, torch.Tensor):
-                assert after.dtype == before.dtype, name
-                assert after.shape == before.shape, name
-                assert torch.equal(after, before), name
-            else:
+            if not isinstance(before, torch.Tensor):
                 assert after == before, name
+                continue
+            assert isinstance(after, torch.Tensor)
+            assert after.dtype == before.dtype, name
+            assert after.shape == before.shape, name
+            assert torch.equal(after, before), name
 
 
 def test_ranks_run_on_the_cores_of_a_memory_node_each(tmp_path: Path) -> None:
