@@ -37,7 +37,8 @@ from inlay.errors import InlayError
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, Emit, Input, Output, Payload, Request, Task
 from inlay.router import Router
-from inlay.router.stages import Step, admitted, walk
+from inlay.router.making import Making
+from inlay.router.stages import Edge, Step, admitted, walk
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.link import Link
@@ -219,12 +220,14 @@ class Stages:
         before: tuple[str | None, str] = None, "prompt"
         for one in range(1, length + 1):
             name = f"stage-{one}"
-            steps.append(Step(name, (("in", *before),), one == length))
+            steps.append(Step(name, (Edge(before[0], ((before[1], "in"),)),), one == length))
             before = name, "out"
         prompt = Payload("prompt", "uint8", (5,), Buffer(b"hello"))
         got = 0
         with admitted(self.router, steps, None):
-            async with aclosing(walk(self.router, steps, {None: [prompt]}, make)) as outputs:
+            async with aclosing(
+                walk(self.router, steps, {None: Making([prompt])}, make)
+            ) as outputs:
                 async for output in outputs:
                     got += sum(len(payload.data) for payload in output.payloads)
         return got

@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"address", "hidden_states"}
+BASE |= {"address", "edges", "hidden_states"}
 MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "pace": set[str](),
     "hidden_states": set[str](),
     "address": set[str](),
+    "edges": {"address"},
     "liveness": set[str](),
     "lazy": set[str](),
     "fair_queue": set[str](),
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "refusals": BASE | {"request", "card"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
-    "stages": {"errors"},
+    "stages": {"errors", "edges"},
     "tensors": SHARED,
     "media": BASE | {"tensors"},
     "render": SHARED,

@@ -6,7 +6,7 @@ from itertools import islice
 
 import msgspec
 
-from inlay.errors import EngineError
+from inlay.errors import EngineError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.request import PORTS, Output, Payload, PromptLogprobs, Request, Usage
 
@@ -44,8 +44,19 @@ async def payload_of(outputs: AsyncIterable[Sequence[Output]], port: str) -> Pay
 
 
 async def payloads_of(outputs: AsyncIterable[Sequence[Output]]) -> list[Payload]:
-    """The payloads that a request's outputs bring, once they have ended. Raises as they do."""
-    return [payload async for batch in outputs for output in batch for payload in output.payloads]
+    """The payloads that a request's outputs bring, once they have ended.
+
+    Raises:
+        OverloadedError: the worker gave the request up.
+        InlayError: as `outputs` does.
+    """
+    found: list[Payload] = []
+    async for batch in outputs:
+        for output in batch:
+            if output.finish_reason == "abort":
+                raise OverloadedError("the worker gave the request up", retry_after=1)
+            found += output.payloads
+    return found
 
 
 def slice_prompt_logprobs(scores: PromptLogprobs, start: int, stop: int) -> PromptLogprobs:
@@ -109,6 +120,8 @@ def _is_plain(output: Output) -> bool:
         or output.payloads
         or output.prompt_logprobs is not None
         or output.error is not None
+        or output.lease is not None
+        or output.held is not None
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from inlay.address import Address
+from inlay.edges import Feed, Fetch, HeldReason, Lease, Window
 from inlay.errors import ErrorFrame, InlayError
 from inlay.hidden_states import HiddenStates
 from inlay.prompt import Buffer, Prompt, Tokens
@@ -185,18 +186,6 @@ class Diffusion(msgspec.Struct, frozen=True, kw_only=True, tag="diffusion", omit
     image_format: ImageFormat = "png"
 
 
-class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
-    """Parameters of a request for payloads that the worker keeps.
-
-    Attributes:
-        key: of the request that made them.
-        indexes: of the payloads among those of that request, in the order they are wanted.
-    """
-
-    key: bytes
-    indexes: tuple[int, ...]
-
-
 class PageQuery(msgspec.Struct, frozen=True, tag="pages"):
     """Parameters of a worker's request for pages of keys and values that another has cached.
 
@@ -229,20 +218,6 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
     peers: tuple[Address, ...]
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """The place of a payload that its worker keeps until the request that made it is cancelled.
-
-    Attributes:
-        address: of the worker.
-        key: of the request there, random: who knows it may have its payloads.
-        index: of the payload among those of the request.
-    """
-
-    address: Address
-    key: bytes
-    index: int
-
-
 class Payload(msgspec.Struct, frozen=True, array_like=True):
     """A tensor that a request gives, or a part of one.
 
@@ -250,9 +225,8 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
         port: name of this result among those of the task, as in `PORTS`.
         dtype: of `data`, one of `inlay.prompt.DTYPE_SIZES`.
         shape: of `data`.
-        data: the elements, C order, little endian; none where they are leased.
+        data: the elements, C order, little endian.
         last: nothing more follows on this port.
-        lease: where the elements are, or None.
     """
 
     port: str
@@ -260,7 +234,6 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     data: Buffer
     last: bool = True
-    lease: Lease | None = None
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
@@ -295,9 +268,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         client: whose it is, as its frontend tells clients apart: who makes an engine wait takes
             turns with the others. None where unknown.
         sources: where the worker may ask for rows of media and pages; it may also make them.
-        inputs: of a stage, by port; what is leased is fetched by the worker.
-        hold: the worker keeps the payloads and gives leases, if others can reach it; then an output
-            that is `held` stands in place of the last, until the request is cancelled.
+        inputs: of a stage, by port.
+        feeds: further ones, which the worker fetches.
+        hold: if others can reach it, the worker keeps the payloads, of which it gives a lease; then
+            an output that is `held` stands in place of the last, until the request is cancelled.
+            The request waits while more is kept than this window.
         prefetch: nothing is computed; the worker fetches the prompt's pages as they are computed.
         gives_ticket: the worker keeps the prompt's keys and values for another; gives a ticket.
         ticket: of another worker that keeps them; empty for none.
@@ -317,7 +292,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     client: str | None = None
     sources: tuple[Source, ...] = ()
     inputs: tuple[Input, ...] = ()
-    hold: bool = False
+    feeds: tuple[Feed, ...] = ()
+    hold: Window | None = None
     prefetch: bool = False
     gives_ticket: bool = False
     ticket: bytes = b""
@@ -327,7 +303,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         expected = _PARAMS.get(self.task, Pooling)
         count = prompts == 1 if expected is Sampling else (prompts > 0) == (expected is Pooling)
         fits = count and isinstance(self.params, expected)
-        if not fits or (self.inputs and self.task is not Task.STAGE):
+        if not fits or ((self.inputs or self.feeds) and self.task is not Task.STAGE):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
                 f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
@@ -464,7 +440,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
         prompt_logprobs: of the next prompt positions, when asked for; all of them have come with or
             before the first id.
         payloads: results that are no tokens.
-        held: all payloads are made, and kept until the request is cancelled (`Request.hold`).
+        lease: of the payloads, which are kept; on the first output that has some.
+        held: the finish reason of a request whose payloads are kept until it is cancelled
+            (`Request.hold`).
     """
 
     request_id: str
@@ -478,7 +456,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     error: ErrorFrame | None = None
     prompt_logprobs: PromptLogprobs | None = None
     payloads: tuple[Payload, ...] = ()
-    held: bool = False
+    lease: Lease | None = None
+    held: HeldReason | None = None
 
 
 Emit: TypeAlias = Callable[[Output], None]

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from inlay.address import Address
 from inlay.card import ModelCard, Stats
 from inlay.engine.api import Engine
-from inlay.errors import EngineError, OverloadedError
+from inlay.engine.inflow import Inflow
+from inlay.errors import EngineError, InlayError, OverloadedError
 from inlay.outputs import payloads_of
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, Emit, Input, Output, Payload, Request, Task
@@ -32,6 +33,20 @@ GRAPH = Graph(
     inputs={"prompt": "reader.prompt"},
     outputs={"image": "decoder.image"},
 )
+SPEAKER = Graph(
+    name="speaker",
+    stages={
+        name: Stage(kind=kind, model="m")
+        for name, kind in (("thinker", "generate"), ("talker", "talk"), ("vocoder", "vocode"))
+    },
+    edges=["thinker.states -> talker.states", "talker.codes -> vocoder.codes"],
+    inputs={"prompt": "thinker.prompt"},
+    outputs={"text": "thinker.text", "audio": "vocoder.audio"},
+)
+STREAMED = {"thinker": "hidden_states", "talker": "codes", "vocoder": "audio"}
+"""Ports of the stages that give streams: a payload for each that they take, and one at the end."""
+ITEMS = 24
+"""Payloads of the first of them."""
 PORTS = {
     "reader": ("embeds.a", "embeds.b"),
     "denoiser": ("latents",),
@@ -59,11 +74,22 @@ def expected(prompt: bytes) -> list[tuple[str, bytes]]:
     return [(port, made("decoder", inputs, at)) for at, port in enumerate(PORTS["decoder"])]
 
 
+def expected_sound(prompt: bytes) -> list[tuple[str, bytes]]:
+    """Ports and payloads of the answer of `SPEAKER` to a prompt."""
+    found = [made("thinker", {"prompt": prompt}, at) for at in range(ITEMS)]
+    for stage in ("talker", "vocoder"):
+        before, found = found, [b""]
+        for at, item in enumerate([*before, b""]):
+            found.append(made(stage, {"before": found[-1], "item": item}, at))
+        del found[0]
+    return [("audio", item) for item in found]
+
+
 class ScriptedStage:
     """`inlay.engine.api.Engine` of a stage, one payload of each request after some turns.
 
     Args:
-        stage: name of it.
+        stage: name of it, in `GRAPH` or `SPEAKER`.
         script: turns of the event loop before each payload, over and over; -1 fails the request.
 
     Attributes:
@@ -79,10 +105,12 @@ class ScriptedStage:
         self.most = 0
         self.held = asyncio.Event()
         self.held.set()
+        self.paused: set[str] = set()
+        self.graph = SPEAKER if stage in STREAMED else GRAPH
 
     @property
     def card(self) -> ModelCard:
-        return card_of(GRAPH.served_name(self.stage))
+        return card_of(self.graph.served_name(self.stage))
 
     async def start(self) -> None:
         """Nothing is loaded."""
@@ -92,10 +120,12 @@ class ScriptedStage:
             self.abort(request_id)
 
     def submit(self, request: Request, emit: Emit) -> None:
+        self.submit_fed(request, emit, Inflow.of(request.inputs))
+
+    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
         assert request.id not in self.running
-        inputs = {given.port: bytes(given.value.data.view) for given in request.inputs}
-        assert all(given.value.lease is None for given in request.inputs)
-        task = asyncio.create_task(self._run(request, inputs, emit))
+        assert not request.feeds
+        task = asyncio.create_task(self._run(request, inflow, emit))
 
         def abort() -> None:
             task.cancel()
@@ -104,22 +134,24 @@ class ScriptedStage:
         self.running[request.id] = abort
         self.most = max(self.most, len(self.running))
 
-    async def _run(self, request: Request, inputs: dict[str, bytes], emit: Emit) -> None:
-        ports = PORTS[self.stage]
+    def pause(self, request_id: str, paused: bool) -> None:
+        (self.paused.add if paused else self.paused.discard)(request_id)
+
+    async def _run(self, request: Request, inflow: Inflow, emit: Emit) -> None:
         try:
-            for at, port in enumerate(ports):
+            async for port, data, last in self._items(inflow):
                 turns = self._script[self._at % len(self._script)]
                 self._at += 1
                 await self.held.wait()
+                while request.id in self.paused:  # noqa: ASYNC110  # nobody tells
+                    await asyncio.sleep(0)
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 if turns < 0:
                     raise EngineError("as the script says")
-                data = made(self.stage, inputs, at)
-                last = at == len(ports) - 1
                 payload = Payload(port, "uint8", (len(data),), Buffer(data), last)
                 if last:
-                    del self.running[request.id]
+                    self._leave(request)
                 emit(
                     Output(
                         request.id,
@@ -129,11 +161,41 @@ class ScriptedStage:
                         payloads=(payload,),
                     )
                 )
-        except EngineError as error:
-            del self.running[request.id]
+        except InlayError as error:
+            self._leave(request)
             emit(request.end("error", error))
 
+    def _leave(self, request: Request) -> None:
+        del self.running[request.id]
+        self.paused.discard(request.id)
+
+    async def _items(self, inflow: Inflow) -> AsyncIterator[tuple[str, bytes, bool]]:
+        """Yield port, payload, and whether it is the last."""
+        if self.stage in STREAMED and self.stage != "thinker":
+            port, at, before = STREAMED[self.stage], 0, b""
+            changed = asyncio.Event()
+            inflow.watch(changed.set)
+            while True:
+                changed.clear()
+                for given in inflow.take():
+                    before = made(
+                        self.stage, {"before": before, "item": bytes(given.value.data.view)}, at
+                    )
+                    yield port, before, False
+                    at += 1
+                if inflow.error is not None:
+                    raise inflow.error
+                if inflow.ended:
+                    yield port, made(self.stage, {"before": before, "item": b""}, at), True
+                    return
+                await changed.wait()
+        ports = ("hidden_states",) * ITEMS if self.stage == "thinker" else PORTS[self.stage]
+        inputs = {given.port: bytes(given.value.data.view) for given in inflow.take()}
+        for at, port in enumerate(ports):
+            yield port, made(self.stage, inputs, at), at == len(ports) - 1
+
     def abort(self, request_id: str) -> None:
+        self.paused.discard(request_id)
         abort = self.running.pop(request_id, None)
         if abort is not None:
             abort()
@@ -177,7 +239,7 @@ class World:
 
         def host(engine: Engine) -> EngineHost:
             assert isinstance(engine, ScriptedStage)
-            return EngineHost(engine, stage=StageCard(GRAPH, engine.stage), peers=world)
+            return EngineHost(engine, stage=StageCard(engine.graph, engine.stage), peers=world)
 
         world.plane = await DirectPlane.around(*engines, host=host)
         world.hosts = world.plane.hosts
@@ -212,6 +274,9 @@ class World:
         try:
             self.hosts[number].submit(request, emit)
             found = await payloads_of(queue)
+        except asyncio.CancelledError:
+            self.hosts[number].abort(request.id)
+            raise
         finally:
             self._asking[number].discard(queue)
         self.fetched += len(found)
@@ -229,6 +294,12 @@ class World:
         return [host for number, host in enumerate(self.hosts) if number not in self.dead]
 
     @property
+    def most_kept(self) -> int:
+        """Payloads that are kept of one request."""
+        holdings = [one for host in self.hosts for one in host._held._by_key.values()]
+        return max((len(one.payloads) for one in holdings), default=0)
+
+    @property
     def left(self) -> dict[str, int]:
         """Numbers of what must be zero once no request is under way."""
         loads = self.router.loads().values()
@@ -241,6 +312,8 @@ class World:
             "loads": sum(load.requests + load.prefill for load in loads),
             "streams": sum(len(link._streams) for link in self.plane._links),
             "waiting": self.router.num_waiting,
+            "asking": sum(len(host._held._asking) for host in self.hosts),
+            "paused": sum(len(engine.paused) for engine in self.engines),
         }
 
 

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from inlay.address import Address
 from inlay.card import Adapter, ModelCard, Stats
+from inlay.engine.inflow import Inflow
 from inlay.errors import EngineError
 from inlay.request import Emit, Payload, Request
 
@@ -68,6 +69,27 @@ class GenerateEngine(Engine, Protocol):
 
     async def reset_prefix_cache(self) -> int:
         """Evict every cached block that no running request uses; return their number."""
+        ...
+
+
+@runtime_checkable
+class FedEngine(Engine, Protocol):
+    """An engine that takes inputs of a request while it runs."""
+
+    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+        """As `submit`, of a request whose inputs come by `inflow`."""
+        ...
+
+
+@runtime_checkable
+class PausingEngine(Protocol):
+    """An engine that can wait with a request while others go on."""
+
+    def pause(self, request_id: str, paused: bool) -> None:
+        """Compute nothing more for a request beyond the step that runs, or go on with it.
+
+        Unknown ids are ignored. It may be aborted, and its deadline passes, as of any other.
+        """
         ...
 
 

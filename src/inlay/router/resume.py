@@ -124,6 +124,10 @@ class ResumingStream:
         if handover is not None:
             handover.cancel()
 
+    def restart(self) -> None:
+        """Have a request whose payloads are kept made again, by another worker if there is one."""
+        self._sent.cancel()
+
     def _end_handover(self) -> None:
         handover, self._handover = self._handover, None
         if handover is not None:

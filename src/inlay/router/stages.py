@@ -5,21 +5,48 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from inlay.card import ModelCard
-from inlay.errors import LEASE_LOST, InvalidRequestError, NotFoundError, OverloadedError
+from inlay.edges import Feed, Lease, Ports, Window, renamed
+from inlay.errors import (
+    LEASE_LOST,
+    InlayError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+)
 from inlay.request import Input, Output, Payload, Request, Usage
+from inlay.router.making import Making, Running, check
 from inlay.router.resume import ResumingStream
 from inlay.router.router import Router
 from inlay.stages.graph import Graph
+from inlay.stages.kinds import STREAMS
 
 log = logging.getLogger(__name__)
 
+_STATES = "hidden_states"
+"""Port of the payloads that a language model's port `states` gives."""
 MAX_LOST = 3
 """Times in a walk that inputs of a step are made again."""
+
+
+class Edge(NamedTuple):
+    """All that one stage gives another.
+
+    Attributes:
+        source: name under which the stage that gives is served; None for the request itself.
+        ports: pairs of a port of that one, or a name of what the request brings, and the port that
+            it feeds.
+        window: if it is a stream: then the stage that is fed begins while the other works.
+    """
+
+    source: str | None
+    ports: Ports
+    window: Window | None = None
 
 
 class Step(NamedTuple):
@@ -27,14 +54,13 @@ class Step(NamedTuple):
 
     Attributes:
         model: name under which its workers are served.
-        feeds: for each of its ports that is fed, the stage it is fed by, and that one's port; None
-            and the name of what the request brings, for what comes from there.
+        edges: that feed it, one for each stage that they come from.
         last: its outputs are outputs of the plan.
         stage: its name in the graph; None of a model without one.
     """
 
     model: str
-    feeds: tuple[tuple[str, str | None, str], ...]
+    edges: tuple[Edge, ...]
     last: bool
     stage: str | None = None
 
@@ -73,7 +99,7 @@ def plan(
         OverloadedError: a stage has no worker that is ready.
     """
     if card.stage is None:
-        return [Step(card.name, _GIVEN, last=True)]
+        return [Step(card.name, (_GIVEN,), last=True)]
     graph = card.stage.graph
     if output not in graph.outputs:
         raise InvalidRequestError(
@@ -98,12 +124,12 @@ def plan(
             ) from error
     steps = [_step(graph, name, last=name == names[-1]) for name in names]
     if embeds:
-        steps[0] = steps[0]._replace(feeds=_GIVEN)
+        steps[0] = steps[0]._replace(edges=(_GIVEN,))
     return steps
 
 
-_GIVEN = (("prompt", None, "prompt"), ("embeds", None, "embeds"))
-"""Feeds of the step that reads the prompt: text, embeddings ("embeds.NAME"), or both."""
+_GIVEN = Edge(None, (("prompt", "prompt"), ("embeds", "embeds")))
+"""What the step that reads the prompt is given: text, embeddings ("embeds.NAME"), or both."""
 
 
 def admitted(
@@ -118,33 +144,38 @@ def admitted(
 
 
 def _step(graph: Graph, name: str, *, last: bool) -> Step:
+    served = graph.served_name(name)
     if graph.inputs.get("prompt", "").startswith(f"{name}."):
-        return Step(graph.served_name(name), _GIVEN, last, name)
-    feeds = [
-        (port, graph.served_name(start.stage), start.name) for start, port in graph.sources(name)
-    ]
-    return Step(graph.served_name(name), tuple(feeds), last, name)
+        return Step(served, (_GIVEN,), last, name)
+    edges: dict[str, Edge] = {}
+    for start, port in graph.sources(name):
+        window = STREAMS.get(graph.stages[name].described.inputs[port])
+        pair = (_STATES if start.name == "states" else start.name, port)
+        edge = edges.get(start.stage, Edge(graph.served_name(start.stage), ()))
+        edges[start.stage] = Edge(edge.source, (*edge.ports, pair), edge.window or window)
+    return Step(served, tuple(edges.values()), last, name)
 
 
 async def walk(
     router: Router,
     steps: Sequence[Step],
-    given: Mapping[str | None, Sequence[Payload]],
+    given: Mapping[str | None, Making],
     make: Callable[[str, tuple[Input, ...]], Request],
 ) -> AsyncGenerator[StageOutput, None]:
-    """Send the request of each step once the step before has made its payloads.
+    """Send the request of each step once the step before has made its payloads, or begins to.
 
     Within a block of `admitted`.
 
     Payloads stay with the worker that made them, which the next asks for them, until the next step
-    has ended. A step whose worker is lost is sent again, by `Router`; one whose inputs are lost,
-    after those were made again. What is under way is cancelled, and what is kept is freed, where
-    the iterator is closed.
+    has ended; those of a stream until the next asks for what follows them. A step whose worker is
+    lost is sent again, by `Router`; one whose inputs are lost, after those were made again. What is
+    under way is cancelled, and what is kept is freed, where the iterator is closed.
 
     Args:
         router: sends them.
         steps: of `plan`.
-        given: payloads that are there, by the model that made them; None for the request itself.
+        given: what is made without the walk, by the model that makes it; None for the request
+            itself.
         make: returns the request of a model from its inputs.
 
     Yields:
@@ -162,52 +193,33 @@ async def walk(
         await walking.release()
 
 
-class _Made:
-    """The payloads of a step, and its stream while the worker keeps them.
+class _Inputs(NamedTuple):
+    """What a request of a step is given: values, or where the worker finds them."""
 
-    Attributes:
-        payloads: leased where there is a stream.
-        stream: ends the leases where it is cancelled.
-        outputs: of the stream: while this is there, so is the load that the request adds.
-    """
-
-    __slots__ = ("outputs", "payloads", "stream")
-
-    def __init__(
-        self,
-        payloads: Sequence[Payload],
-        stream: ResumingStream | None = None,
-        outputs: AsyncGenerator[Sequence[Output], None] | None = None,
-    ) -> None:
-        self.payloads = payloads
-        self.stream = stream
-        self.outputs = outputs
-
-    async def release(self) -> None:
-        if self.stream is not None:
-            self.stream.cancel()
-        if self.outputs is not None:
-            await self.outputs.aclose()
+    values: tuple[Input, ...] = ()
+    feeds: tuple[Feed, ...] = ()
 
 
 class _Walk:
-    """One walk: what its steps have made so far. Arguments as of `walk`."""
+    """One walk: the steps under way. Arguments as of `walk`."""
 
     def __init__(
         self,
         router: Router,
         steps: Sequence[Step],
-        given: Mapping[str | None, Sequence[Payload]],
+        given: Mapping[str | None, Making],
         make: Callable[[str, tuple[Input, ...]], Request],
     ) -> None:
         self._router = router
         self._steps = {step.model: step for step in steps}
-        self._made = {model: _Made(payloads) for model, payloads in given.items()}
-        self._given = frozenset(given)
+        self._windows = {edge.source: edge.window for step in steps for edge in step.edges}
+        self._given = given
+        self._running: dict[str, Running] = {}
         self._make = make
         self._usages: dict[str, Usage] = {}
         self._sent = 0
         self._lost = 0
+        self._used: dict[str | None, Lease] = {}
 
     def usages(self, steps: Sequence[Step]) -> dict[str | None, Usage]:
         """Usage of each step that has ended, each counted once however often it was sent."""
@@ -216,12 +228,12 @@ class _Walk:
         }
 
     async def outputs(self, step: Step) -> AsyncGenerator[Output, None]:
-        """Outputs of a step that keeps nothing; steps before are made first. Raises as `walk`."""
+        """Outputs of a step that keeps nothing. Raises as `walk`."""
         shown: Counter[str] = Counter()
         while True:
-            inputs = await self._inputs(step)
             attempt, passed = 0, shown.copy()
             try:
+                inputs = await self._inputs(step)
                 async with aclosing(self._send(step, inputs)) as outputs:
                     async for output in outputs:
                         if output.attempt != attempt:
@@ -241,86 +253,69 @@ class _Walk:
 
     async def release(self) -> None:
         """Free all that is kept."""
-        while self._made:
-            await self._made.popitem()[1].release()
+        while self._running:
+            await self._running.popitem()[1].release()
 
-    async def _inputs(self, step: Step) -> tuple[Input, ...]:
-        found = []
-        for port, stage, other in step.feeds:
-            for payload in await self._payloads(stage):
-                name = _renamed(payload.port, other, port)
-                if name is not None:
-                    found.append(Input(name, payload))
-        return tuple(found)
-
-    async def _payloads(self, model: str | None) -> Sequence[Payload]:
-        """Return what a step has made, or makes now."""
-        while model is not None and model not in self._made:
-            step = self._steps[model]
-            inputs = await self._inputs(step)
-            try:
-                self._made[model] = await self._keep(step, inputs)
-            except NotFoundError as error:
-                await self._drop_lost(step, error)
+    async def _inputs(self, step: Step) -> _Inputs:
+        """Return the inputs of a step; steps before are begun first, and made if they must be."""
+        makings = [
+            self._given.get(edge.source) or await self._begun(str(edge.source))
+            for edge in step.edges
+        ]
+        values: list[Input] = []
+        feeds: list[Feed] = []
+        for edge, making in zip(step.edges, makings, strict=True):
+            found = await making.inputs(streamed=edge.window is not None)
+            if edge.window is None and edge.source in self._steps:
+                for before in self._steps[edge.source].edges:
+                    await self._drop(before.source)
+            if isinstance(found, Lease):
+                self._used[edge.source] = found
+                feeds.append(Feed(found, edge.ports, edge.window))
             else:
-                await self._drop_inputs(step)
-        return self._made[model].payloads
+                named = ((renamed(one.port, edge.ports), one) for one in found)
+                values += [Input(name, one) for name, one in named if name is not None]
+        return _Inputs(tuple(values), tuple(feeds))
 
-    async def _keep(self, step: Step, inputs: tuple[Input, ...]) -> _Made:
+    async def _begun(self, model: str) -> Making:
         """Return what a step makes, which stays with its worker if others can reach that."""
-        found: list[Payload] = []
-        attempt = 0
-        stream = await self._stream(step, inputs, hold=True)
-        outputs = aiter(stream)
-        made: _Made | None = None
-        try:
-            async for batch in outputs:
-                for output in batch:
-                    _check(output)
-                    if output.attempt != attempt:
-                        attempt, found = output.attempt, []
-                    found += output.payloads
-                    self._count(step, output)
-                    if output.held:
-                        made = _Made(found, stream, outputs)
-                        return made
-            return _Made(found)
-        finally:
-            if made is None:
-                stream.cancel()
-                await outputs.aclose()
+        if model not in self._running:
+            step = self._steps[model]
+            stream = await self._stream(step, await self._inputs(step), hold=True)
+            self._running[model] = Running(stream, Making(), partial(self._count, step))
+        return self._running[model].making
 
     def _count(self, step: Step, output: Output) -> None:
         if output.usage is not None:
             self._usages[step.model] = output.usage
 
-    async def _send(self, step: Step, inputs: tuple[Input, ...]) -> AsyncGenerator[Output, None]:
+    async def _send(self, step: Step, inputs: _Inputs) -> AsyncGenerator[Output, None]:
         stream = await self._stream(step, inputs, hold=False)
         try:
             async for outputs in stream:
                 for output in outputs:
-                    _check(output)
+                    check(output)
                     yield output
         finally:
             stream.cancel()
 
-    async def _stream(self, step: Step, inputs: tuple[Input, ...], *, hold: bool) -> ResumingStream:
-        request = self._make(step.model, inputs)
+    async def _stream(self, step: Step, inputs: _Inputs, *, hold: bool) -> ResumingStream:
+        request = self._make(step.model, inputs.values)
         # One that is made again must not be taken for the first, which may be ending still.
         id_ = f"{request.id}.{self._sent}"
         self._sent += 1
-        request = msgspec.structs.replace(request, id=id_, hold=hold)
+        window = (self._windows[step.model] or Window()) if hold else None
+        request = msgspec.structs.replace(request, id=id_, feeds=inputs.feeds, hold=window)
         (stream,) = await self._router.send(step.model, [request], admitted=True)
         return stream
 
-    async def _drop_inputs(self, step: Step) -> None:
-        """Free the inputs of a step that has ended; a stage feeds one other in a plan."""
-        for _, stage, _ in step.feeds:
-            if stage not in self._given and (made := self._made.pop(stage, None)) is not None:
-                await made.release()
+    async def _drop(self, model: str | None) -> None:
+        """Free what a step has made; a stage feeds one other in a plan."""
+        if model is not None and (running := self._running.pop(model, None)) is not None:
+            await running.release()
 
     async def _drop_lost(self, step: Step, error: NotFoundError) -> None:
-        """Have the inputs of a step made again. Raises where that is no help, or not any more."""
+        """Have all that is lost made again. Raises where that is no help, or not any more."""
         if error.code != LEASE_LOST:
             raise error
         self._lost += 1
@@ -331,22 +326,18 @@ class _Walk:
                 retry_after=1,
             ) from error
         log.warning("the inputs of `%s` are made again: %s", step.model, error.message)
-        await self._drop_inputs(step)
+        failed = [running.making.error for running in self._running.values()]
+        await self.release()
+        for other in failed:
+            if other is not None and not _is_lost(other):
+                raise other
+        for source, making in self._given.items():
+            if source in self._used:
+                making.renew(self._used[source])
 
 
-def _check(output: Output) -> None:
-    """Raise the error that an output carries."""
-    if output.error is not None:
-        raise output.error.to_error()
-    if output.finish_reason == "abort":
-        raise OverloadedError("the worker aborted the request", retry_after=1)
+def _is_lost(error: InlayError) -> bool:
+    return isinstance(error, NotFoundError) and error.code == LEASE_LOST
 
 
-def _renamed(port: str, other: str, own: str) -> str | None:
-    """Return the name of a payload on the port that it feeds; None if it is of another port."""
-    if port == other:
-        return own
-    return own + port[len(other) :] if port.startswith(f"{other}.") else None
-
-
-__all__ = ["StageOutput", "Step", "admitted", "plan", "walk"]
+__all__ = ["Edge", "StageOutput", "Step", "admitted", "plan", "walk"]

@@ -213,6 +213,7 @@ _OUTPUTS: Mapping[str, PortType] = {
     "text": PortType.TEXT,
     "image": PortType.IMAGE,
     "preview": PortType.IMAGE,
+    "audio": PortType.AUDIO,
 }
 """Type of each thing that an answer may have."""
 

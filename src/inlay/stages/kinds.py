@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from inlay.edges import Window
+
 
 class PortType(StrEnum):
     """Types of what passes between stages.
 
     TEXT is UTF-8; HIDDEN hidden states of a language model, as rows of another's prompt; EMBEDS a
     bundle of named tensors that stands for a prompt; LATENTS a denoiser's result; IMAGE the file of
-    an image.
+    an image. Streams, which the next stage reads while they are made: STATES are what the first
+    layer of a language model reads and its last gives, position by position; CODES tokens of a
+    codec of sound; AUDIO pieces of sound, float32 in [-1, 1].
     """
 
     TEXT = "text"
@@ -18,6 +22,17 @@ class PortType(StrEnum):
     EMBEDS = "embeds"
     LATENTS = "latents"
     IMAGE = "image"
+    STATES = "stream of states"
+    CODES = "stream of codes"
+    AUDIO = "stream of audio"
+
+
+STREAMS: Mapping[PortType, Window] = {
+    PortType.STATES: Window(256, 64 << 20),
+    PortType.CODES: Window(256, 1 << 20),
+    PortType.AUDIO: Window(16, 16 << 20),
+}
+"""Types that are streams, with what is kept of one before the stage that makes it waits."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +57,12 @@ class Kind:
 _TEXT, _EMBEDS = {"prompt": PortType.TEXT}, {"embeds": PortType.EMBEDS}
 _IMAGES = {"image": PortType.IMAGE, "preview": PortType.IMAGE}
 _DIFFUSERS = frozenset({"diffusers"})
+_SPEECH = frozenset({"speech"})
 
 KINDS: Mapping[str, Kind] = {
     "generate": Kind(
         _TEXT | {"hidden": PortType.HIDDEN},
-        {"text": PortType.TEXT, "hidden": PortType.HIDDEN},
+        {"text": PortType.TEXT, "hidden": PortType.HIDDEN, "states": PortType.STATES},
         "torch",
         frozenset({"torch", "vllm", "sglang", "echo"}),
     ),
@@ -61,6 +77,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "decode": Kind(
         {"latents": PortType.LATENTS}, {"image": PortType.IMAGE}, "diffusers", _DIFFUSERS, "vae"
+    ),
+    "talk": Kind(
+        {"states": PortType.STATES}, {"codes": PortType.CODES}, "speech", _SPEECH, "talker"
+    ),
+    "vocode": Kind(
+        {"codes": PortType.CODES}, {"audio": PortType.AUDIO}, "speech", _SPEECH, "token2wav"
     ),
 }
 """Kinds of stages by their name in a graph."""

@@ -1,45 +1,110 @@
-"""Payloads that a worker keeps for others, each until the request that made it ends."""
+"""Payloads that a worker keeps for others, each until it is used or its request ends."""
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from inlay.address import Address
+from inlay.edges import Fetch, Lease, Window
 from inlay.errors import (
     LEASE_LOST,
     DeadlineExceededError,
     ErrorFrame,
+    InlayError,
     NotFoundError,
     OverloadedError,
 )
-from inlay.prompt import Buffer
-from inlay.request import Emit, Fetch, Lease, Output, Payload, Request
+from inlay.request import Emit, Output, Payload, Request
 
 HELD_BYTES = 1 << 30
 """Bytes that are kept at a time; a request that makes more ends with an error."""
 
-_NOTHING = Buffer(b"")
+
+class _Ask(NamedTuple):
+    """A request for payloads, and what takes its answer."""
+
+    request: Request
+    fetch: Fetch
+    emit: Emit
+
+    def answer(self, payloads: tuple[Payload, ...]) -> None:
+        request = self.request
+        self.emit(Output(request.id, request.attempt, 0, finish_reason="stop", payloads=payloads))
+
+    def refuse(self, error: InlayError) -> None:
+        self.emit(self.request.end("error", error))
 
 
 class _Holding:
     """The payloads of one request.
 
     Attributes:
-        made: all of it is here.
+        payloads: that are kept.
+        first: number of the first of them.
+        made: nothing follows.
+        paused: the engine waits with the request.
+        ask: of the one reader, which waits for what is made next.
     """
 
-    __slots__ = ("emit", "key", "made", "num_bytes", "payloads", "request", "timer")
+    __slots__ = (
+        "ask",
+        "emit",
+        "first",
+        "key",
+        "made",
+        "num_bytes",
+        "paused",
+        "payloads",
+        "request",
+        "timer",
+        "window",
+    )
 
-    def __init__(self, request: Request, emit: Emit) -> None:
+    def __init__(self, request: Request, window: Window, emit: Emit) -> None:
         self.request = request
+        self.window = window
         self.emit = emit
         self.key = secrets.token_bytes(16)
-        self.payloads: list[Payload] = []
+        self.payloads: deque[Payload] = deque()
+        self.first = 0
         self.num_bytes = 0
-        self.made = False
+        self.made = self.paused = False
+        self.ask: _Ask | None = None
         self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def full(self) -> bool:
+        """No more may be made now."""
+        return not self.made and self.window.full(len(self.payloads), self.num_bytes)
+
+    def free(self, start: int) -> int:
+        """Forget the payloads before number `start`; return their bytes."""
+        size = 0
+        while self.payloads and self.first < start:
+            size += len(self.payloads.popleft().data)
+            self.first += 1
+        self.num_bytes -= size
+        return size
+
+    def serve(self) -> None:
+        """Answer the reader that waits, if there is something to say."""
+        ask = self.ask
+        if ask is None or not (self.made or len(self.payloads) > ask.fetch.start - self.first):
+            return
+        found: list[Payload] = []
+        size = 0
+        for payload in islice(self.payloads, ask.fetch.start - self.first, None):
+            if ask.fetch.window.full(len(found), size):
+                break
+            found.append(payload)
+            size += len(payload.data)
+        self.ask = None
+        ask.answer(tuple(found))
 
 
 class HeldPayloads:
@@ -47,18 +112,27 @@ class HeldPayloads:
 
     A lease is an open request: it ends when the request is cancelled, when its frontend's
     connection ends, and with the request's deadline; the payloads are freed in the same turn of the
-    event loop. They may be fetched any number of times before.
+    event loop. One is freed before, when its reader asks for those behind it. Where more is kept
+    than the request's window has room for, the engine waits with it.
 
     Args:
         abort: stops a request in the engine.
+        pause: has the engine wait with a request, or go on with it.
         max_bytes: as `HELD_BYTES`.
     """
 
-    def __init__(self, abort: Callable[[str], None], max_bytes: int = HELD_BYTES) -> None:
+    def __init__(
+        self,
+        abort: Callable[[str], None],
+        pause: Callable[[str, bool], None],
+        max_bytes: int = HELD_BYTES,
+    ) -> None:
         self._abort = abort
+        self._pause = pause
         self._max_bytes = max_bytes
         self._by_request: dict[str, _Holding] = {}
         self._by_key: dict[bytes, _Holding] = {}
+        self._asking: dict[str, _Holding] = {}
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -75,15 +149,21 @@ class HeldPayloads:
         """Requests that have made everything and are still open."""
         return sum(holding.made for holding in self._by_key.values())
 
-    def keep(self, request: Request, emit: Emit, address: Address) -> Emit:
-        """Return what takes the engine's outputs of a request; leases go on to `emit`.
+    @property
+    def num_paused(self) -> int:
+        """Requests that wait until what they have made is used."""
+        return sum(holding.paused for holding in self._by_key.values())
+
+    def keep(self, request: Request, window: Window, emit: Emit, address: Address) -> Emit:
+        """Return what takes the engine's outputs of a request; the rest of them goes on to `emit`.
 
         Args:
-            request: says `hold`.
+            request: the request.
+            window: that it `hold`s.
             emit: takes what its frontend is to hear.
             address: where other workers reach this one.
         """
-        holding = _Holding(request, emit)
+        holding = _Holding(request, window, emit)
         self._by_request[request.id] = self._by_key[holding.key] = holding
         if request.deadline is not None:
             loop = asyncio.get_running_loop()
@@ -106,43 +186,72 @@ class HeldPayloads:
             if output.finish_reason is None:
                 self._abort(holding.request.id)
             return
-        leased = []
-        for payload in output.payloads:
-            lease = Lease(address, holding.key, len(holding.payloads))
-            holding.payloads.append(payload)
-            leased.append(replace(payload, data=_NOTHING, lease=lease))
+        new = output.payloads and not holding.first and not holding.payloads
+        holding.payloads += output.payloads
         holding.num_bytes += size
         self.num_bytes += size
-        output = replace(output, payloads=tuple(leased))
-        if output.finish_reason in ("error", "abort") or (
-            output.finish_reason is not None and not holding.payloads
-        ):
-            self._forget(holding)
-        elif output.finish_reason is not None:
-            holding.made = True
-            output = replace(output, finish_reason=None, held=True)
+        lease = Lease(address, holding.key) if new else None
+        output = replace(output, payloads=(), lease=lease)
+        reason = output.finish_reason
+        if reason in ("error", "abort"):
+            self._forget(holding, None if output.error is None else output.error.to_error())
+        elif reason in ("stop", "length"):
+            if not holding.first and not holding.payloads:
+                self._forget(holding)
+            else:
+                holding.made = True
+                output = replace(output, finish_reason=None, held=reason)
+        holding.serve()
+        self._pause_if_full(holding)
         holding.emit(output)
 
     def answer(self, request: Request, emit: Emit) -> None:
-        """Emit the payloads that a request fetches, or an error where they are not here."""
+        """Emit the payloads that a request fetches once there are some.
+
+        Emits an error where they are not here, or their request has failed.
+        """
         fetch = request.params
         if not isinstance(fetch, Fetch):
             raise TypeError(f"a request to {request.task} has parameters of {type(fetch).__name__}")
         holding = self._by_key.get(fetch.key)
-        found = [] if holding is None else holding.payloads
-        if not all(0 <= index < len(found) for index in fetch.indexes):
-            lost = NotFoundError("the payload is not kept any more", code=LEASE_LOST)
-            emit(request.end("error", lost))
+        ask = _Ask(request, fetch, emit)
+        if (
+            holding is None
+            or holding.ask is not None
+            or not 0 <= fetch.start - holding.first <= len(holding.payloads)
+        ):
+            ask.refuse(_lost())
             return
-        payloads = tuple(found[index] for index in fetch.indexes)
-        emit(Output(request.id, request.attempt, 0, finish_reason="stop", payloads=payloads))
+        self._asking[request.id] = holding
+
+        def answered(output: Output) -> None:
+            del self._asking[request.id]
+            emit(output)
+
+        holding.ask = ask._replace(emit=answered)
+        self.num_bytes -= holding.free(fetch.start)
+        holding.serve()
+        self._pause_if_full(holding)
 
     def release(self, request_id: str) -> None:
-        """End a request that has made everything; the engine ends any other. Safe for any id."""
+        """End a request that has made everything, or fetches; the engine ends any other.
+
+        Safe for any id.
+        """
+        asked = self._asking.get(request_id)
+        if asked is not None and asked.ask is not None:
+            ask, asked.ask = asked.ask, None
+            ask.emit(ask.request.end("abort"))
         holding = self._by_request.get(request_id)
         if holding is not None and holding.made:
             self._forget(holding)
             holding.emit(holding.request.end("abort"))
+
+    def _pause_if_full(self, holding: _Holding) -> None:
+        if holding.full != holding.paused and holding.key in self._by_key:
+            holding.paused = holding.full
+            if not holding.made:
+                self._pause(holding.request.id, holding.paused)
 
     def _expire(self, holding: _Holding) -> None:
         self._end(holding, DeadlineExceededError("the deadline passed before the next stage"))
@@ -150,15 +259,23 @@ class HeldPayloads:
             self._abort(holding.request.id)
 
     def _end(self, holding: _Holding, error: OverloadedError | DeadlineExceededError) -> None:
-        self._forget(holding)
+        self._forget(holding, error)
         request = holding.request
         holding.emit(replace(request.end("error"), error=ErrorFrame.of(error)))
 
-    def _forget(self, holding: _Holding) -> None:
+    def _forget(self, holding: _Holding, error: InlayError | None = None) -> None:
+        """Free what is kept, and end the reader that waits for more."""
         del self._by_key[holding.key], self._by_request[holding.request.id]
         self.num_bytes -= holding.num_bytes
         if holding.timer is not None:
             holding.timer.cancel()
+        ask, holding.ask = holding.ask, None
+        if ask is not None:
+            ask.refuse(error or _lost())
+
+
+def _lost() -> NotFoundError:
+    return NotFoundError("the payload is not kept any more", code=LEASE_LOST)
 
 
 __all__ = ["HELD_BYTES", "HeldPayloads"]

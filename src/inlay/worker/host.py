@@ -33,7 +33,8 @@ from inlay.commands import (
     name_of,
 )
 from inlay.digest import Secret
-from inlay.engine.api import Engine, GenerateEngine, PageEngine, Peers
+from inlay.engine.api import Engine, FedEngine, GenerateEngine, PageEngine, PausingEngine, Peers
+from inlay.engine.inflow import Inflow
 from inlay.engine.kv_events import BlockEventSource
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
@@ -104,7 +105,7 @@ class EngineHost:
     ) -> None:
         self._stage = stage
         self._engine = engine
-        self._held = HeldPayloads(engine.abort)
+        self._held = HeldPayloads(engine.abort, self._pause)
         self._leased = None if peers is None else LeasedInputs(peers, self._admit)
         self._embeds_cache = embeds_cache or EmbedsCache(0)
         self._prompt_embeds = prompt_embeds
@@ -180,16 +181,20 @@ class EngineHost:
         if request.task is Task.FETCH:
             self._held.answer(request, emit)
             return
-        if request.hold and self._address is not None:
-            emit = self._held.keep(request, emit, self._address)
-        if all(given.value.lease is None for given in request.inputs):
+        if request.hold is not None and self._address is not None:
+            emit = self._held.keep(request, request.hold, emit, self._address)
+        if not request.feeds:
             self._admit(request, emit)
         elif self._leased is not None:
             self._leased.fetch(request, emit)
         else:
             emit(request.end("error", EngineError("this worker asks no others for inputs")))
 
-    def _admit(self, request: Request, emit: Emit) -> None:
+    def _pause(self, request_id: str, paused: bool) -> None:
+        if isinstance(self._engine, PausingEngine):
+            self._engine.pause(request_id, paused)
+
+    def _admit(self, request: Request, emit: Emit, inflow: Inflow | None = None) -> None:
         emit = self._requests.track_outputs(request.id, emit)
         if self._tracing is not None and request.trace is not None:
             emit = traced(self._tracing, request, emit, self._engine.card.engine)
@@ -200,7 +205,9 @@ class EngineHost:
                 raise InvalidRequestError(
                     f"the model `{self._engine.card.name}` {_NOT_SERVED[request.task]}"
                 )
-            if request.adapter is None or request.task is not Task.GENERATE:
+            if inflow is not None:
+                self._submit_fed(request, emit, inflow)
+            elif request.adapter is None or request.task is not Task.GENERATE:
                 self._engine.submit(request, emit)
             else:
                 self._submit_adapted(self._lending(), request, emit)
@@ -227,6 +234,11 @@ class EngineHost:
         except BaseException:
             admitted.leave()
             raise
+
+    def _submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+        if not isinstance(self._engine, FedEngine):
+            raise InvalidRequestError("this worker's engine takes no inputs while it runs")
+        self._engine.submit_fed(request, emit, inflow)
 
     def _lending(self) -> AdapterRegistry:
         if self._adapters is None:

@@ -1,14 +1,16 @@
-"""Inputs of a request that other workers keep: fetched from them before the engine sees it."""
+"""Inputs of a request that other workers keep: fetched before the engine runs, or while it does."""
 
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from inlay import liveness
-from inlay.address import Address
+from inlay.edges import Feed, Fetch, Window, renamed
 from inlay.engine.api import Peers
+from inlay.engine.inflow import Inflow
 from inlay.errors import (
     LEASE_LOST,
     DeadlineExceededError,
@@ -17,9 +19,17 @@ from inlay.errors import (
     NotFoundError,
     OverloadedError,
 )
-from inlay.request import Emit, Fetch, Input, Lease, Payload, Request, Task
+from inlay.request import Emit, Input, Output, Payload, Request, Task
 
 log = logging.getLogger(__name__)
+
+
+class Admit(Protocol):
+    """Takes a request whose inputs are here, or come by an inflow."""
+
+    def __call__(self, request: Request, emit: Emit, inflow: Inflow | None = None, /) -> None:
+        """Admit it."""
+        ...
 
 
 class LeasedInputs:
@@ -27,16 +37,17 @@ class LeasedInputs:
 
     Args:
         peers: asks other workers.
-        admit: takes a request all of whose inputs are here.
+        admit: takes the requests.
 
     Attributes:
         fetched: payloads that have come so far.
     """
 
-    def __init__(self, peers: Peers, admit: Callable[[Request, Emit], None]) -> None:
+    def __init__(self, peers: Peers, admit: Admit) -> None:
         self._peers = peers
         self._admit = admit
-        self._fetching: dict[str, Callable[[], None]] = {}
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, Callable[[], None]] = {}
         self.fetched = 0
 
     @property
@@ -45,87 +56,109 @@ class LeasedInputs:
         return len(self._fetching)
 
     def fetch(self, request: Request, emit: Emit) -> None:
-        """Admit a request once its inputs are here; an error is its only output."""
-        task = asyncio.create_task(self._fetch(request, emit))
+        """Admit a request once all of its whole edges is here; its streams come while it runs.
 
-        def abort() -> None:
-            # The task itself cannot tell: one that is cancelled before its first step never runs.
-            task.cancel()
-            emit(request.end("abort"))
-
-        self._fetching[request.id] = abort
+        Where those cannot come, an error is its only output.
+        """
+        self._waiting[request.id] = lambda: emit(request.end("abort"))
+        task = self._fetching[request.id] = asyncio.create_task(self._fetch(request, emit))
+        task.add_done_callback(lambda _: self._fetching.pop(request.id, None))
 
     def abort(self, request_id: str) -> None:
-        """Stop fetching for a request. Unknown ids are ignored."""
-        abort = self._fetching.pop(request_id, None)
-        if abort is not None:
-            abort()
+        """Stop fetching for a request that is not admitted yet. Unknown ids are ignored."""
+        end = self._waiting.pop(request_id, None)
+        if end is not None:
+            # The task itself cannot tell: one that is cancelled before its first step never runs.
+            self._fetching[request_id].cancel()
+            end()
 
     async def _fetch(self, request: Request, emit: Emit) -> None:
-        try:
-            ready = await self._with_inputs(request)
-        except InlayError as error:
-            del self._fetching[request.id]
-            emit(request.end("error", error))
-            return
-        except Exception:
-            del self._fetching[request.id]
-            log.exception("the inputs of request %s were not fetched", request.id)
-            emit(request.end("error", EngineError("the inputs could not be fetched")))
-            return
-        del self._fetching[request.id]
-        self._admit(ready, emit)
-
-    async def _with_inputs(self, request: Request) -> Request:
-        """Return the request with payloads for leases, and the time that is left."""
         began = liveness.now()
-        places: dict[tuple[Address, bytes], list[tuple[int, Lease]]] = {}
-        for at, given in enumerate(request.inputs):
-            if (lease := given.value.lease) is not None:
-                places.setdefault((lease.address, lease.key), []).append((at, lease))
         inputs = list(request.inputs)
         try:
             async with liveness.timeout(request.deadline or _FETCH_SECONDS):
-                for (address, key), wanted in places.items():
-                    indexes = tuple(lease.index for _, lease in wanted)
-                    ask = Request(
-                        id=request.id,
-                        task=Task.FETCH,
-                        prompts=(),
-                        params=Fetch(key=key, indexes=indexes),
-                        client=request.client,
-                    )
-                    found = await self._payloads(address, ask)
-                    for (at, _), payload in zip(wanted, found, strict=True):
-                        inputs[at] = _filled(inputs[at], payload)
-                        self.fetched += 1
-        except TimeoutError as error:
-            raise DeadlineExceededError("the deadline passed before the inputs had come") from error
+                for feed in request.feeds:
+                    if feed.window is None:
+                        inputs += _inputs(feed, await self._ask(request, feed, 0, Window()))
+        except TimeoutError:
+            late = DeadlineExceededError("the deadline passed before the inputs had come")
+            self._refuse(request, emit, late)
+            return
+        except InlayError as error:
+            self._refuse(request, emit, error)
+            return
+        except Exception:
+            log.exception("the inputs of request %s were not fetched", request.id)
+            self._refuse(request, emit, EngineError("the inputs could not be fetched"))
+            return
+        del self._waiting[request.id]
         left = request.deadline
         if left is not None:
             left = max(0.001, left - (liveness.now() - began))
-        return replace(request, inputs=tuple(inputs), deadline=left)
+        ready = replace(request, inputs=tuple(inputs), feeds=(), deadline=left)
+        streams = [(feed, feed.window) for feed in request.feeds if feed.window is not None]
+        if not streams:
+            self._admit(ready, emit)
+            return
+        inflow = Inflow(inputs, len(streams))
+        self._admit(ready, _until_end(emit, self._fetching[request.id], inflow), inflow)
+        await asyncio.gather(*(self._follow(request, *stream, inflow) for stream in streams))
 
-    async def _payloads(self, address: Address, ask: Request) -> list[Payload]:
+    def _refuse(self, request: Request, emit: Emit, error: InlayError) -> None:
+        if self._waiting.pop(request.id, None) is not None:
+            emit(request.end("error", error))
+
+    async def _follow(self, request: Request, feed: Feed, window: Window, inflow: Inflow) -> None:
+        """Fetch as much as there is room for, until nothing follows."""
+        at = 0
         try:
-            return list(await self._peers.payloads(address, ask))
+            while found := await self._ask(request, feed, at, await inflow.room(window)):
+                at += len(found)
+                inflow.put(_inputs(feed, found))
+            inflow.end()
+        except InlayError as error:
+            inflow.end(error)
+        except Exception:
+            log.exception("the inputs of request %s were not fetched", request.id)
+            inflow.end(EngineError("the inputs could not be fetched"))
+
+    async def _ask(self, request: Request, feed: Feed, start: int, window: Window) -> list[Payload]:
+        ask = Request(
+            id=request.id,
+            task=Task.FETCH,
+            prompts=(),
+            params=Fetch(key=feed.lease.key, start=start, window=window),
+            client=request.client,
+        )
+        try:
+            found = list(await self._peers.payloads(feed.lease.address, ask))
         except OverloadedError as error:
             raise NotFoundError(error.message, code=LEASE_LOST) from error
+        self.fetched += len(found)
+        return found
 
 
 _FETCH_SECONDS = 60.0
 """Seconds for the inputs of a request that has no deadline."""
 
 
-def _filled(given: Input, payload: Payload) -> Input:
-    """Return a leased input with its elements. Raises `EngineError` if they are others."""
-    lease = given.value
-    if (payload.dtype, payload.shape) != (lease.dtype, lease.shape):
-        raise EngineError(
-            f"the input {given.port} is {payload.dtype} {payload.shape}; {lease.dtype} "
-            f"{lease.shape} was leased"
-        )
-    return Input(given.port, replace(lease, data=payload.data, lease=None))
+def _inputs(feed: Feed, payloads: list[Payload]) -> list[Input]:
+    """Return those that are of ports that are fed."""
+    named = ((renamed(payload.port, feed.ports), payload) for payload in payloads)
+    return [Input(port, payload) for port, payload in named if port is not None]
+
+
+def _until_end(emit: Emit, following: "asyncio.Task[None]", inflow: Inflow) -> Emit:
+    """Return `emit` that stops fetching where the request has failed, and drops what else comes."""
+
+    def take(output: Output) -> None:
+        if output.finish_reason in ("stop", "length"):
+            inflow.drain()
+        elif output.finish_reason is not None:
+            following.cancel()
+        emit(output)
+
+    return take
 
 
 __all__ = ["LeasedInputs"]

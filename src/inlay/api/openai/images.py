@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
@@ -32,6 +32,7 @@ from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.http.sse import NAMED, EventStream
 from inlay.request import Diffusion, Input, Payload, Request, Task, Usage
+from inlay.router.making import Making
 from inlay.router.stages import StageOutput, admitted, plan, walk
 
 _decoder = msgspec.json.Decoder(ImagesRequest)
@@ -61,7 +62,7 @@ async def images(call: Call) -> None:
     id_ = answer_id("img-", request.request_id)
     call.reservation.grow(params.count * params.width * params.height * FILE_BYTES_PER_PIXEL)
     call.ending.enter_context(admitted(server.router, steps, call.client))
-    given: dict[str | None, Sequence[Payload]] = {None: payloads}
+    given: dict[str | None, Making] = {None: Making(payloads)}
     make = stage_requests(call, id_, params, request.priority or 0)
     stream = EventStream(call.send, NAMED)
     shape = _Shape(request, params)

@@ -277,6 +277,10 @@ class TorchEngine:
             if self._encodes is not None:
                 self._encodes.abort(request_id)
 
+    def pause(self, request_id: str, paused: bool) -> None:
+        """As `inlay.engine.api.PausingEngine`."""
+        self._send(lambda core: core.pause(request_id, paused))
+
     async def failed(self) -> EngineError:
         """Wait until a step fails as a whole; return the error."""
         while self._failure is None:

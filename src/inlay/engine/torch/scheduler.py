@@ -226,7 +226,7 @@ class Scheduler:
             if full and (self.blocked or not self._shares.yielding_places(sequence)):
                 self._encode_ahead(sequence)
                 return
-            if sequence.client in kept_for:
+            if sequence.client in kept_for or sequence.paused:
                 continue
             hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop

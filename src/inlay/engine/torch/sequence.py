@@ -59,6 +59,7 @@ class Sequence:
         grammar: state of the output in the request's grammar, if any.
         adapter: slot of the adapter for its next span, or `lora.BASE`.
         media: the prompt's images and their rows, or None if it has none.
+        paused: nothing is computed for it until what it has made is used.
     """
 
     __slots__ = (
@@ -81,6 +82,7 @@ class Sequence:
         "order",
         "output",
         "pages",
+        "paused",
         "preemptions",
         "prompt",
         "prompt_token_ids",
@@ -124,6 +126,7 @@ class Sequence:
         self.pages = tuple(PageRun() for _ in range(page_groups))
         self.num_computed_tokens = 0
         self.has_pending_token = False
+        self.paused = False
         self.num_verified_pages = 0
         self.num_cached_pages = 0
         self.cached_tokens = 0
@@ -174,6 +177,11 @@ class Sequence:
         return self._prompt_length
 
     @property
+    def waits(self) -> bool:
+        """True if it waits for what comes from elsewhere: rows of media, or use of its output."""
+        return self.paused or (self.media is not None and bool(self.media.pending))
+
+    @property
     def length(self) -> int:
         """Number of known positions, prompt and output."""
         return self._prompt_length + len(self.output)
@@ -184,8 +192,10 @@ class Sequence:
 
         The position of a pending token is one of them.
 
-        0 only while it waits for launched steps.
+        0 only while it waits for launched steps, or is paused.
         """
+        if self.paused:
+            return 0
         goes_on = self.has_pending_token and len(self.output) + 1 < self.sampling.max_tokens
         return self.length + goes_on - self.num_computed_tokens
 

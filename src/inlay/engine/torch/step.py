@@ -168,6 +168,13 @@ class Core:
         sequence = self._sequences.get(request_id)
         return [] if sequence is None else [self._end(sequence, "abort")]
 
+    def pause(self, request_id: str, paused: bool) -> list[Output]:
+        """Plan nothing more of a request, or go on with it. Does nothing for unknown ids."""
+        if request_id in self._sequences:
+            self._sequences[request_id].paused = paused
+            self._idle = False
+        return []
+
     def abort_all(self) -> list[Output]:
         """End every request."""
         return [self._end(sequence, "abort") for sequence in tuple(self._sequences.values())]
@@ -248,8 +255,8 @@ class Core:
             return []
         flight = None if before is not None and self.scheduler.blocked else self._launch(before)
         self._idle = flight is None and before is None
-        encoding = (one.media is not None and one.media.pending for one in self.scheduler.waiting)
-        if self._idle and not self.scheduler.parking and not any(encoding):
+        waits = any(sequence.waits for sequence in self._sequences.values())
+        if self._idle and not self.scheduler.parking and not waits:
             raise EngineError(f"none of {len(self._sequences)} requests could be scheduled")
         outputs = [] if before is None else self._collect(before)
         if flight is not None:

@@ -1,6 +1,5 @@
 """The image of a chat of a pipeline: drawn from the text that its language model has written."""
 
-from collections.abc import Sequence
 from contextlib import aclosing
 
 import pybase64
@@ -17,7 +16,8 @@ from inlay.card import ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
-from inlay.request import Payload, Task
+from inlay.request import Task
+from inlay.router.making import Making
 from inlay.router.stages import admitted, plan, walk
 
 _ONLY_WITH_IMAGES = (
@@ -71,7 +71,7 @@ class ChatImage:
         """
         if choice.calls_tools or not text.strip():
             raise InvalidRequestError("the model wrote no text to draw", param="modalities")
-        given: dict[str | None, Sequence[Payload]] = {self._writer: [text_payload("text", text)]}
+        given: dict[str | None, Making] = {self._writer: Making([text_payload("text", text)])}
         router = self._call.server.router
         await self._call.server.awake(self.stage, Task.STAGE)
         async with aclosing(walk(router, self._steps, given, self._make)) as outputs:

@@ -1,0 +1,99 @@
+"""Edges between stages: what a worker keeps of a request's payloads, and how others ask for them.
+
+A payload is freed once its reader asks for those behind it. A whole edge is a stream without bounds
+that is asked for once, when all of it is made.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from inlay.address import Address
+
+
+class Window(msgspec.Struct, frozen=True, array_like=True):
+    """Bounds of payloads that are there and not used yet.
+
+    Attributes:
+        items: number of them; None for no bound.
+        num_bytes: of all together; None for no bound.
+    """
+
+    items: int | None = None
+    num_bytes: int | None = None
+
+    def full(self, items: int, num_bytes: int) -> bool:
+        """Return True if that much leaves no room; there is always room for the first."""
+        return items > 0 and (
+            (self.items is not None and items >= self.items)
+            or (self.num_bytes is not None and num_bytes >= self.num_bytes)
+        )
+
+    def left(self, items: int, num_bytes: int) -> "Window":
+        """Return the room that is left beside that much; at least for one item."""
+        return Window(
+            None if self.items is None else max(1, self.items - items),
+            None if self.num_bytes is None else max(1, self.num_bytes - num_bytes),
+        )
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """The place of what a request makes, which its worker keeps until the request is cancelled.
+
+    Attributes:
+        address: of the worker.
+        key: of the request there, random: who knows it may have its payloads.
+    """
+
+    address: Address
+    key: bytes
+
+
+Ports: TypeAlias = tuple[tuple[str, str], ...]
+"""Pairs of a port of one stage and the port of another that it feeds."""
+
+
+class Feed(msgspec.Struct, frozen=True, array_like=True):
+    """Ports of a stage that are fed by what a request at another worker makes.
+
+    Attributes:
+        lease: of that request.
+        ports: pairs of a port there and the stage's own that it feeds.
+        window: of payloads that have come and are not taken; None: all of them are made, and come
+            before the stage begins.
+    """
+
+    lease: Lease
+    ports: Ports
+    window: Window | None = None
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
+    """Parameters of a request for payloads that the worker keeps.
+
+    The answer has what is made from `start` on, once there is some, and frees what is before it;
+    one without payloads says that nothing follows.
+
+    Attributes:
+        key: of the request that makes them.
+        start: number of the first that is wanted.
+        window: how much is wanted at most; a single payload may be larger.
+    """
+
+    key: bytes
+    start: int = 0
+    window: Window = Window()
+
+
+def renamed(port: str, ports: Ports) -> str | None:
+    """Return a stage's own name for what another gives on `port`; None if that feeds nothing."""
+    for other, own in ports:
+        if port == other or port.startswith(f"{other}."):
+            return own + port[len(other) :]
+    return None
+
+
+HeldReason = Literal["stop", "length"]
+"""Why a request has ended whose payloads are kept."""
+
+__all__ = ["Feed", "Fetch", "HeldReason", "Lease", "Ports", "Window", "renamed"]

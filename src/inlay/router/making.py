@@ -1,0 +1,150 @@
+"""What the request of a stage makes, as the stages behind it may have it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import msgspec
+
+from inlay.edges import Lease
+from inlay.errors import InlayError, OverloadedError
+from inlay.request import Output, Payload
+from inlay.router.resume import ResumingStream
+
+
+class Making:
+    """The payloads of a request, or the lease of them while its worker keeps them.
+
+    Args:
+        payloads: of a request that has ended, or None.
+        again: has the worker begin anew with the request, or None where nobody can.
+
+    Attributes:
+        lease: of the last attempt.
+        made: nothing follows.
+        error: why nothing follows, or None.
+    """
+
+    def __init__(
+        self,
+        payloads: Sequence[Payload] | None = None,
+        again: Callable[[], None] | None = None,
+    ) -> None:
+        self._again = again
+        self._payloads: list[Payload] = list(payloads or ())
+        self._attempt = 0
+        self._stale = -1
+        self._changed = asyncio.Event()
+        self.lease: Lease | None = None
+        self.made = payloads is not None
+        self.error: InlayError | None = None
+
+    def take(self, output: Output) -> None:
+        """Note what an output says of the payloads."""
+        if output.attempt == self._stale:
+            return  # it is on its way to its end, and what it has made since is lost too
+        if output.attempt != self._attempt:
+            self._attempt, self._payloads, self.lease = output.attempt, [], None
+        self._payloads += output.payloads
+        self.lease = output.lease or self.lease
+        self.made = output.held is not None or output.finish_reason in ("stop", "length")
+        self._changed.set()
+
+    def made_by(self, stream: ResumingStream) -> None:
+        """Have `stream` begin anew where what its worker keeps is lost."""
+        self._again = stream.restart
+
+    def told(self, output: Output) -> Output:
+        """Take an output of a language model; return it without what it says of payloads."""
+        self.take(output)
+        if output.held is None:
+            return msgspec.structs.replace(output, payloads=(), lease=None)
+        if not self.made:
+            # Nobody reads the stream after the end of its text.
+            self.fail(OverloadedError("what a stage has made is lost", retry_after=1))
+        return msgspec.structs.replace(output, payloads=(), held=None, finish_reason=output.held)
+
+    def fail(self, error: InlayError) -> None:
+        """Nothing follows, because of an error."""
+        self.error = error
+        self._changed.set()
+
+    def renew(self, lost: Lease) -> None:
+        """Have what was kept under a lease made again, if it is the last.
+
+        Raises:
+            OverloadedError: nobody can.
+        """
+        if self.lease == lost:
+            if self.made or self._again is None:
+                raise OverloadedError("what a stage has made is lost", retry_after=1)
+            self.lease, self._stale = None, self._attempt
+            self._again()
+
+    async def inputs(self, *, streamed: bool) -> Lease | Sequence[Payload]:
+        """Return the lease, or the payloads themselves where nobody keeps them.
+
+        Args:
+            streamed: once there is a lease; else once all is made.
+
+        Raises:
+            InlayError: the request has failed.
+        """
+        while True:
+            self._changed.clear()
+            if self.error is not None:
+                raise self.error
+            if self.lease is not None and (streamed or self.made):
+                return self.lease
+            if self.made and self.lease is None:
+                return self._payloads
+            await self._changed.wait()
+
+
+class Running:
+    """A request of a stage, read until all is made, and kept open until it is released.
+
+    Args:
+        stream: of the request.
+        making: what it makes.
+        count: is told of every output.
+    """
+
+    def __init__(
+        self, stream: ResumingStream, making: Making, count: Callable[[Output], None]
+    ) -> None:
+        self.making = making
+        self._count = count
+        self._stream = stream
+        # While this is there, so is the load that the request adds.
+        self._outputs: AsyncGenerator[Sequence[Output], None] = aiter(stream)
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for batch in self._outputs:
+                for output in batch:
+                    check(output)
+                    self.making.take(output)
+                    self._count(output)
+                if self.making.made:
+                    return
+        except InlayError as error:
+            self.making.fail(error)
+
+    async def release(self) -> None:
+        """End the request, and with it its leases."""
+        self._stream.cancel()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._outputs.aclose()
+
+
+def check(output: Output) -> None:
+    """Raise the error that an output carries."""
+    if output.error is not None:
+        raise output.error.to_error()
+    if output.finish_reason == "abort":
+        raise OverloadedError("the worker aborted the request", retry_after=1)
+
+
+__all__ = ["Making", "Running", "check"]
