@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"address", "edges", "hidden_states"}
+BASE |= {"address", "edges", "hidden_states", "speech"}
 MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "errors": set[str](),
     "pace": set[str](),
     "hidden_states": set[str](),
+    "speech": set[str](),
     "address": set[str](),
     "edges": {"address"},
     "liveness": set[str](),

@@ -246,6 +246,18 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     next_within: float
 
 
+class AudioCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts about a model that speaks, or a part of one.
+
+    Attributes:
+        voices: their names, the first where a request names none.
+        sample_rate: samples a second of its sound, which has one channel.
+    """
+
+    voices: tuple[str, ...]
+    sample_rate: int
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a worker's model, announced when it is ready and when it changes.
 
@@ -291,6 +303,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         media: of a model that takes images, audio or video.
         stage: of a worker that is a stage of a pipeline.
         image: of a model that makes images.
+        audio: of a model that speaks.
         hidden_layers: the last layer whose hidden states it gives, as `HiddenStates` numbers them;
             None if it gives none.
     """
@@ -332,6 +345,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     media: MediaSpec | None = None
     stage: StageCard | None = None
     image: ImageCard | None = None
+    audio: AudioCard | None = None
     hidden_layers: int | None = None
     protocol: int = PROTOCOL
 

@@ -15,6 +15,7 @@ from inlay.edges import Feed, Fetch, HeldReason, Lease, Window
 from inlay.errors import ErrorFrame, InlayError
 from inlay.hidden_states import HiddenStates
 from inlay.prompt import Buffer, Prompt, Tokens
+from inlay.speech import Speech
 
 
 class Task(StrEnum):
@@ -243,7 +244,12 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     value: Payload
 
 
-_PARAMS = {Task.GENERATE: Sampling, Task.STAGE: Diffusion, Task.FETCH: Fetch, Task.PAGES: PageQuery}
+_PARAMS = {
+    Task.GENERATE: Sampling,
+    Task.STAGE: (Diffusion, Speech),
+    Task.FETCH: Fetch,
+    Task.PAGES: PageQuery,
+}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -280,7 +286,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     prompts: tuple[Prompt, ...]
-    params: Sampling | Pooling | Diffusion | Fetch | PageQuery
+    params: Sampling | Pooling | Diffusion | Speech | Fetch | PageQuery
     task: Task = Task.GENERATE
     attempt: int = 0
     prior_output: tuple[int, ...] = ()
@@ -307,8 +313,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
                 f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
-                "inputs and Diffusion for a stage, Fetch to fetch, PageQuery for pages, at least "
-                "one prompt and Pooling for all other tasks"
+                "inputs and Diffusion or Speech for a stage, Fetch to fetch, PageQuery for pages, at "
+                "least one prompt and Pooling for all other tasks"
             )
 
     @property

@@ -56,15 +56,17 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     model: str = Field(description="Directory of a model, or its name on the hub.")
-    engine: Literal["torch", "vllm", "sglang", "diffusers", "echo"] = Field(
+    engine: Literal["torch", "vllm", "sglang", "diffusers", "speech", "echo"] = Field(
         default="torch",
         description="Engine that runs the model: the built-in one, vLLM, SGLang, or diffusers for "
-        "models that make images, which is chosen for a directory with model_index.json. echo runs "
-        "no model and repeats the prompt, to measure everything else.",
+        "models that make images, which is chosen for a directory with model_index.json. speech runs "
+        "stages of a graph that speak. echo runs no model and repeats the prompt, to measure "
+        "everything else.",
     )
-    part: Literal["pipeline", "text_encoder", "denoiser", "vae"] = Field(
+    part: Literal["pipeline", "text_encoder", "denoiser", "vae", "talker", "token2wav"] = Field(
         default="pipeline",
-        description="Part of a diffusers pipeline that is loaded: all of it, or one stage of it.",
+        description="Part of a model that is loaded: all of it, or one stage of it, of a diffusers "
+        "pipeline (text_encoder, denoiser, vae) or of a model that speaks (talker, token2wav).",
     )
     hidden_projector: str | None = Field(
         default=None,

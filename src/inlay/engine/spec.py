@@ -194,6 +194,13 @@ ENGINES: Mapping[str, EngineSpec] = {
         "'inlay[torch,diffusers]'",
         options=_IMAGES,
     ),
+    "speech": EngineSpec(
+        generate="inlay.engine.speech.engine:SpeechEngine",
+        environment="inlay.engine.torch.threads:engine_environment",
+        library="torch",
+        missing="torch is not installed in this environment: pip install 'inlay[torch]'",
+        options=frozenset({"task image", "part"}),
+    ),
     "echo": EngineSpec(
         generate="inlay.engine.echo:EchoEngine",
         options=frozenset({"enable_lora", "task score"}),

@@ -41,6 +41,10 @@ _TABLES = (
 )
 """Suffixes of the name of the input embedding table, by families."""
 
+_OMNI, _THINKER = "qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration"
+_TALKER = "talker."
+"""What the names of the weights of an omni model's talker begin with."""
+
 _OF_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 """A tensor of one layer, which the model's own embedding table is not."""
 
@@ -80,7 +84,7 @@ class StoredTensor:
 
 
 def config_of(directory: Path) -> dict[str, Any]:
-    """The model's `config.json`.
+    """The model's `config.json`; of Qwen2.5-Omni its thinker's, which is the language model.
 
     Raises:
         InvalidRequestError: there is none, or it is not a JSON object.
@@ -98,6 +102,11 @@ def config_of(directory: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise InvalidRequestError(f"{path} holds {type(config).__name__}, not an object")
+    thinker = config.get("thinker_config")
+    if config.get("model_type") == _OMNI and isinstance(thinker, dict):
+        own = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
+        kind = {"model_type": _OMNI, "architectures": [_THINKER]}
+        return {**own, **thinker, **kind}
     return config
 
 
@@ -356,7 +365,7 @@ def _may_be_table(name: str) -> bool:
     """True if a tensor of this name may be the model's embedding table."""
     called = name in _TABLES or name.endswith(tuple(f".{table}" for table in _TABLES))
     # A layer that predicts further tokens has a copy of its own.
-    return called and not _OF_A_LAYER.search(name)
+    return called and not _OF_A_LAYER.search(name) and not name.startswith(_TALKER)
 
 
 def spread(length: int, count: int) -> list[int]:

@@ -78,6 +78,8 @@ def load(settings: EngineSettings) -> Loaded:
             param="model",
         )
     part = settings.part
+    if part == "talker" or part == "token2wav":  # mypy narrows so
+        raise InvalidRequestError(f"a pipeline of diffusers has no part {part!r}", param="part")
     wanted = _components(family, part)
     missing = sorted({*_components(family, "pipeline")} - {*components})
     if missing:

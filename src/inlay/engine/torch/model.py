@@ -182,6 +182,7 @@ class CausalModel:
             )
         except (OSError, ValueError) as error:
             raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
+        parsed = getattr(parsed, "thinker_config", parsed)
         text = parsed.get_text_config()
         max_model_len = context_length(settings.max_model_len, text.to_dict())
         check_positions(text, max_model_len)

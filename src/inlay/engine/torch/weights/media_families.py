@@ -65,6 +65,13 @@ MEDIA_FAMILIES: dict[str, Family] = {
             rope_axes=3,
         ),
         Family(
+            "qwen2_5_omni",
+            "Qwen2_5OmniThinkerForConditionalGeneration",
+            float32_scores=True,
+            language=_LANGUAGE,
+            rope_axes=3,
+        ),
+        Family(
             "qwen2_audio",
             "Qwen2AudioForConditionalGeneration",
             float32_scores=True,

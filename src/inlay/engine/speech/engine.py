@@ -1,0 +1,233 @@
+"""`SpeechEngine`: a talker or a vocoder, whose requests take turns."""
+
+import asyncio
+import logging
+import time
+from functools import partial
+from importlib.metadata import version
+
+from inlay.card import AudioCard, Limits, ModelCard, Stats
+from inlay.digest import Secret
+from inlay.engine.compute_thread import ComputeThread
+from inlay.engine.inflow import Inflow
+from inlay.engine.settings import EngineSettings
+from inlay.engine.speech.job import Job
+from inlay.engine.speech.loading import Loaded, load
+from inlay.engine.speech.vocoder import SAMPLE_RATE
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from inlay.fair_queue import FairQueue
+from inlay.request import Emit, Request, Task
+from inlay.speech import Speech
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 8
+"""Requests in the engine at most, as a multiple of `max_num_seqs`: the router keeps fewer there."""
+
+
+class SpeechEngine:
+    """A talker or a vocoder.
+
+    The event loop owns the requests and chooses whose turn is next, client by client; a thread
+    computes it: one code, or the sound of one chunk. A request without inputs waits for them, one
+    that is paused for its reader.
+    """
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._thread = ComputeThread()
+        self._card: ModelCard | None = None
+        self._jobs: dict[str, Job] = {}
+        self._queue: FairQueue[Job] = FairQueue()
+        self._turn: Job | None = None
+        self._work = asyncio.Event()
+        self._driver: asyncio.Task[None] | None = None
+        self._closing = False
+        self._steps = self._made = 0
+        self._busy = 0.0
+
+    @property
+    def card(self) -> ModelCard:
+        """Metadata of the served model. Raises `EngineError` before the start."""
+        if self._card is None:
+            raise EngineError("the engine is not started")
+        return self._card
+
+    async def start(self) -> None:
+        """Load the part.
+
+        Raises:
+            InvalidRequestError: an unsupported model or setting.
+            EngineError: it was started before.
+        """
+        if self._driver is not None:
+            raise EngineError("the engine was started before")
+        loaded = await self._thread.run(partial(load, self._settings))
+        self._model = loaded.model
+        self._card = _card(self._settings, loaded, self._secret)
+        self._driver = asyncio.create_task(self._drive())
+
+    async def close(self) -> None:
+        """Abort all requests, stop the thread and release the model."""
+        self._closing = True
+        for request_id in tuple(self._jobs):
+            self.abort(request_id)
+        self._work.set()
+        if self._driver is not None:
+            await self._driver
+        await asyncio.to_thread(self._thread.close)
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        """Admit a request of `Task.STAGE` that has all its inputs. Raises as `submit_fed`."""
+        self.submit_fed(request, emit, Inflow.of(request.inputs))
+
+    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+        """Admit a request of `Task.STAGE`.
+
+        Raises:
+            InvalidRequestError: it can never run here.
+            OverloadedError: too much is queued, or the engine is closing.
+        """
+        if self._closing:
+            raise OverloadedError("the engine is closing")
+        if request.id in self._jobs:
+            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        params = request.params
+        if not isinstance(params, Speech):
+            raise InvalidRequestError(
+                f"this engine speaks; got parameters of {type(params).__name__}"
+            )
+        if params.voice not in self._model.voices:
+            raise InvalidRequestError(
+                f"voice is {params.voice!r}; allowed: {', '.join(self._model.voices)}",
+                param="voice",
+            )
+        most = _BACKLOG * self._settings.max_num_seqs
+        if len(self._jobs) >= most:
+            raise OverloadedError(f"{most} requests are queued already", retry_after=1.0)
+        job = Job(request, self._model.begin(params), inflow, emit)
+        self._jobs[request.id] = job
+        if request.deadline is not None:
+            loop = asyncio.get_running_loop()
+            job.timer = loop.call_later(request.deadline, self._expire, job)
+        inflow.watch(partial(self._enqueue, job))
+        self._enqueue(job)
+
+    def pause(self, request_id: str, paused: bool) -> None:
+        """As `inlay.engine.api.PausingEngine`."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            job.paused = paused
+            if paused and job in self._queue:
+                self._queue.remove(job, job.request.client, job.request.priority)
+            self._enqueue(job)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._leave(job)
+            job.end("abort")
+
+    def _expire(self, job: Job) -> None:
+        self._fail(job, DeadlineExceededError("the deadline passed before the sound was made"))
+
+    def _fail(self, job: Job, error: InlayError) -> None:
+        self._leave(job)
+        job.end("error", error)
+
+    def _leave(self, job: Job) -> None:
+        if self._jobs.pop(job.request.id, None) is not None and job in self._queue:
+            self._queue.remove(job, job.request.client, job.request.priority)
+
+    def _enqueue(self, job: Job) -> None:
+        """Give a request a turn, if there is something to do for it."""
+        if job.can_go_on and job is not self._turn and job not in self._queue:
+            self._queue.push(job, job.request.client, job.request.priority)
+            self._work.set()
+
+    async def probe(self) -> float:
+        """Make a little of nothing between two turns; return the seconds it took.
+
+        Raises:
+            EngineError: the engine is not running, or failed.
+        """
+        if self._closing or self._driver is None:
+            raise EngineError("the engine is not running")
+        started = time.monotonic()
+        try:
+            await self._thread.run(self._model.probe)
+        except Exception as error:
+            raise EngineError(f"the model failed: {type(error).__name__}: {error}") from error
+        return time.monotonic() - started
+
+    def stats(self) -> Stats:
+        """Return the current counters; progress is turns taken."""
+        running = int(self._turn is not None)
+        return Stats(
+            running=running,
+            waiting=len(self._jobs) - running,
+            generated_tokens=self._made,
+            steps=self._steps,
+            progress=self._steps,
+            busy_seconds=self._busy,
+        )
+
+    async def _drive(self) -> None:
+        while not self._closing:
+            if not self._queue:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            job = self._turn = self._queue.take()
+            began = time.monotonic()
+            try:
+                inputs = job.take()
+                advance = partial(job.progress.advance, inputs, ended=job.inflow.ended)
+                piece = await self._thread.run(advance)
+                self._steps += 1
+                if not job.ended:
+                    self._made += sum(payload.shape[0] for payload in piece.payloads)
+                    if piece.done:
+                        self._leave(job)
+                    job.put(piece)
+            except InlayError as error:
+                self._fail(job, error)
+            except Exception as error:
+                log.exception("request %s failed", job.request.id)
+                failed = EngineError(f"the model failed: {type(error).__name__}: {error}")
+                self._fail(job, failed)
+            self._busy += time.monotonic() - began
+            self._turn = None
+            self._enqueue(job)
+
+
+def _card(settings: EngineSettings, loaded: Loaded, secret: Secret) -> ModelCard:
+    """Return the metadata that the worker announces."""
+    names = settings.names
+    return ModelCard(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        path=str(loaded.path),
+        weights_id=loaded.weights_id,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=0,
+        hidden_size=loaded.width,
+        limits=Limits(max_model_len=loaded.max_length, max_num_seqs=settings.max_num_seqs),
+        engine="speech",
+        engine_version=version("transformers"),
+        tasks=(Task.STAGE,),
+        prompt_embeds="it speaks what another model says",
+        secret_fingerprint=secret.fingerprint,
+        audio=AudioCard(voices=loaded.model.voices, sample_rate=SAMPLE_RATE),
+    )
+
+
+__all__ = ["SpeechEngine"]

@@ -1,0 +1,140 @@
+"""One request of a talker or a vocoder."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from inlay.engine.inflow import Inflow
+from inlay.errors import EngineError, ErrorFrame, InlayError
+from inlay.request import Emit, FinishReason, Input, Output, Payload, Request, Usage
+from inlay.speech import Speech
+
+
+class Piece(NamedTuple):
+    """What one turn of a request has made.
+
+    Attributes:
+        payloads: in their order.
+        done: nothing follows.
+    """
+
+    payloads: tuple[Payload, ...]
+    done: bool
+
+
+class Progress(Protocol):
+    """The state of a request, which a thread advances."""
+
+    @property
+    def ready(self) -> bool:
+        """It can go on without further inputs."""
+        ...
+
+    def advance(self, inputs: Sequence[Input], *, ended: bool) -> Piece:
+        """Take inputs and go on by one turn; `ended` says that no others come."""
+        ...
+
+
+class Model(Protocol):
+    """What makes something of the inputs of requests."""
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the voices."""
+        ...
+
+    def begin(self, params: Speech) -> Progress:
+        """Return the state of a request. Raises `InvalidRequestError` if it cannot be served."""
+        ...
+
+    def probe(self) -> None:
+        """Make a little of nothing."""
+        ...
+
+
+class Job:
+    """One request in the engine.
+
+    Attributes:
+        request: as it was sent.
+        progress: its state.
+        inflow: brings its inputs.
+        paused: it waits until what it has made is used.
+        ended: its last output was emitted.
+        timer: of its deadline.
+        made: elements of payloads.
+    """
+
+    def __init__(self, request: Request, progress: Progress, inflow: Inflow, emit: Emit) -> None:
+        self.request = request
+        self.progress = progress
+        self.inflow = inflow
+        self.paused = self.ended = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.made = self.taken = 0
+        self._emit = emit
+
+    @property
+    def can_go_on(self) -> bool:
+        """There is something to do for it now."""
+        return not (self.paused or self.ended) and (self.progress.ready or self.inflow.has_news)
+
+    def take(self) -> list[Input]:
+        """Return inputs, if it cannot go on without. Raises the error that they ended with."""
+        if self.progress.ready:
+            return []
+        found = self.inflow.take()
+        self.taken += sum(given.value.shape[0] for given in found)
+        if not found and self.inflow.error is not None:
+            raise self.inflow.error
+        return found
+
+    def put(self, piece: Piece) -> None:
+        """Emit what a turn has made, and the end, if that is it."""
+        self.made += sum(payload.shape[0] for payload in piece.payloads)
+        if piece.done:
+            self.end("stop", payloads=piece.payloads)
+        elif piece.payloads and not self.ended:
+            request = self.request
+            self._emit(Output(request.id, request.attempt, 0, payloads=piece.payloads))
+
+    def end(
+        self,
+        reason: FinishReason,
+        error: InlayError | None = None,
+        payloads: tuple[Payload, ...] = (),
+    ) -> None:
+        """Emit the last output, once."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.timer is not None:
+            self.timer.cancel()
+        self._emit(
+            Output(
+                self.request.id,
+                self.request.attempt,
+                0,
+                finish_reason=reason,
+                usage=Usage(self.taken, self.made),
+                error=None if error is None else ErrorFrame.of(error),
+                payloads=payloads,
+            )
+        )
+
+
+def tensor_of(payload: Payload) -> Tensor:
+    """Return a payload as a tensor. Raises `EngineError` if it is none."""
+    dtype = getattr(torch, payload.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise EngineError(f"the payload {payload.port} is of type {payload.dtype!r}")
+    if not len(payload.data):
+        return torch.zeros(payload.shape, dtype=dtype)
+    # A copy: the memory may be used for another message.
+    return torch.frombuffer(bytearray(payload.data.view), dtype=dtype).reshape(payload.shape)
+
+
+__all__ = ["Job", "Model", "Piece", "Progress", "tensor_of"]

@@ -1,0 +1,30 @@
+"""Parameters of stages that speak."""
+
+import msgspec
+
+
+class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defaults=True):
+    """Parameters of a stage that speaks: a talker, or the vocoder behind it.
+
+    Attributes:
+        voice: one of the card's.
+        prompt_tokens: positions before the text that is spoken.
+        seed: of what the talker draws, and of the vocoder's noise.
+        max_tokens: codes at most.
+        temperature: of the talker; 0 is greedy.
+        top_k: 0 means all.
+        chunk: codes of which sound is made at a time; 0: of all at once.
+    """
+
+    voice: str
+    prompt_tokens: int = 0
+    seed: int = 0
+    max_tokens: int = 4096
+    temperature: float = 0.9
+    top_k: int = 40
+    top_p: float = 0.8
+    repetition_penalty: float = 1.05
+    chunk: int = 0
+
+
+__all__ = ["Speech"]
