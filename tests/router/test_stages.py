@@ -228,6 +228,19 @@ async def test_a_request_that_a_later_stage_has_no_room_for_is_refused_before_th
         await settled(world)
 
 
+async def test_a_client_that_leaves_while_a_failed_answer_is_cleared_away_leaves_nothing() -> None:
+    async with World.around(
+        ScriptedStage("reader"), ScriptedStage("denoiser", [-1]), ScriptedStage("decoder")
+    ) as world:
+        for turns in range(60):
+            asking = asyncio.create_task(ask(world, b"%d" % turns))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await settled(world)
+
+
 scripts = st.lists(st.sampled_from([0, 1, 2, 5, 9]), min_size=1, max_size=5)
 broken = st.lists(st.sampled_from([0, 1, 3, 9, 9, 9, -1]), min_size=1, max_size=9)
 

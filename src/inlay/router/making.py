@@ -1,4 +1,4 @@
-"""What the request of a stage makes, as the stages behind it may have it."""
+"""Payloads that the request of a stage makes, as the stages behind it may have them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -131,10 +131,14 @@ class Running:
         except InlayError as error:
             self.making.fail(error)
 
-    async def release(self) -> None:
+    def cancel(self) -> None:
         """End the request, and with it its leases."""
         self._stream.cancel()
         self._reading.cancel()
+
+    async def release(self) -> None:
+        """End it, and wait until nothing of it runs."""
+        self.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
         await self._outputs.aclose()
 

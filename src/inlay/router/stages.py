@@ -129,7 +129,7 @@ def plan(
 
 
 _GIVEN = Edge(None, (("prompt", "prompt"), ("embeds", "embeds")))
-"""What the step that reads the prompt is given: text, embeddings ("embeds.NAME"), or both."""
+"""Edge of the step that reads the prompt: text, embeddings ("embeds.NAME"), or both."""
 
 
 def admitted(
@@ -194,7 +194,7 @@ async def walk(
 
 
 class _Inputs(NamedTuple):
-    """What a request of a step is given: values, or where the worker finds them."""
+    """Inputs of a request of a step: values, and places where the worker finds others."""
 
     values: tuple[Input, ...] = ()
     feeds: tuple[Feed, ...] = ()
@@ -253,6 +253,9 @@ class _Walk:
 
     async def release(self) -> None:
         """Free all that is kept."""
+        # All at once: who waits here may be cancelled.
+        for running in self._running.values():
+            running.cancel()
         while self._running:
             await self._running.popitem()[1].release()
 
