@@ -22,7 +22,7 @@ from tests.vision_models import _MROPE, _TEXT, _draw, _save_tokenizer
 SPEAKERS = {"Chelsie": 370, "Ethan": 371}
 """The voices, with the id that begins the text of each."""
 CODES = 40
-"""Codes of the vocoder; the talker has six further ids."""
+"""Codes of sound; the talker has six further ids, which its random weights choose too."""
 _PAD, _START, _END, _MASK = CODES + 1, CODES + 2, CODES + 3, CODES + 5
 _TALKER = {
     "vocab_size": CODES + 6,
@@ -52,7 +52,7 @@ _DIT = {
     "block_size": 8,
     "look_ahead_layers": [1],
     "look_backward_layers": [0, 2],
-    "num_embeds": CODES + 1,
+    "num_embeds": CODES + 6,
     "mel_dim": 8,
     "enc_emb_dim": 8,
     "enc_dim": 8,
@@ -106,7 +106,7 @@ def omni() -> Path:
                 elif parameter.ndim > 1:
                     scale = 1.3 / parameter[0].numel() ** 0.5
                     # Else it would be clipped.
-                    scale *= 0.02 if name.endswith("conv_post.weight") else 1
+                    scale *= 0.005 if name.endswith("conv_post.weight") else 1
                     parameter.copy_(scale * torch.randn_like(parameter))
                 else:
                     parameter.add_(0.2 * torch.randn_like(parameter))

@@ -244,7 +244,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     value: Payload
 
 
-_PARAMS = {
+_PARAMS: Mapping[Task, type | tuple[type, ...]] = {
     Task.GENERATE: Sampling,
     Task.STAGE: (Diffusion, Speech),
     Task.FETCH: Fetch,
@@ -313,8 +313,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(
                 f"a request to {self.task} has {prompts} prompts, {len(self.inputs)} inputs and "
                 f"{type(self.params).__name__}; allowed: one prompt and Sampling to generate, "
-                "inputs and Diffusion or Speech for a stage, Fetch to fetch, PageQuery for pages, at "
-                "least one prompt and Pooling for all other tasks"
+                "inputs and Diffusion or Speech for a stage, Fetch to fetch, PageQuery for pages, "
+                "at least one prompt and Pooling for all other tasks"
             )
 
     @property

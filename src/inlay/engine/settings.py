@@ -59,8 +59,8 @@ class EngineSettings(BaseModel):
     engine: Literal["torch", "vllm", "sglang", "diffusers", "speech", "echo"] = Field(
         default="torch",
         description="Engine that runs the model: the built-in one, vLLM, SGLang, or diffusers for "
-        "models that make images, which is chosen for a directory with model_index.json. speech runs "
-        "stages of a graph that speak. echo runs no model and repeats the prompt, to measure "
+        "models that make images, which is chosen for a directory with model_index.json. speech "
+        "runs stages of a graph that speak. echo runs no model and repeats the prompt, to measure "
         "everything else.",
     )
     part: Literal["pipeline", "text_encoder", "denoiser", "vae", "talker", "token2wav"] = Field(

@@ -43,7 +43,7 @@ _TABLES = (
 
 _OMNI, _THINKER = "qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration"
 _TALKER = "talker."
-"""What the names of the weights of an omni model's talker begin with."""
+"""Prefix of the names of the weights of an omni model's talker."""
 
 _OF_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 """A tensor of one layer, which the model's own embedding table is not."""

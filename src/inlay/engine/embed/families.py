@@ -59,11 +59,6 @@ FAMILIES: dict[str, Family] = {
     "roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
     "xlm-roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
 }
-FAMILIES |= {
-    name: replace(_DECODER, language=family.language, rope_axes=family.rope_axes)
-    for name, family in MEDIA_FAMILIES.items()
-    if family.bidirectional == "none" and not family.own_head
-}
 
 REFUSED: dict[str, str] = {
     "gemma3": "attention inside an image is bidirectional, which is not supported here",
@@ -72,6 +67,13 @@ REFUSED: dict[str, str] = {
     "mpnet": "its attention adds a bias for each pair of positions, which is not supported",
     "deberta-v2": "its attention adds terms for each distance, which is not supported",
     "t5": "its attention adds a bias for each distance, which is not supported",
+    "qwen2_5_omni": "its thinker's vectors were not compared with any",
+}
+
+FAMILIES |= {
+    name: replace(_DECODER, language=family.language, rope_axes=family.rope_axes)
+    for name, family in MEDIA_FAMILIES.items()
+    if name not in REFUSED and family.bidirectional == "none" and not family.own_head
 }
 
 

@@ -14,7 +14,7 @@ from inlay.speech import Speech
 
 
 class Piece(NamedTuple):
-    """What one turn of a request has made.
+    """The payloads of one turn of a request.
 
     Attributes:
         payloads: in their order.
@@ -30,7 +30,7 @@ class Progress(Protocol):
 
     @property
     def ready(self) -> bool:
-        """It can go on without further inputs."""
+        """True if it can go on without further inputs."""
         ...
 
     def advance(self, inputs: Sequence[Input], *, ended: bool) -> Piece:
@@ -39,7 +39,7 @@ class Progress(Protocol):
 
 
 class Model(Protocol):
-    """What makes something of the inputs of requests."""
+    """The part of a model that a stage runs."""
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def can_go_on(self) -> bool:
-        """There is something to do for it now."""
+        """True if there is something to do for it now."""
         return not (self.paused or self.ended) and (self.progress.ready or self.inflow.has_news)
 
     def take(self) -> list[Input]:

@@ -149,7 +149,7 @@ class Talk:
 
     @property
     def ready(self) -> bool:
-        """What has been heard is enough for the next code."""
+        """True if enough has been heard for the next code."""
         wanted = 1 if self._cache is not None else self._params.prompt_tokens + 1
         return self._over or len(self.heard) >= wanted
 

@@ -353,8 +353,7 @@ class TorchEngine:
     async def probe(self) -> float:
         """Run one token through the model before all waiting requests; return the seconds it took.
 
-        Raises:
-            EngineError: the engine has failed.
+        Raises `EngineError` when the engine has failed.
         """
         return await probe(self)
 
@@ -385,8 +384,6 @@ class TorchEngine:
                 log.exception("the receiver of request %s failed", output.request_id)
                 if not ended:
                     self.abort(output.request_id)
-
-    # In the engine's thread
 
     def _run(self, ready: "asyncio.Future[None]") -> None:
         with ExitStack() as undo:

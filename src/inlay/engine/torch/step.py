@@ -170,9 +170,8 @@ class Core:
 
     def pause(self, request_id: str, paused: bool) -> list[Output]:
         """Plan nothing more of a request, or go on with it. Does nothing for unknown ids."""
-        if request_id in self._sequences:
-            self._sequences[request_id].paused = paused
-            self._idle = False
+        if (sequence := self._sequences.get(request_id)) is not None:
+            sequence.paused, self._idle = paused, False
         return []
 
     def abort_all(self) -> list[Output]:
@@ -213,8 +212,7 @@ class Core:
     def rest(self, now: float) -> float | None:
         """Return the seconds for which nothing can be computed, None for ever, unless asked.
 
-        Args:
-            now: current time on the clock of the requests' `expires`.
+        `now` is on the clock of the requests' `expires`.
         """
         if len(self) and not self._idle:
             return 0
@@ -239,14 +237,11 @@ class Core:
     def step(self) -> list[Output]:
         """Launch a step and return the outputs of one: with overlap, of the step before.
 
-        Does nothing if there are no requests.
-
         The device computes a step while the host reads the last one, whose tokens it takes from the
         device. The next tokens are sampled after the last step is read, so that sampling may depend
         on all earlier tokens.
 
-        Raises:
-            Exception: any error of the model; only `fail_all` may be called afterwards.
+        Raises `Exception`: any error of the model; only `fail_all` may be called afterwards.
         """
         began = time.perf_counter()
         before, self._in_flight = self._in_flight, None
@@ -255,8 +250,8 @@ class Core:
             return []
         flight = None if before is not None and self.scheduler.blocked else self._launch(before)
         self._idle = flight is None and before is None
-        waits = any(sequence.waits for sequence in self._sequences.values())
-        if self._idle and not self.scheduler.parking and not waits:
+        waits = self.scheduler.parking or any(one.waits for one in self._sequences.values())
+        if self._idle and not waits:
             raise EngineError(f"none of {len(self._sequences)} requests could be scheduled")
         outputs = [] if before is None else self._collect(before)
         if flight is not None:
