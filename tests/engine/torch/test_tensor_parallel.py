@@ -89,7 +89,7 @@ def assert_same(divided: list[Receiver], alone: list[Receiver]) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen2", "qwen3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("llama3", "mistral", "gemma2", "gemma3_text"))]
+    "family", ["llama", "qwen2", "qwen3_moe", *(pytest.param(each, marks=pytest.mark.slow) for each in ("llama3", "mistral", "qwen3", "gemma2", "gemma3_text", "qwen2_moe", "mixtral"))]
 )  # fmt: skip
 async def test_two_ranks_answer_as_one_process(family: str) -> None:
     async with started(tiny(family), 1) as engine:
@@ -156,9 +156,9 @@ async def test_what_does_not_go_together_is_refused(changes: dict[str, Any], sai
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "int-quantized"])
+@pytest.mark.parametrize("family", ["gpt_oss", "phi3", "deepseek_v3", "int-quantized"])
 async def test_layers_that_are_not_divided_are_named(family: str) -> None:
-    directory = tiny(family) if family == "qwen3_moe" else write(family)[0]
+    directory = write(family)[0] if family == "int-quantized" else tiny(family)
     engine = TorchEngine(settings(directory), Secret(bytes(32)))
     with pytest.raises(InvalidRequestError, match=r"layers\.0\..* (not divided|quantised)"):
         await engine.start()

@@ -1,12 +1,13 @@
 """A rank's share of a model, as in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053).
 
-Each rank has some heads of every attention layer and some intermediate elements of every gated
-layer. Their last projections give partial sums, which are added over the ranks. The head is divided
-by tokens, where their number allows it. Everything else is the same on all ranks.
+Each rank has some heads of every attention layer, and some intermediate elements of every gated
+layer and of every expert. Their last projections give partial sums, which are added over the ranks.
+The head is divided by tokens, where their number allows it. Everything else is on all ranks.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
@@ -16,18 +17,22 @@ from inlay.errors import InvalidRequestError
 _ATTENTION = ("q_proj", "k_proj", "v_proj"), "o_proj"
 _GATED = ("gate_proj", "up_proj"), "down_proj"
 
+_ON_EVERY_RANK = frozenset({"shared_expert_gate"})
+"""Linear layers that are too small to divide."""
 
-class SummedLinear(nn.Module):
-    """A linear layer over this rank's inputs, whose outputs are added over the ranks."""
 
-    def __init__(self, linear: nn.Linear, group: TensorParallelGroup) -> None:
+class Summed(nn.Module):
+    """A module with this rank's share of the weights, whose outputs are added over the ranks."""
+
+    def __init__(self, share: nn.Module, group: TensorParallelGroup) -> None:
         super().__init__()
-        self.linear = linear
+        self.share = share
         self._group = group
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute [..., in of this rank] to [..., out]."""
-        return self._group.add(self.linear(x).contiguous())
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Compute what the whole module would."""
+        partial: Tensor = self.share(*inputs)
+        return self._group.add(partial.contiguous())
 
 
 class GatheredLinear(nn.Module):
@@ -60,13 +65,18 @@ def shard(model: Any, group: TensorParallelGroup) -> None:
                 _keep(getattr(module, name), 0, group, f"{path}.{name}")
             last = getattr(module, output)
             _keep(last, 1, group, f"{path}.{output}")
-            setattr(module, output, SummedLinear(last, group))
+            setattr(module, output, Summed(last, group))
             divided.update(linears)
             if output == "o_proj":
                 _check_shared(module, path)
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith("Experts"):
+                _keep_experts(child, group, f"{path}.{name}")
+                setattr(module, name, Summed(child, group))
     for path, module in model.base_model.named_modules():
-        if (isinstance(module, nn.Linear) and module not in divided) or "experts" in path:
-            raise _refused(f"{path} ({type(module).__name__}) is not divided over ranks")
+        whole = isinstance(module, nn.Linear) and module not in divided
+        if whole and path.rpartition(".")[2] not in _ON_EVERY_RANK:
+            raise _not_divided(path, module)
     for name, child in list(model.named_children()):
         # Where tokens do not divide evenly, rank 0 computes all; it alone samples.
         if child is model.get_output_embeddings() and child.out_features % group.size == 0:
@@ -107,14 +117,33 @@ def _keep(linear: nn.Linear, dimension: int, group: TensorParallelGroup, path: s
             linear.register_parameter("bias", None)
 
 
+def _keep_experts(experts: Any, group: TensorParallelGroup, path: str) -> None:
+    """Keep this rank's intermediate elements of every expert."""
+    shapes = {name: tuple(weight.shape) for name, weight in experts.named_parameters()}
+    count, hidden, inner = shapes.get("down_proj", (0, 0, 0))
+    expected = {"gate_up_proj": (count, 2 * inner, hidden), "down_proj": (count, hidden, inner)}
+    if shapes != expected:
+        raise _not_divided(path, experts)
+    if inner % group.size:
+        raise _refused(f"{group.size} ranks do not divide the {inner} elements of {path}")
+    halves: list[Tensor] = [_part(half, 1, group) for half in experts.gate_up_proj.chunk(2, 1)]
+    experts.gate_up_proj = nn.Parameter(torch.cat(halves, 1), requires_grad=False)
+    experts.down_proj = _part(experts.down_proj, 2, group)
+    experts.intermediate_dim = inner // group.size
+
+
 def _part(whole: Tensor, dimension: int, group: TensorParallelGroup) -> nn.Parameter:
     # A copy, so that the whole can be freed.
     part = whole.detach().chunk(group.size, dimension)[group.rank].clone()
     return nn.Parameter(part, requires_grad=False)
 
 
+def _not_divided(path: str, module: nn.Module) -> InvalidRequestError:
+    return _refused(f"{path} ({type(module).__name__}) is not divided over ranks")
+
+
 def _refused(reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"--tensor-parallel-size: {reason}", param="tensor_parallel_size")
 
 
-__all__ = ["GatheredLinear", "SummedLinear", "is_divided", "shard"]
+__all__ = ["GatheredLinear", "Summed", "is_divided", "shard"]
