@@ -197,6 +197,7 @@ def test_what_was_found_is_told_before_the_next_transform_is_tried(
     assert audit(texts, *words) == 1
     said = capsys.readouterr()
     assert "worst tokens: 100.0" in said.out
+    assert "by nearest, advantage 100.0\n" in said.out
     assert "mine_of_audit:wrong failed" in said.err
 
 

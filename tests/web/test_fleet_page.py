@@ -3,13 +3,17 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.live import Fleet, fleet
+from tests import adapters
+from tests.live import Fleet, fleet, until
 from tests.models import tiny
+from tests.parts import running
+from tests.serving import free_port, serving
 from tests.web.browser import PHONE, WIDE, tab
 
 pytestmark = pytest.mark.slow
@@ -17,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Fleet]:
-    with fleet(tiny("llama"), workers=2, dtype="float32", enable_sleep_mode=True) as running:
+    engine: dict[str, Any] = {"dtype": "float32", "enable_sleep_mode": True, "enable_lora": True}
+    with fleet(tiny("llama"), workers=2, max_lora_rank=8, **engine) as running:
         yield running
 
 
@@ -74,6 +79,60 @@ def test_workers_are_cards_and_take_orders(
             first.get_by_role("button", name="Sleep").wait_for()
         opened.shot(f"fleet-{name}")
         assert opened.violations() == []
+
+
+def test_adapters_are_loaded_and_unloaded_on_every_worker(
+    browser: Any, url: str, tmp_path: Path
+) -> None:
+    lora = adapters.make_lora(tmp_path, tiny("llama"))
+    with tab(browser, f"{url}/fleet") as opened:
+        opened.page.fill("input[type=password]", "chief")
+        opened.page.keyboard.press("Enter")
+        opened.page.wait_for_selector(".card")
+        opened.said.clear()
+        opened.page.get_by_label("Name").fill("mine")
+        opened.page.get_by_label("Directory or address").fill(str(tmp_path / "none"))
+        opened.page.get_by_role("button", name="Load", exact=True).click()
+        opened.sees("There is no such thing.")
+        assert "it has no adapter_config.json" in opened.text(".said")
+        opened.page.click("button:text('Dismiss')")
+        opened.page.get_by_label("Directory or address").fill(str(lora))
+        opened.page.get_by_role("button", name="Load", exact=True).click()
+        opened.sees("Load: done")
+        for index in range(2):
+            opened.page.locator(".card").nth(index).get_by_text("mine").wait_for()
+        opened.page.get_by_role("button", name="Unload").click()
+        opened.sees("Unload: done")
+        opened.page.locator(".card").get_by_text("mine").first.wait_for(state="detached")
+        assert all("400" in line or "404" in line for line in opened.said)
+        opened.said.clear()
+
+
+def test_a_worker_of_a_fleet_is_drained_and_its_card_says_that_it_is_gone(
+    browser: Any, tmp_path: Path
+) -> None:
+    port = free_port()
+    names = ("--nats", f"nats://127.0.0.1:{port}", "--namespace", "drained")
+    echo = ("worker", tiny("llama"), "--engine", "echo", *names)
+    with (
+        running("nats", "--port", port, "--store-dir", tmp_path, until="NATS at nats://"),
+        running(*echo, until=" serves ") as first,
+        running(*echo, until=" serves ") as other,
+        serving(*names, "--api-key", "user", "--admin-api-key", "chief", command="frontend") as one,
+        tab(browser, f"{one.url}/fleet") as opened,
+    ):
+        opened.page.fill("input[type=password]", "chief")
+        opened.page.keyboard.press("Enter")
+        opened.page.locator(".card").nth(1).wait_for()
+        opened.said.clear()
+        opened.page.locator(".card").first.get_by_role("button", name="Drain").click()
+        opened.sees("then its process ends")
+        opened.page.click("button:text('Yes, drain')")
+        opened.page.wait_for_selector(".card[data-gone]")
+        assert opened.page.locator(".card:not([data-gone])").count() == 1
+        opened.shot("fleet-drained")
+        assert opened.violations() == []
+        until(lambda: {first.process.poll(), other.process.poll()} == {None, 0})
 
 
 def test_the_colour_changes_and_the_text_does_not_when_a_worker_is_killed(

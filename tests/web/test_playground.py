@@ -64,13 +64,16 @@ def test_a_chat_shows_its_answer_what_was_cached_and_what_else_it_might_have_bee
         # Faster than the page is drawn, as keys that are held are.
         opened.sees("Token 1:")
         assert opened.page.locator(".alternatives li").count() == 5
+        # By the mouse: the end token.
+        opened.page.locator(".tokens .token").last.hover()
+        opened.sees("Token 2:")
         clear(opened)
-        ask(opened, QUESTION + " " + QUESTION + " " + QUESTION)
+        ask(opened, " ".join([QUESTION] * 6))
         clear(opened)
-        ask(opened, QUESTION + " " + QUESTION + " " + QUESTION)
+        ask(opened, " ".join([QUESTION] * 6))
         opened.page.click(".positions summary")
         cached = opened.page.locator(".cell[data-cached]").count()
-        assert cached >= 16
+        assert cached >= 32
         assert f"{cached} cached" in opened.text(".positions summary")
 
 
@@ -184,6 +187,27 @@ def test_text_and_embeddings_answer_with_the_same_tokens(browser: Any, url: str)
             ".side:nth-child(2) .tokens"
         )
         assert "KB of rows" in opened.text(".side:nth-child(2) .facts")
+
+
+def biased(route: Any) -> None:
+    """Push a request to one token, so that its answer is another."""
+    route.continue_(post_data=json.dumps(route.request.post_data_json | {"logit_bias": {"9": 100}}))
+
+
+def test_answers_that_differ_are_told_by_their_first_token(browser: Any, url: str) -> None:
+    with tab(browser, url) as opened:
+        loaded(opened)
+        opened.page.route("**/v1/completions", biased)
+        opened.page.click(".tabs button:text('Text and embeddings')")
+        opened.page.get_by_label("Max tokens").fill("4")
+        opened.page.fill("#question", QUESTION)
+        opened.page.click("button:text('Compare')")
+        opened.page.wait_for_selector(".verdict.differs")
+        assert f"token is number 1: {ANSWER} (" in opened.text(".verdict")
+        for side in opened.page.locator(".side").all():
+            assert side.locator("[data-differs]").count() == 1
+        opened.shot("compare-differs")
+        assert opened.violations() == []
 
 
 def test_the_slider_shows_what_noise_hides_and_what_it_costs(browser: Any, url: str) -> None:

@@ -34,7 +34,9 @@ def described(each: Audited) -> Iterator[str]:
         cells = "".join(f"{_percent(read.shares[name]):>10}" for name in METRICS)
         yield f"  {read.attacker:<{width}}  {read.knows:<7}{cells}"
     for name, worst in each.worst.items():
-        yield f"  worst {name}: {_interval(worst.share)} by {worst.attacker}"
+        (read,) = (read for read in each.reads if read.attacker == worst.attacker)
+        more = f", advantage {100 * (read.advantage[name] or 0):.1f}"
+        yield f"  worst {name}: {_interval(worst.share)} by {worst.attacker}{more}"
     if each.worst["tokens"].attacker == each.reads[0].attacker:
         yield (
             "  nothing was read that cannot be guessed: rows of other texts, in another order or "

@@ -70,10 +70,12 @@ async function send(path, { method = "GET", body, key, headers = {}, signal } = 
   return answer;
 }
 
+// The answer's JSON, or its text where it is words.
 export async function ask(path, options) {
   const answer = await send(path, options);
+  const words = answer.headers.get("content-type")?.startsWith("text/");
   try {
-    return await answer.json();
+    return await (words ? answer.text() : answer.json());
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "the answer was cut short");

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.mjs";
 import { Answer } from "./chat.mjs";
-import { bytes, html, millis } from "./dom.mjs";
+import { bytes, html, millis, visible } from "./dom.mjs";
 import { generate, sampling } from "./generate.mjs";
 
 const messagesOf = (text) => [{ role: "user", content: text }];
@@ -56,8 +56,10 @@ function Verdict({ asText, asRows }) {
   if (at === null) {
     return html`<p class="verdict same" role="status">The same ${asText.ids.length} tokens.</p>`;
   }
+  const token = ({ ids, tokens }) => (at < ids.length
+    ? `${visible(tokens[at]?.text ?? "")} (${ids[at]})` : "none");
   return html`<p class="verdict differs" role="status">The first differing token is number ${
-    at + 1}: ${asText.ids[at] ?? "none"} as text, ${asRows.ids[at] ?? "none"} as embeddings.
+    at + 1}: ${token(asText)} as text, ${token(asRows)} as embeddings.
     In 16 bits nearly equal choices may fall either way.</p>`;
 }
 

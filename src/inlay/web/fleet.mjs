@@ -46,26 +46,24 @@ async function watch() {
   }
 }
 
-// Gives an order to the server.
+// Gives an order to the server. vLLM's adapter routes answer in words, the others in JSON with a
+// status for each worker.
 async function order(name, path, body) {
   const { state, set } = app;
   set({ order: null, said: `${name} …`, problem: null });
   try {
     const options = { method: "POST", key: state.key };
     if (body) options.body = body;
-    const answer = await fetchText(path, options);
-    set({ said: `${name}: done${answer}` });
+    const { workers = [] } = await ask(path, options);
+    const failed = workers.filter((worker) => worker.error).map((worker) => worker.id);
+    set({ said: `${name}: done${failed.length ? `, but not on ${failed.join(", ")}` : ""}` });
   } catch (error) {
-    set({ said: null, problem: problemOf(error) });
+    // An order names a worker, an adapter or a directory, which the chat's advice knows nothing of.
+    const missing = error.status === 404 && { title: "There is no such thing.",
+      advice: "Change what the order names, then give it again.", again: false };
+    set({ said: null, problem: { ...problemOf(error), ...missing } });
   }
   look();
-}
-
-// vLLM's adapter routes answer in words, the others in JSON with a status for each worker.
-async function fetchText(path, options) {
-  const answer = await ask(path, options);
-  const failed = (answer.workers ?? []).filter((worker) => worker.error);
-  return failed.length ? `, but not on ${failed.map((worker) => worker.id).join(", ")}` : "";
 }
 
 async function send() {

@@ -67,7 +67,7 @@ export function Positions({ usage, names }) {
     <div class="cells" role="img" aria-label=${`${cached} of ${total} positions came from the `
       + "prefix cache"}>${cells}${total > SHOWN ? ` and ${total - SHOWN} more` : ""}</div>
     <p class="hint">Underlined green positions were found in the prefix cache and not computed
-      again. It keeps whole blocks of 16, and the last position is always computed.${cached ? ""
+      again. It keeps whole blocks of them, and the last position is always computed.${cached ? ""
       : " Send the same again to see it at work."}</p>
   </details>`;
 }
