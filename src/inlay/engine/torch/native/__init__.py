@@ -4,6 +4,13 @@
 tensors. Without a compiler, torch's own operators are used.
 """
 
-from inlay.engine.torch.native.kernels import AttentionShape, Codes, Kernels, Panels, kernels
+from inlay.engine.torch.native.kernels import (
+    AttentionShape,
+    Codes,
+    Kernels,
+    PageTable,
+    Panels,
+    kernels,
+)
 
-__all__ = ["AttentionShape", "Codes", "Kernels", "Panels", "kernels"]
+__all__ = ["AttentionShape", "Codes", "Kernels", "PageTable", "Panels", "kernels"]

@@ -56,6 +56,12 @@ _QuantisedProduct = _structure(
     kind=ctypes.c_int32, threads=ctypes.c_int32,
 )  # fmt: skip
 
+_CopyPages = _structure(
+    "_CopyPages", tensors=_pointer, heads=_pointer, runs=_pointer, pages=_pointer, records=_pointer,
+    count=_integer, num_pages=_integer, num_records=_integer, stride=_integer,
+    to_pages=ctypes.c_int32,
+)  # fmt: skip
+
 _LIBRARIES = ("kernels", "products", "adapters", "quantised", "attention")
 
 _VECTOR_ROWS = 4
@@ -133,6 +139,32 @@ class AttentionShape(NamedTuple):
     window: int
 
 
+class PageTable(NamedTuple):
+    """Tensors [H, N, P, D] whose pages are copied together; H, P and D may differ.
+
+    Attributes:
+        addresses: [tensors] int64.
+        heads: [tensors] int64, H of each.
+        runs: [tensors] int64, bytes of a page of one head.
+        num_pages: N.
+    """
+
+    addresses: Tensor
+    heads: Tensor
+    runs: Tensor
+    num_pages: int
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "PageTable":
+        """Of tensors on the CPU, contiguous, which must live for as long as this is used."""
+        found = [
+            (each.data_ptr(), each.shape[0], each[0, 0].numel() * each.element_size())
+            for each in tensors
+        ]
+        addresses, heads, runs = torch.tensor(found, dtype=torch.int64).T.contiguous()
+        return cls(addresses, heads, runs, tensors[0].shape[1])
+
+
 class Kernels:
     """The compiled kernels.
 
@@ -179,6 +211,8 @@ class Kernels:
         self._dequantise = self._functions(quantised, "dequantise", _pointer)
         self._product = products.inlay_packed_product_bfloat16
         self._product.argtypes, self._product.restype = (_pointer,), None
+        self._copy_pages = library.inlay_copy_pages
+        self._copy_pages.argtypes, self._copy_pages.restype = (_pointer,), None
         self._tiles = bool(products.inlay_have_tiles())
 
     @staticmethod
@@ -246,6 +280,25 @@ class Kernels:
         memory = scratch(self._attention_bytes[query.dtype](ctypes.byref(call)))
         call.workspace = memory.data_ptr()
         self._attention[query.dtype](ctypes.byref(call))
+
+    def copy_pages(
+        self, table: PageTable, pages: Tensor, records: Tensor, *, to_pages: bool
+    ) -> None:
+        """Copy pages into records, or these into pages.
+
+        Args:
+            table: what the pages are of.
+            pages: [R] int64, page of each record.
+            records: [R, bytes] of any dtype, each row contiguous: the page of each tensor in
+                order, head by head.
+            to_pages: the direction.
+        """
+        call = _CopyPages(
+            table.addresses.data_ptr(), table.heads.data_ptr(), table.runs.data_ptr(),
+            pages.data_ptr(), records.data_ptr(), len(table.runs), table.num_pages, len(pages),
+            records.stride(0) * records.element_size(), to_pages,
+        )  # fmt: skip
+        self._copy_pages(ctypes.byref(call))
 
     def argmax(self, rows: Tensor) -> Tensor:
         """Return the first maximum of each of `rows` [S, V], contiguous; NaN is the largest.

@@ -219,7 +219,8 @@ class CachedPages:
             return False
         if new:
             self.offload()
-            self.copier.write(piece.group, run.pages, data[new])
+            whole = len(new) == len(data)
+            self.copier.write(piece.group, run.pages, data if whole else data[new])
         for place, page in zip(new, run.pages, strict=True):
             cache.insert(piece.digests[place], page, piece.group)
             if self._events is not None:

@@ -17,6 +17,7 @@ from inlay.digest import BLOCK_DIGEST_SIZE, Secret
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.cache.kv_layout import PageGroup
+from inlay.engine.torch.native import PageTable, kernels
 from inlay.engine.torch.transfers import Download, upload
 
 PIECE_BYTES = 4 << 20
@@ -28,6 +29,14 @@ VERSION = 1
 CHECKSUM_SIZE = 16
 HEADER_SIZE = BLOCK_DIGEST_SIZE + CHECKSUM_SIZE
 """Bytes of a record before its data."""
+
+
+_BITS = {
+    torch.bfloat16: (torch.int16, 0x7FFF, 0x7F80),
+    torch.float16: (torch.int16, 0x7FFF, 0x7C00),
+    torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000),
+}
+"""Of a dtype: integers of its size, all bits but the sign's, and those of infinity."""
 
 
 class RecordShape(NamedTuple):
@@ -103,8 +112,7 @@ class Sealer:
     def good(self, group: int, digests: Sequence[bytes], records: Tensor) -> int:
         """Return how many leading `records` are those of `digests`, unchanged and finite."""
         flat, width = _flat(records), records.shape[1]
-        # The largest of each: NaN and infinity stay what they are, and no mask is made of all.
-        finite = torch.isfinite(self.shape.data(records).abs().amax(dim=1)).tolist()
+        finite = _finite(self.shape.data(records)).tolist()
         for index, (digest, is_finite) in enumerate(zip(digests, finite, strict=False)):
             row = flat[index * width : (index + 1) * width]
             checksum = self._checksum(group, digest, row[HEADER_SIZE:])
@@ -134,14 +142,21 @@ class PageCopier:
         self._tensors = [
             [tensor for layer in group.layers for tensor in pages.kept[layer]] for group in groups
         ]
+        self._device = self._tensors[0][0].device
+        self._kernels = kernels() if self._device.type == "cpu" else None
+        self._tables = [PageTable.of(each) for each in self._tensors] if self._kernels else []
 
     def read(self, group: int, page_ids: Sequence[int]) -> Tensor:
         """Return records of pages, uint8 [n, record_bytes] on the host, without their headers."""
-        records = torch.zeros(len(page_ids), self.shape.record_bytes(group), dtype=torch.uint8)
+        records = torch.empty(len(page_ids), self.shape.record_bytes(group), dtype=torch.uint8)
         data = self.shape.data(records)
-        device = self._tensors[group][0].device
-        staged = data if device.type == "cpu" else torch.empty_like(data, device=device)
-        index = upload(torch.tensor(page_ids, dtype=torch.int64), device)
+        index = torch.tensor(page_ids, dtype=torch.int64)
+        if self._kernels is not None:
+            self._kernels.copy_pages(self._tables[group], index, data, to_pages=False)
+            return records
+        on_cpu = self._device.type == "cpu"
+        staged = data if on_cpu else torch.empty_like(data, device=self._device)
+        index = upload(index, self._device)
         for tensor, part in self._parts(group, staged):
             part.copy_(tensor.index_select(1, index).transpose(0, 1))
         if staged is not data:
@@ -150,9 +165,12 @@ class PageCopier:
 
     def write(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
         """Overwrite pages with the data of records, [n, elements] on the host."""
-        device = self._tensors[group][0].device
-        index = upload(torch.tensor(page_ids, dtype=torch.int64), device)
-        staged = data if device.type == "cpu" else upload(data.contiguous(), device)
+        index = torch.tensor(page_ids, dtype=torch.int64)
+        if self._kernels is not None:
+            self._kernels.copy_pages(self._tables[group], index, data, to_pages=True)
+            return
+        index = upload(index, self._device)
+        staged = data if self._device.type == "cpu" else upload(data.contiguous(), self._device)
         for tensor, part in self._parts(group, staged):
             tensor.index_copy_(1, index, part.transpose(0, 1))
 
@@ -165,6 +183,17 @@ class PageCopier:
             found.append((tensor, data[:, start:stop].view(len(data), heads, positions, size)))
             start = stop
         return found
+
+
+def _finite(data: Tensor) -> Tensor:
+    """Return bool [n]: True for rows of `data` [n, elements] that are wholly finite."""
+    bits = _BITS.get(data.dtype)
+    if bits is None:
+        # The largest of each: NaN and infinity stay what they are, and no mask is made of all.
+        return torch.isfinite(data.abs().amax(dim=1))
+    # As integers floats have the same order, without their sign; NaN is above infinity.
+    as_integer, all_but_sign, infinity = bits
+    return (data.view(as_integer) & all_but_sign).amax(dim=1) < infinity
 
 
 def _flat(records: Tensor) -> memoryview:

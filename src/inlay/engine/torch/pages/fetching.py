@@ -23,6 +23,9 @@ AHEAD = 2
 WAIT_SECONDS = 2.0
 """Seconds for which a peer may wait until it has computed the first page of a piece."""
 
+_ALIGNMENT = 8
+"""Bytes that elements are aligned to, at least."""
+
 T = TypeVar("T")
 
 
@@ -53,6 +56,18 @@ class PageSource(Protocol):
         Raises `InlayError` if it gives none.
         """
         ...
+
+
+class _Received:
+    """Bytes that were received, as numpy takes memory: writable to torch, which knows no other.
+
+    Nothing writes to it. It is not copied, and given back with the last array that shows it.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        shown = np.frombuffer(view, np.uint8).__array_interface__
+        self.__array_interface__ = {**shown, "data": (shown["data"][0], False)}
 
 
 class PeerSource:
@@ -104,8 +119,11 @@ class PeerSource:
         )
 
     def _checked(self, piece: Piece, view: memoryview, count: int) -> tuple[Tensor, int]:
-        # Copied: the memory of what was received is read-only, and is wanted back soon.
-        records = torch.from_numpy(np.frombuffer(view, np.uint8).copy())
+        received = np.asarray(_Received(view))
+        if received.ctypes.data % _ALIGNMENT:
+            # A small answer lies where its message does.
+            received = received.copy()
+        records = torch.from_numpy(received)
         records = records.view(count, self._sealer.shape.record_bytes(piece.group))
         return records, self._sealer.good(piece.group, piece.digests, records)
 
