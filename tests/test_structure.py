@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "refusals": BASE | {"request", "card"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
-    "stages": {"errors", "edges"},
+    "stages": {"errors", "edges", "speech"},
     "tensors": SHARED,
     "media": BASE | {"tensors"},
     "render": SHARED,

@@ -252,10 +252,12 @@ class AudioCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         voices: their names, the first where a request names none.
         sample_rate: samples a second of its sound, which has one channel.
+        samples_per_code: of the sound of one code.
     """
 
     voices: tuple[str, ...]
     sample_rate: int
+    samples_per_code: int
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

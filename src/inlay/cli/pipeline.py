@@ -166,7 +166,7 @@ def _settings_of(
             f"allowed: {', '.join(sorted(kind.engines))}"
         )
     fields |= {"model": stage.model, "served_model_name": [graph.served_name(name)]}
-    if graph.gives_hidden(name):
+    if graph.gives_hidden(name) or graph.gives_states(name):
         if fields["engine"] != "torch":
             raise InvalidRequestError(
                 f"stages.{name}.engine: {fields['engine']!r} gives no hidden states; allowed: torch"

@@ -36,6 +36,8 @@ from inlay.stages.graph import StageCard
 from inlay.store.settings import StoreSettings
 from inlay.telemetry import Tracing, configure
 from inlay.transport.local import LocalPlane, RoutedPlane
+from inlay.transport.messages import Listen
+from inlay.transport.tls import make_certificate
 from inlay.worker import RestartGroup, Supervisor, starting
 from inlay.worker.lora_modules import check_adapters
 
@@ -206,12 +208,23 @@ def _supervisors(
     return [
         Supervisor(
             plane,
-            starting(rank, secret, settings.telemetry, stage=one.stage),
+            starting(
+                rank,
+                secret,
+                settings.telemetry,
+                stage=one.stage,
+                listen=None if one.stage is None else _loopback(),
+            ),
             name=_name(one, number, len(places)),
             tied=together,
         )
         for number, (one, rank) in enumerate(places)
     ]
+
+
+def _loopback() -> Listen:
+    """Return where the stages of a pipeline ask each other for payloads."""
+    return Listen("127.0.0.1", "127.0.0.1", 0, make_certificate(), 0, False)
 
 
 def _name(one: Served, number: int, count: int) -> str:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from inlay.errors import InvalidRequestError
+from inlay.speech import Speech
 from inlay.stages.kinds import KINDS, Kind, PortType
 
 MAX_STAGES = 16
@@ -39,20 +40,53 @@ class Hidden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     projector: str | None = None
 
 
+class Speaking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The way a stage speaks.
+
+    Attributes:
+        temperature: of a talker; 0 is greedy.
+        top_k: of a talker; 0: all.
+        top_p: of a talker.
+        repetition_penalty: of a talker.
+        chunk: of a vocoder, codes of which it makes sound at a time; 0: of all at once.
+    """
+
+    temperature: float = 0.9
+    top_k: int = 40
+    top_p: float = 0.8
+    repetition_penalty: float = 1.05
+    chunk: int = 48
+
+    def params(
+        self, voice: str, *, prompt_tokens: int, seed: int, max_tokens: int | None
+    ) -> Speech:
+        """Return the parameters of a request, as `Speech` has them."""
+        return Speech(
+            voice=voice,
+            prompt_tokens=prompt_tokens,
+            seed=seed,
+            max_tokens=max_tokens or Speech(voice=voice).max_tokens,
+            **msgspec.structs.asdict(self),
+        )
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model of a pipeline.
 
     Attributes:
         kind: one of `KINDS`.
         model: directory, relative to the graph's file, or a name on the hub.
-        max_tokens: of what a language model writes for another stage; None: until it ends.
+        max_tokens: of what a language model writes for another stage, None: until it ends; of a
+            talker, its codes.
         hidden: of a language model, what its port `hidden` gives.
+        speech: of a talker or a vocoder.
     """
 
     kind: str
     model: str
     max_tokens: int | None = None
     hidden: Hidden = Hidden()
+    speech: Speaking = Speaking()
 
     @property
     def described(self) -> Kind:
@@ -130,6 +164,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return True if a stage's hidden states go to another."""
         return any(start == (stage, "hidden") for start, _ in self.links)
 
+    def gives_states(self, stage: str) -> bool:
+        """Return True if what passes a stage's layers goes to another, which speaks."""
+        return any(start == (stage, "states") for start, _ in self.links)
+
     def takes_hidden(self, stage: str) -> bool:
         """Return True if a stage's prompt has rows of another."""
         return any(port == "hidden" for _, port in self.sources(stage))
@@ -199,14 +237,41 @@ def check(graph: Graph) -> None:
     if not graph.outputs:
         raise InvalidRequestError("outputs: there are none")
     _check_order(graph)
-    for name, stage in graph.stages.items():
-        if stage.max_tokens is not None and (stage.max_tokens < 1 or name not in graph.before_text):
+    for name in graph.stages:
+        _check_options(graph, name)
+
+
+def _check_options(graph: Graph, name: str) -> None:
+    """Raise `InvalidRequestError` for fields of a stage that are not for it, or out of range."""
+    stage = graph.stages[name]
+    bounded = name in graph.before_text or stage.kind == "talk"
+    if stage.max_tokens is not None and (stage.max_tokens < 1 or not bounded):
+        raise InvalidRequestError(
+            f"stages.{name}.max_tokens: {stage.max_tokens}; allowed: 1 and more, of a talker or a "
+            "language model before the one that answers"
+        )
+    if stage.hidden != Hidden() and not graph.gives_hidden(name):
+        raise InvalidRequestError(f"stages.{name}.hidden: no edge begins at {name}.hidden")
+    if stage.speech != Speaking() and stage.kind not in ("talk", "vocode"):
+        raise InvalidRequestError(
+            f"stages.{name}.speech: a stage of kind {stage.kind} does not speak"
+        )
+    _check_speech(stage.speech, f"stages.{name}.speech")
+
+
+def _check_speech(speech: Speaking, place: str) -> None:
+    ranges = {
+        "temperature": (0, 2),
+        "top_k": (0, 1 << 20),
+        "top_p": (1e-6, 1),
+        "repetition_penalty": (1e-6, 10),
+        "chunk": (0, 1 << 16),
+    }
+    for name, (least, most) in ranges.items():
+        if not least <= getattr(speech, name) <= most:
             raise InvalidRequestError(
-                f"stages.{name}.max_tokens: {stage.max_tokens}; allowed: 1 and more, of a language "
-                "model before the one that answers"
+                f"{place}.{name}: {getattr(speech, name)}; allowed: {least} to {most}"
             )
-        if stage.hidden != Hidden() and not graph.gives_hidden(name):
-            raise InvalidRequestError(f"stages.{name}.hidden: no edge begins at {name}.hidden")
 
 
 _OUTPUTS: Mapping[str, PortType] = {

@@ -1,5 +1,7 @@
 """Talker and vocoder give what transformers' whole model gives in one piece."""
 
+import re
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -8,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from inlay.engine.settings import EngineSettings
@@ -208,6 +211,22 @@ def test_the_sound_of_a_spectrum_does_not_depend_on_where_it_is_cut() -> None:
     found = found[reach * own.hop : (reach + stop - start) * own.hop]
     whole_ = expected[start * own.hop : stop * own.hop]
     assert (found - whole_).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_the_page_says_how_voices_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[3] / "docs" / "pipelines.md"
+    found = re.search(r"^    import torch\n((?:    .*\n|\n)+)", page.read_text(), re.M)
+    assert found is not None
+    (tmp_path / "Qwen2.5-Omni-7B").mkdir()
+    (tmp_path / "Qwen2.5-Omni-7B" / "spk_dict.pt").symlink_to(omni() / "spk_dict.pt")
+    monkeypatch.chdir(tmp_path)
+    exec(textwrap.dedent(found[0]), {})
+    written = load_file("Qwen2.5-Omni-7B/speakers.safetensors")
+    known = load_file(omni() / "speakers.safetensors")
+    assert written.keys() == known.keys()
+    assert all(torch.equal(written[name], known[name]) for name in known)
 
 
 def test_files_that_are_no_such_model_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from inlay.render import (
 )
 from inlay.render.output import ContentParser
 from inlay.request import Output, Payload, Request, TokenLogprobs
+from inlay.router.making import Making
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class ChoiceState:
         pieces: those that a whole response is made of.
         payloads: what came beside text.
         worker: id of the worker that made the last of it; None before the first.
+        kept: its payloads, where its worker keeps them for other stages, or None.
     """
 
     __slots__ = (
@@ -127,6 +129,7 @@ class ChoiceState:
         "completion_tokens",
         "finish_reason",
         "index",
+        "kept",
         "payloads",
         "pieces",
         "queued_seconds",
@@ -140,6 +143,7 @@ class ChoiceState:
         self.index = index
         self.request = request
         self.worker: str | None = None
+        self.kept: Making | None = None
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.queued_seconds = 0.0

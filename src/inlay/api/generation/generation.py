@@ -153,11 +153,16 @@ class Generation:
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
         scores = self.scores_of(choice)
+        kept = choice.kept
+        if kept is not None:
+            kept.made_by(stream)
         async for outputs in stream:
             choice.worker = stream.worker
+            if kept is not None:
+                outputs = [kept.told(output) for output in outputs]
             piece = choice.take(outputs)
             ended = piece.finish_reason is not None
-            if ended:
+            if ended and kept is None:
                 stream.cancel()
             if scores is not None and choice.request.sampling.prompt_logprobs is not None:
                 scores.take_all(outputs, complete=bool(piece.token_ids) or ended)
@@ -189,7 +194,7 @@ class Generation:
                 sending.cancel()
             elif not sending.cancelled() and sending.exception() is None:
                 for choice, stream in zip(choices, sending.result(), strict=True):
-                    if choice.finish_reason is None:
+                    if choice.finish_reason is None or choice.kept is not None:
                         stream.cancel()
         self._times.finished(self._cached_tokens())
 

@@ -2,8 +2,22 @@
 
 from typing import Any, Literal
 
+import msgspec
+
 from inlay.api.schema.generation import GenerationRequest
 from inlay.api.schema.unserved import Unserved
+
+
+class AudioOptions(msgspec.Struct, frozen=True):
+    """Sound of an answer, as OpenAI's.
+
+    Attributes:
+        voice: one of the model's.
+        format: "wav" or "pcm16"; of a stream "pcm16".
+    """
+
+    voice: str
+    format: str
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -24,7 +38,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
         logprobs: return the logprob of each token; false when absent.
         top_logprobs: alternatives for each token, with `logprobs`.
         add_generation_prompt: end the chat where the answer begins; true when absent.
-        modalities: ["text"], or ["text", "image"] of a pipeline that draws what it has written.
+        modalities: ["text"], or ["text", "image"] of a pipeline that draws what it has written, or
+            ["text", "audio"] of one that speaks it.
+        audio: how it is spoken; with that modality.
         size: of the image, "WIDTHxHEIGHT" in pixels; with that modality, as the next ones.
         num_inference_steps: of the image; the model's own when absent.
         guidance_scale: of the image; the model's own when absent.
@@ -45,13 +61,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[str] | None = None
+    audio: AudioOptions | None = None
     size: str | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     negative_prompt: str | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
 
-    audio: Unserved = None
     chat_template: Unserved = None
     documents: Unserved = None
     function_call: Unserved = None

@@ -50,7 +50,6 @@ _NO_TEMPLATE = "scores are made without a chat template"
 
 UNSERVED: Mapping[str, Reason] = {
     # OpenAI's
-    "audio": Reason("answers are text"),
     "background": Reason(
         f"{_STATE}ask with stream, or wait for the answer; images have the background that the "
         "model gives them",

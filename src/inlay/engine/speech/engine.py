@@ -226,7 +226,11 @@ def _card(settings: EngineSettings, loaded: Loaded, secret: Secret) -> ModelCard
         tasks=(Task.STAGE,),
         prompt_embeds="it speaks what another model says",
         secret_fingerprint=secret.fingerprint,
-        audio=AudioCard(voices=loaded.model.voices, sample_rate=SAMPLE_RATE),
+        audio=AudioCard(
+            voices=loaded.model.voices,
+            sample_rate=SAMPLE_RATE,
+            samples_per_code=loaded.samples_per_code,
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Loaded:
         dtype: in which it computes.
         width: elements of what the talker hears.
         max_length: positions that it takes.
+        samples_per_code: of the sound of one code.
     """
 
     model: Model
@@ -50,6 +52,7 @@ class Loaded:
     dtype: torch.dtype
     width: int
     max_length: int
+    samples_per_code: int
 
 
 def load(settings: EngineSettings) -> Loaded:
@@ -91,6 +94,8 @@ def load(settings: EngineSettings) -> Loaded:
         dtype=dtype,
         width=config.talker_config.embedding_size,
         max_length=config.talker_config.max_position_embeddings,
+        samples_per_code=config.token2wav_config.dit_config.repeats
+        * prod(config.token2wav_config.bigvgan_config.upsample_rates),
     )
 
 

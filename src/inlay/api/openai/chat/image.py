@@ -25,6 +25,9 @@ _ONLY_WITH_IMAGES = (
 )  # fmt: skip
 
 
+_MODALITIES = ({"text"}, {"text", "image"}, {"text", "audio"})
+
+
 class ChatImage:
     """The image that belongs to one answer.
 
@@ -91,9 +94,10 @@ def image_of(call: Call, request: ChatRequest, model: ModelCard, id_: str) -> Ch
         InlayError: as `ChatImage`.
     """
     wanted = ["text"] if request.modalities is None else request.modalities
-    if "text" not in wanted or not set(wanted) <= {"text", "image"}:
+    if set(wanted) not in _MODALITIES:
         raise InvalidRequestError(
-            f'modalities is {shown_value(wanted)}; allowed: ["text"] and ["text", "image"]',
+            f'modalities is {shown_value(wanted)}; allowed: ["text"], ["text", "image"] and '
+            '["text", "audio"]',
             param="modalities",
         )
     if "image" in wanted:

@@ -10,6 +10,8 @@ from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import in_messages
 from inlay.api.generation.respond import respond
+from inlay.api.openai.chat.audio import audio_of
+from inlay.api.openai.chat.audio_shape import AudioChatShape
 from inlay.api.openai.chat.image import image_of
 from inlay.api.openai.chat.image_shape import ImageChatShape
 from inlay.api.openai.chat.shape import ChatShape
@@ -39,6 +41,13 @@ async def chat_completions(call: Call) -> None:
     )
     fields = own_fields(request)
     image = image_of(call, request, asked.model.card, response_id)
+    audio = audio_of(call, request, asked.model.card, asked.generation, response_id)
+    if audio is not None:
+        spoken = AudioChatShape(shape, audio)
+        await respond(
+            call, request, asked.model, asked.generation, spoken, fields, rest=spoken.speak
+        )
+        return
     if image is None:
         await respond(call, request, asked.model, asked.generation, shape, fields)
         return

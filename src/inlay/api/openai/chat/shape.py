@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, joined
-from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.generation import Generation, Pieces, Usage
 from inlay.api.generation.logprobs import LEAST, token_names
 from inlay.api.generation.tools import ToolChoice, ToolUse
 from inlay.api.openai.chunks import Chunks, whole_usage
@@ -111,6 +111,16 @@ class ChatShape:
     def choices(self) -> Sequence[ChoiceState]:
         """The choices of the response."""
         return self._generation.choices
+
+    @property
+    def created(self) -> int:
+        """Unix time of the response."""
+        return self._chunks.created
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of all choices so far."""
+        return self._generation.usage()
 
     def chunk(self, choice: ChatChunkChoice, **more: Any) -> ChatChunk:
         """Return a chunk of one choice with further fields."""

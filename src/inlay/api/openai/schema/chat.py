@@ -64,6 +64,29 @@ class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
     image_url: ImageUrl
 
 
+class ChatAudioData(msgspec.Struct, frozen=True):
+    """The sound of an answer.
+
+    Attributes:
+        data: the file, in base64.
+        expires_at: Unix time of the answer: no sound is kept for later requests.
+    """
+
+    id: str
+    data: str
+    transcript: str
+    expires_at: int
+
+
+class AudioDelta(msgspec.Struct, frozen=True):
+    """Addition of an event to the sound of an answer, or to its transcript."""
+
+    id: str
+    transcript: str | msgspec.UnsetType = msgspec.UNSET
+    data: str | msgspec.UnsetType = msgspec.UNSET
+    expires_at: int | msgspec.UnsetType = msgspec.UNSET
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The assistant's answer.
 
@@ -78,7 +101,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | list[TextOutputPart | ImagePart] | None
     refusal: None = None
     annotations: None = None
-    audio: None = None
+    audio: ChatAudioData | None = None
     function_call: None = None
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | None = None
@@ -135,6 +158,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[ToolCallPiece] | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    audio: AudioDelta | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -167,5 +191,5 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_text: msgspec.UnsetType | None = msgspec.UNSET
-    modality: Literal["image"] | msgspec.UnsetType = msgspec.UNSET
+    modality: Literal["image", "audio"] | msgspec.UnsetType = msgspec.UNSET
     stage: str | msgspec.UnsetType = msgspec.UNSET

@@ -27,6 +27,13 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
 
 
+class StageTokens(msgspec.Struct, frozen=True):
+    """Positions that one stage of a pipeline read, and what it made: tokens, codes or samples."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class UsageInfo(msgspec.Struct, frozen=True):
     """Prompt and output positions; embedding vectors count as tokens.
 
@@ -38,3 +45,4 @@ class UsageInfo(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType | None = None
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType | None = None
+    stages: dict[str, StageTokens] | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,120 @@
+"""JSON of chats with sound: the transcript and the sound as they come, then the end."""
+
+import pybase64
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from inlay.api.generation.choices import ChoicePiece, ChoiceState
+from inlay.api.generation.generation import Pieces
+from inlay.api.openai.chat.audio import ChatAudio
+from inlay.api.openai.chat.shape import ChatShape
+from inlay.api.openai.schema.chat import (
+    AudioDelta,
+    ChatAudioData,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+)
+from inlay.api.openai.schema.generation import StageTokens
+from inlay.errors import InlayError
+from inlay.http.sse import Event, EventStream
+from inlay.render import ParsedOutput
+
+
+class AudioChatShape:
+    """A `ChatShape` whose text is the transcript of a sound, and whose end waits for that.
+
+    Args:
+        text: shape of the text.
+        audio: how it is spoken.
+        created: Unix time of the response; no sound is kept, so it is when that expires.
+    """
+
+    def __init__(self, text: ChatShape, audio: ChatAudio) -> None:
+        self._text = text
+        self._audio = audio
+        self._written = ""
+        self._samples: list[bytes] = []
+        self._end: tuple[ChoiceState, ChoicePiece] | None = None
+
+    def events(self, pieces: Pieces) -> list[Event]:
+        """As `ResponseShape`; the end of the text is kept back."""
+        events: list[Event] = []
+        for choice, piece in pieces:
+            said = ParsedOutput.of(piece.output)
+            self._written += said.content
+            bare = piece._replace(text="", output=(), token_ids=(), logprobs=())
+            if piece.finish_reason is not None:
+                self._end = choice, bare
+            events += self._text.events(
+                [(choice, bare._replace(finish_reason=None, stop_reason=None))]
+            )
+            if said.content:
+                events.append(self._chunk(choice, AudioDelta(self._audio.id, said.content)))
+            events += self._sounded(choice, self._audio.ready())
+        return events
+
+    def _sounded(self, choice: ChoiceState, samples: bytes) -> list[Event]:
+        if not samples:
+            return []
+        data = pybase64.b64encode_as_string(samples)
+        return [self._chunk(choice, AudioDelta(self._audio.id, data=data), "audio")]
+
+    def _chunk(self, choice: ChoiceState, delta: AudioDelta, modality: str = "") -> ChatChunk:
+        shown = ChatChunkChoice(choice.index, ChatDelta(audio=delta))
+        return self._text.chunk(shown, **({"modality": modality} if modality else {}))
+
+    async def speak(self, stream: EventStream | None) -> None:
+        """Wait for the sound; write its events where there is a stream."""
+        (choice,) = self._text.choices
+        if stream is None:
+            for piece in choice.pieces:
+                self._written += ParsedOutput.of(piece.output).content
+        while (samples := await self._audio.next()) is not None:
+            if stream is None:
+                self._samples.append(samples)
+            else:
+                await stream.write(self._sounded(choice, samples))
+
+    def closing_events(self) -> list[Event]:
+        """As `ResponseShape`: the end of the sound and of the text, then usage."""
+        (choice,) = self._text.choices
+        events: list[Event] = [
+            self._chunk(choice, AudioDelta(self._audio.id, expires_at=self._text.created))
+        ]
+        if self._end is not None:
+            events += self._text.events([self._end])
+        for event in self._text.closing_events():
+            if isinstance(event, ChatChunk) and event.usage is not UNSET:
+                event = replace(event, usage=replace(event.usage, stages=self._stages()))
+            events.append(event)
+        return events
+
+    def failure_events(self, error: InlayError) -> list[Event]:
+        """As `ResponseShape`."""
+        return self._text.failure_events(error)
+
+    def response(self) -> Struct:
+        """As `ResponseShape`: as OpenAI's, the text is the transcript of the sound."""
+        found: ChatCompletion = self._text.response()
+        (choice,) = found.choices
+        file = self._audio.file(b"".join(self._samples))
+        sound = ChatAudioData(
+            self._audio.id, pybase64.b64encode_as_string(file), self._written, found.created
+        )
+        message = replace(choice.message, content=None, audio=sound)
+        usage = replace(found.usage, stages=self._stages())
+        return replace(found, choices=[replace(choice, message=message)], usage=usage)
+
+    def _stages(self) -> dict[str, StageTokens]:
+        used = self._text.usage
+        stage = self._audio.model.stage
+        own = {} if stage is None else {stage.name: StageTokens(*used[:2])}
+        return own | {
+            str(name): StageTokens(usage.prompt_tokens, usage.completion_tokens)
+            for name, usage in self._audio.usages.items()
+        }
+
+
+__all__ = ["AudioChatShape"]
