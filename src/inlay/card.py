@@ -213,6 +213,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Pages kept when the cache evicted them; then those that came back, and those kept that were
     dropped because they were damaged."""
     kv_pages_loaded: int = 0
+    kv_pages_from_disk: int = 0
+    """Of those that came back, the ones that came from files."""
     kv_pages_refused: int = 0
     kv_host_bytes: int = 0
     """Of pages kept in host memory now, and in files; they change both ways."""

@@ -1,6 +1,7 @@
 """A prompt computed at a prefill worker and decoded at another gives the answer of one worker."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,9 @@ from inlay.request import Emit, Grammar, Output, Request
 from inlay.router import pool
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
+from inlay.transport import wire
 from inlay.transport.api import Stream
+from inlay.transport.parts import Outgoing
 from tests import adapters
 from tests.engine import reference
 from tests.engine.conformance import ids, make_request
@@ -40,6 +43,20 @@ EAGER = RouterSettings(router_interference_weight=1000)
 @pytest.fixture(autouse=True)
 def short_prompts_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "LEAST_HANDOVER", 32)
+
+
+@pytest.fixture(autouse=True)
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that were written into another's memory at a time: small pages go as large ones do."""
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 512)
+    found, write = [], Outgoing.write
+
+    def noted(self: Outgoing, limit: int) -> int:
+        found.append(write(self, limit))
+        return found[-1]
+
+    monkeypatch.setattr(Outgoing, "write", noted)
+    return found
 
 
 class Roles:
@@ -104,14 +121,21 @@ async def roles(server: NatsServer, config: EngineSettings) -> AsyncIterator[Rol
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 1.0, "seed": 7, "top_p": 0.95},
-    "penalties": {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.3, "min_tokens": 9},
+    "penalties": {
+        "temperature": 0.8,
+        "seed": 3,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": -0.3,
+        "min_tokens": 9,
+    },
     "logprobs": {"logprobs": 3},
     "grammar": {"grammar": Grammar("regex", "[a-z]{3,40}"), "temperature": 1.0, "seed": 2},
     "tenant": {"salt": "tenant"},
 }
 
 
-async def test_answers_are_those_of_one_worker(nats_server: NatsServer) -> None:
+async def test_answers_are_those_of_one_worker(nats_server: NatsServer, written: list[int]) -> None:
     directory, tokens = tiny("llama"), ids(1, 150)
     noise = 0.5 * torch.randn(60, 64, generator=torch.Generator().manual_seed(4))
     noise = noise[:, : reference.look_up(directory, [3]).shape[1]]
@@ -133,6 +157,7 @@ async def test_answers_are_those_of_one_worker(nats_server: NatsServer) -> None:
                 handed += 1
                 assert apart.both.router.stats.handovers == {"m": handed}
         assert apart.decode.stats().kv_pages_fetched >= handed * (129 // 16)
+        assert sum(written) > handed * 129 * 64 or sys.platform != "linux"
 
 
 async def test_the_loss_of_either_worker_is_no_outage(nats_server: NatsServer) -> None:

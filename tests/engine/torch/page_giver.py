@@ -11,6 +11,7 @@ import msgspec
 
 from inlay.address import Address
 from inlay.prompt import Prompt, Tokens
+from inlay.transport import wire
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.tls import load_identity, make_certificate
@@ -42,4 +43,6 @@ async def _serve(directory: Path, *, neighbours: bool) -> None:
 
 
 if __name__ == "__main__":
+    # Its small pages go as large ones do: into shared memory, where there is any.
+    wire.CHUNK_BYTES = 512
     asyncio.run(_serve(Path(sys.argv[1]), neighbours=sys.argv[2:] != ["tcp"]))

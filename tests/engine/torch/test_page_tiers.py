@@ -106,7 +106,7 @@ async def test_what_was_evicted_comes_back_and_gives_the_same_output(
                 assert await answers(engine, request) == (output, 96), name
                 tiers.flush()
         after = engine.stats()
-        assert after.kv_pages_loaded > 0
+        assert after.kv_pages_loaded > after.kv_pages_from_disk == 0
         assert after.kv_pages_refused == 0
         assert 0 < after.kv_host_bytes <= MEMORY
         # A prompt with rows shares the beginning that came back.
@@ -205,6 +205,9 @@ async def test_what_memory_has_no_room_for_comes_back_from_disk(
         assert await told(engine, tiers, *NAMES) == truth
         stats = engine.stats()
         assert stats.kv_pages_loaded > 6
+        # Where both have a page it comes from memory.
+        assert stats.kv_pages_from_disk > 0
+        assert (stats.kv_pages_from_disk == stats.kv_pages_loaded) == (size is None)
         assert (stats.kv_disk_refused_files, stats.kv_disk_errors, stats.kv_pages_refused) == (
             0, 0, 0,
         )  # fmt: skip

@@ -136,6 +136,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
         lambda stats: stats.kv_pages_loaded,
     ),
     (
+        "inlay:kv_pages_from_disk",
+        "Of those that came back, pages that came from disk; the others from host memory.",
+        lambda stats: stats.kv_pages_from_disk,
+    ),
+    (
         "inlay:kv_pages_refused",
         "Kept pages of keys and values that were dropped because they were damaged.",
         lambda stats: stats.kv_pages_refused,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Run
 from typing import Protocol, TypeAlias, TypeVar
@@ -83,7 +84,7 @@ class PageExchange:
         price: as above.
         tiers: as above.
         num_fetched: pages that came from peers.
-        num_loaded: pages that came from the tiers.
+        num_loaded: pages that came from each tier, by its name.
         num_given: pages that went to them.
     """
 
@@ -99,7 +100,7 @@ class PageExchange:
         self.price = price or FetchPrice()
         self.tiers = tiers
         self.num_fetched = 0
-        self.num_loaded = 0
+        self.num_loaded: Counter[str] = Counter()
         self._gives = gives
         self.num_given = 0
         self._core = ask
@@ -123,7 +124,8 @@ class PageExchange:
             stats,
             kv_pages_fetched=self.num_fetched,
             kv_pages_given=self.num_given,
-            kv_pages_loaded=self.num_loaded,
+            kv_pages_loaded=self.num_loaded.total(),
+            kv_pages_from_disk=self.num_loaded["disk"],
         )
 
     def start(self, request: Request, peers: Peers | None, done: Callable[[], object]) -> bool:
@@ -289,7 +291,7 @@ class PageExchange:
             if isinstance(source, PeerSource):
                 self.num_fetched += fetch.num_pages
             else:
-                self.num_loaded += fetch.num_pages
+                self.num_loaded[str(source.name)] += fetch.num_pages
             if fetch.num_pages or slow:
                 self.price.fetched(source.name, fetch.num_bytes, liveness.now() - began)
                 price = self.price.of(source.name, lack.positions, lack.num_bytes)
