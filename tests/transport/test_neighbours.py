@@ -1,6 +1,7 @@
 """Processes of one user and machine write messages into each other's memory; all others use TCP."""
 
 import asyncio
+import errno
 import gc
 import os
 import socket
@@ -151,6 +152,10 @@ async def test_the_end_of_either_frees_the_memory_of_both(ends: Ends) -> None:
         del note
 
 
+def no_memory(name: str, flags: int) -> int:
+    raise OSError(errno.ENOMEM, "no memory")
+
+
 async def test_where_no_neighbour_is_found_or_it_refuses_the_connection_is_over_tcp(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +170,14 @@ async def test_where_no_neighbour_is_found_or_it_refuses_the_connection_is_over_
     # The kernel says that the socket is of another user than this one.
     with monkeypatch.context() as other:
         other.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert not await dialled()
+    # This Python knows no such memory.
+    with monkeypatch.context() as other:
+        other.setattr(neighbours, "_AVAILABLE", False)
+        assert not await dialled()
+    # The system gives none.
+    with monkeypatch.context() as other:
+        other.setattr(os, "memfd_create", no_memory)
         assert not await dialled()
     # It is found, and does not want to know the dialler.
     with monkeypatch.context() as other:

@@ -30,6 +30,10 @@ ARENA_BYTES = 64 * 1024 * 1024
 VERSION = 1
 """Version of what neighbours say to each other; those of another one do not find each other."""
 _BACKLOG = 1024
+_AVAILABLE = (
+    sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+)
+"""Some builds of Python know no such memory."""
 
 _greeting = struct.Struct("<QQ")
 _credentials = struct.Struct("3i")
@@ -60,7 +64,7 @@ def listening(port: int, fingerprint: bytes) -> socket.socket | None:
     Raises:
         OSError: it cannot listen.
     """
-    if sys.platform != "linux":
+    if not _AVAILABLE:
         return None
     sock = _unix_socket()
     try:
@@ -82,7 +86,7 @@ def dialled(address: Address, memory: ReceiveMemory) -> tuple[socket.socket, Sha
     Raises:
         OSError: the system gives no memory.
     """
-    if sys.platform != "linux":
+    if not _AVAILABLE:
         return None
     sock = _unix_socket()
     try:
