@@ -30,7 +30,12 @@ _MEDIUM_HEAD, _LARGE_HEAD = 128, 256
 """Sizes of keys above which tiles are smaller, to fit into registers and shared memory."""
 
 
-@triton.jit
+# Variants of these would be compiled while requests wait: whether a number is 1 or a multiple of 16
+# and an address one of 16 changes with the batch.
+@triton.jit(
+    do_not_specialize=["num_sequences", "table_row"],
+    do_not_specialize_on_alignment=["table", "contexts", "last"],
+)
 def _attend(
     out, stats, query, keys, values, table, starts, contexts, last, sinks,
     scale, softcap, window, num_sequences, query_head, query_row, key_head, key_page, key_row,
