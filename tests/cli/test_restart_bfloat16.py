@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from inlay import demo
+from inlay.engine.torch.native import kernels
 from tests.serving import Served, serving
 from tests.sse import events
 
@@ -56,24 +57,40 @@ def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> lis
     return found
 
 
-def test_an_answer_whose_worker_is_killed_goes_on_and_differs_only_where_two_tokens_are_near() -> (
-    None
-):
+def served_and_killed(*words: str) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the card says of greedy decoding, an answer, and one whose worker was killed."""
     with (
         serving(
-            demo.model_dir(), "--served-model-name", "m", "--data-parallel-size", "2"
+            demo.model_dir(), "--served-model-name", "m", "--data-parallel-size", "2", *words
         ) as served,
         httpx.Client(timeout=180) as client,
     ):
         (entry,) = client.get(served.v1 + "/models").json()["data"]
-        assert (entry["dtype"], entry["resuming"]["greedy"]) == ("bfloat16", "rounded")
+        assert entry["dtype"] == "bfloat16"
         prompt = demo.examples().completions[0].prompt
         expected = ask(served, client, prompt, kill=False)
         found = ask(served, client, prompt, kill=True)
     assert len(expected) == len(found) == LENGTH
+    return entry["resuming"]["greedy"], expected, found
+
+
+def test_an_answer_whose_worker_is_killed_goes_on_and_differs_only_where_two_tokens_are_near() -> (
+    None
+):
+    exactness, expected, found = served_and_killed("--no-batch-invariant")
+    assert exactness == "rounded"
     # What was shown before is in both, so that a loss or a repetition would part them at once.
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one["id"] != other["id"]:
             assert index >= CUT
             assert one["top"][0] - one["top"][1] < NEAR
             break
+
+
+@pytest.mark.skipif(
+    (native := kernels()) is None or not native.invariant_quantised_product,
+    reason="neither pairs nor tiles of bfloat16 here",
+)
+def test_with_batch_invariance_it_goes_on_with_the_same_numbers() -> None:
+    exactness, expected, found = served_and_killed("--batch-invariant")
+    assert (exactness, found) == ("exact", expected)

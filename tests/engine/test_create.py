@@ -7,6 +7,7 @@ import pytest
 
 from inlay.digest import Secret
 from inlay.engine import EngineSettings, create
+from inlay.engine.spec import check_options
 from inlay.errors import InvalidRequestError
 from tests.models import tiny
 
@@ -29,6 +30,12 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_to_do(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidRequestError, match=f"not installed in this environment.*{remedy}"):
         create(settings, Secret(bytes(32)))
+
+
+def test_an_engine_without_batch_invariance_names_its_own() -> None:
+    settings = EngineSettings(model="m", engine="sglang", batch_invariant=True)
+    with pytest.raises(InvalidRequestError, match="--enable-deterministic-inference after --"):
+        check_options(settings)
 
 
 def test_an_engine_that_fetches_no_pages_says_so() -> None:

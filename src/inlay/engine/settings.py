@@ -190,6 +190,13 @@ class EngineSettings(BaseModel):
         description="Launch a step before the results of the last are read; unless set, on a GPU "
         "only.",
     )
+    batch_invariant: bool | None = Field(
+        default=None,
+        description="The numbers of a position depend neither on what is computed beside it, nor "
+        "on chunks, nor on where a request was resumed, so that outputs in bfloat16 are the same, "
+        "bit by bit. Unless set, where nothing is slower for it (engine torch, some models, CPUs "
+        "with AVX512-BF16 and no AMX). With vllm, its own VLLM_BATCH_INVARIANT, on GPUs only.",
+    )
     speculative_config: str | None = Field(
         default=None,
         description="Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram "

@@ -115,6 +115,7 @@ _OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
     "connector": lambda settings: settings.connector,
     "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
     "speculative_config": lambda settings: settings.speculative_config is not None,
+    "batch_invariant": lambda settings: settings.batch_invariant,
     "enable_kv_fetch": lambda settings: settings.enable_kv_fetch,
     "kv_offloading_size": lambda settings: settings.kv_offloading_size is not None,
     "kv_offloading_dir": lambda settings: settings.kv_offloading_dir is not None,
@@ -157,6 +158,7 @@ ENGINES: Mapping[str, EngineSpec] = {
                 "language_model_only",
                 "speculative_config",
                 "tensor_parallel_size",
+                "batch_invariant",
             }
         ),
     ),
@@ -184,7 +186,10 @@ ENGINES: Mapping[str, EngineSpec] = {
         library="sglang",
         missing=f"SGLang {_ELSEWHERE}",
         options=frozenset({"engine_arguments", "tensor_parallel_size"}),
-        hints={"gpu_memory_utilization": "; --mem-fraction-static after -- is its own"},
+        hints={
+            "gpu_memory_utilization": "; --mem-fraction-static after -- is its own",
+            "batch_invariant": "; --enable-deterministic-inference after -- is its own",
+        },
     ),
     "diffusers": EngineSpec(
         generate="inlay.engine.diffusers.engine:DiffusersEngine",

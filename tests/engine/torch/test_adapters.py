@@ -254,6 +254,38 @@ def test_the_native_kernel_adds_what_products_add(dtype: torch.dtype, threads: i
         torch.set_num_threads(before)
 
 
+def test_what_adapters_add_to_a_position_does_not_depend_on_the_others() -> None:
+    native = kernels()
+    if native is None:
+        pytest.skip("no compiler here")
+    sizes = [70, 33]
+    linear = torch.nn.Linear(40, sum(sizes)).bfloat16().requires_grad_(False)
+    bank = LoraBank(slots=2, rank=5)
+    adapted = bank.adapt(linear, linear.weight, ["x", "y"], sizes, native, invariant=True)
+    for _ in range(2):
+        bank.put(
+            {
+                name: LowRankPair(torch.randn(5, 40).bfloat16(), torch.randn(5, size).bfloat16())
+                for name, size in zip("xy", sizes, strict=True)
+            }
+        )
+    x, slots = torch.randn(1, 70, 40).bfloat16(), [0, 1, BASE] * 23 + [1]
+    products = adapted(x)
+
+    def added(start: int, stop: int) -> torch.Tensor:
+        out = products[0, start:stop].clone()
+        count = stop - start
+        selection = Selection.of(slots[start:stop], (1,) * count, count, x.device)
+        assert selection is not None
+        adapted._add(selection, x[0, start:stop], out)
+        return out
+
+    with torch.inference_mode():
+        whole = added(0, 70)
+        for start, stop in ((0, 1), (1, 3), (3, 6), (5, 9), (20, 29), (0, 33), (69, 70)):
+            assert torch.equal(added(start, stop), whole[start:stop])
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_what_is_not_finite_stays_with_its_own_position(native: bool) -> None:
     bank = LoraBank(slots=3, rank=2)

@@ -14,7 +14,7 @@ from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.batch import Batch, BatchItem
-from inlay.engine.torch.native import Kernels, build, prebuilt
+from inlay.engine.torch.native import Kernels, build, kernels, prebuilt
 from inlay.prompt import Tokens
 from tests.engine.torch.test_attention import PAGE, TOLERANCE, Scene, on_cpu
 
@@ -90,24 +90,44 @@ def test_a_prompt_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -
         at += count
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 2, 7])
+@pytest.mark.parametrize("scoring", [*SCORINGS[:2], Scoring(0.3, 1030, softcap=1.5)])
+def test_a_position_that_decodes_has_the_bits_that_it_would_have_in_a_prompt(
+    dtype: torch.dtype, group: int, scoring: Scoring
+) -> None:
+    native = kernels()
+    if native is None or not native.attends(dtype):
+        pytest.skip("no kernel of this dtype here")
+    scene = prompt(2100, dtype, group=group)
+    whole = in_chunks(scene, [], scoring)
+    query, key, value = scene.step()
+    for start, count in ((0, 1), (31, 1), (127, 2), (1022, 3), (1024, 1), (1700, 2), (2099, 1)):
+        item = BatchItem(
+            [(start, Tokens([1] * count))], start, count, scene.runs[0], 1, decoding=True
+        )
+        batch = Batch.pack([item], scene.pages.page_size)
+        attention = NativeAttention(batch, scene.pages, Workspace(), native, invariant=True)
+        part = slice(start, start + count)
+        found = attention.attend(1, query[:, part], key[:, part], value[:, part], scoring)
+        assert torch.equal(found, whole[part])
+
+
 @pytest.mark.parametrize("threads", [3], indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_several_threads_give_prompts_the_same_bits_and_decode_nearly_so(
-    dtype: torch.dtype, threads: int
-) -> None:
-    scene = Scene([(0, 200), (700, 1), (400, 1)], dtype=dtype)
+def test_several_threads_give_the_same_bits(dtype: torch.dtype, threads: int) -> None:
+    scene = Scene([(0, 200), (1300, 1), (400, 1)], dtype=dtype)
     scoring = Scoring(0.3, softcap=20.0, sinks=SINKS)
     found = on_cpu(scene).attend(1, *scene.step(), scoring)
     torch.set_num_threads(1)
     alone = on_cpu(scene).attend(1, *scene.step(), scoring)
-    assert torch.equal(found[:200], alone[:200])
-    for each in (found, alone):
-        torch.testing.assert_close(
-            each.double(),
-            scene.expected(0.3, None, softcap=20.0, sinks=SINKS),
-            atol=TOLERANCE[dtype],
-            rtol=TOLERANCE[dtype],
-        )
+    assert torch.equal(found, alone)
+    torch.testing.assert_close(
+        found.double(),
+        scene.expected(0.3, None, softcap=20.0, sinks=SINKS),
+        atol=TOLERANCE[dtype],
+        rtol=TOLERANCE[dtype],
+    )
 
 
 @pytest.mark.parametrize("window", [None, 50])
@@ -173,14 +193,14 @@ def compiled_with(machine: tuple[str, ...], directory: Path) -> Kernels:
     """All kernels of this CPU, but attention as it is compiled with the flags `machine`."""
     path = directory / "attention.so"
     build.compile_for("g++", build.SOURCES / "attention.cpp", path, machine)
-    kernels, products, adapters, quantised = (
+    others, products, adapters, quantised = (
         build.load(name) for name in ("kernels", "products", "adapters", "quantised")
     )
-    assert kernels
+    assert others
     assert products
     assert adapters
     assert quantised
-    return Kernels(kernels, products, adapters, quantised, ctypes.CDLL(str(path)))
+    return Kernels(others, products, adapters, quantised, ctypes.CDLL(str(path)))
 
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")

@@ -29,7 +29,9 @@ NEAR = 0.25
 """Logits: four steps of bfloat16 from 8 to 16, where the largest of this model's are."""
 
 LENGTH, CUT = 250, 130
-SETTINGS = EngineSettings(model=str(demo.model_dir()), device="cpu", num_threads=1)
+SETTINGS = EngineSettings(
+    model=str(demo.model_dir()), device="cpu", num_threads=1, batch_invariant=False
+)
 
 Continuation = tuple[list[int], list[TokenLogprobs]]
 
@@ -110,7 +112,7 @@ NUMBERS = (0, 5)
 """Prompts whose outputs a batch of these does change."""
 
 
-def test_the_card_says_that_sixteen_bits_are_rounded() -> None:
+def test_without_batch_invariance_the_card_says_that_sixteen_bits_are_rounded() -> None:
     card = card_of(SETTINGS, core(), Secret(bytes(32)))
     assert card.dtype == "bfloat16"
     assert set(card.resuming.values()) == {Exactness.ROUNDED}

@@ -102,12 +102,41 @@ def test_what_is_not_finite_stays_in_its_row_of_a_product(
     del laid
 
 
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_of_a_product_has_the_same_bits_whatever_rows_are_beside_it(
+    native: Kernels, width: int, bias: bool
+) -> None:
+    laid, packed = packed_by_hand(torch.randn(3 * 64, 96).bfloat16(), width)
+    packed = packed._replace(invariant=True)
+    if not native.invariant_product(packed):
+        pytest.skip("neither pairs nor tiles here")
+    x = torch.randn(601, 96).bfloat16()
+    added = torch.randn(192).bfloat16() if bias else None
+    whole = native.product(x, packed, added)
+    for start, rows in (
+        (0, 1),
+        (7, 2),
+        (1, 3),
+        (3, 4),
+        (600, 1),
+        (5, 6),
+        (11, 7),
+        (8, 33),
+        (90, 250),
+    ):
+        part = native.product(x[start : start + rows], packed, added)
+        assert torch.equal(part, whole[start : start + rows])
+    del laid
+
+
 def test_a_product_by_several_threads_is_the_same(native: Kernels) -> None:
     weight = torch.randn(7 * 32, 64).bfloat16()
     laid, packed = packed_by_hand(weight, 32)
     before = torch.get_num_threads()
     try:
-        for rows in (1, 4, min(20, native.product_rows(packed)), native.product_rows(packed)):
+        most = min(500, native.product_rows(packed))
+        for rows in (1, 4, min(20, most), most):
             x = torch.randn(rows, 64).bfloat16()
             torch.set_num_threads(1)
             alone = native.product(x, packed, None)

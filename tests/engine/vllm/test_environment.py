@@ -21,6 +21,12 @@ def test_workers_of_pairs_listen_where_others_reach_them_and_not_twice_on_one_po
     assert not users.keys() & environment(alone, {}, "127.0.0.1").keys()
 
 
+def test_batch_invariance_is_vllms_own_switch() -> None:
+    for value, found in ((True, "1"), (False, None), (None, None)):
+        settings = EngineSettings(model="m", engine="vllm", batch_invariant=value)
+        assert environment(settings, {}, "127.0.0.1").get("VLLM_BATCH_INVARIANT") == found
+
+
 def test_the_guard_against_nan_cannot_be_turned_off() -> None:
     for given in ({}, {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}):
         check(given)

@@ -147,6 +147,7 @@ async def test_sleep_is_refused_at_the_start_where_the_platform_has_none(directo
         (("--model", "other"), {}, "--model is given to inlay and"),
         ((), {"device": "cuda"}, "--device cuda: this vLLM is built for cpu"),
         ((), {"connector": ["pd"]}, "pd joins connectors"),
+        ((), {"batch_invariant": True}, "on CUDA alone, and this one is built for cpu"),
     ],
 )
 def test_what_vllm_does_not_know_or_is_told_twice_is_refused(

@@ -222,7 +222,10 @@ def card_of(
         num_blocks=bounds.num_pages,
         eos_token_ids=model.eos_token_ids,
         default_sampling=model.default_sampling,
-        resuming=dict.fromkeys(features, Exactness.of_dtype(core.dtype)),
+        resuming=dict.fromkeys(
+            features,
+            Exactness.EXACT if model.batch_invariant else Exactness.of_dtype(core.dtype),
+        ),
         grammars=KINDS,
         shares_text_prefix=True,
         hidden_layers=len(model.decoder_layers) or None,

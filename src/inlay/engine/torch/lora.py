@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.native import ALL_ROWS, Kernels
 from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError
 
@@ -87,7 +87,11 @@ class LowRankPair(NamedTuple):
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer with adapter slots."""
+    """A linear layer with adapter slots.
+
+    Attributes:
+        invariant: True if the bits that adapters add to a row do not depend on the number of rows.
+    """
 
     def __init__(
         self,
@@ -96,10 +100,14 @@ class AdaptedLinear(nn.Module):
         weight: Tensor,
         sizes: Sequence[int],
         kernels: Kernels | None = None,
+        *,
+        invariant: bool = False,
     ) -> None:
         """Wrap `linear`, with parts of `sizes`; `weight` is that of a part, [its size, I]."""
         super().__init__()
         self._kernels = kernels
+        self.invariant = invariant and kernels is not None
+        self._most = ALL_ROWS if self.invariant else NATIVE_POSITIONS
         self._linear = linear
         self._bank = bank
         self._sizes = list(sizes)
@@ -122,7 +130,7 @@ class AdaptedLinear(nn.Module):
         return output
 
     def _add(self, selection: Selection, x: Tensor, output: Tensor) -> None:
-        if self._kernels is not None and len(selection.rows) <= NATIVE_POSITIONS:
+        if self._kernels is not None and len(selection.rows) <= self._most:
             self._kernels.adapt(
                 output, x.contiguous(), self._down, self._up, selection.rows, selection.slots
             )
@@ -184,6 +192,8 @@ class LoraBank:
         names: Sequence[str],
         sizes: Sequence[int],
         kernels: Kernels | None = None,
+        *,
+        invariant: bool = False,
     ) -> nn.Module:
         """Return a linear with adapter slots in place of `linear`.
 
@@ -193,8 +203,9 @@ class LoraBank:
             names: original names of the modules in this product, in order.
             sizes: outputs of each.
             kernels: compute adapters for few positions.
+            invariant: they do so for any number of positions.
         """
-        adapted = AdaptedLinear(linear, self, weight, sizes, kernels)
+        adapted = AdaptedLinear(linear, self, weight, sizes, kernels, invariant=invariant)
         self._places |= {name: (adapted, part) for part, name in enumerate(names)}
         return adapted
 

@@ -42,6 +42,7 @@ from inlay.engine.torch.weights.families import (
     family_of,
 )
 from inlay.engine.torch.weights.fused import fuse
+from inlay.engine.torch.weights.invariance import make_invariant
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate, least_rows
 from inlay.engine.torch.weights.media_families import Family
@@ -81,6 +82,8 @@ class CausalModel:
         decoder_layers: in their order; none where the body has them otherwise.
         projector: of the hidden states that requests ask for, or None.
         group: the ranks that have a share of the model each, or None.
+        batch_invariant: the bits of a position do not depend on what is computed beside it, on
+            chunks, or on whether it is computed again.
     """
 
     def __init__(
@@ -93,11 +96,13 @@ class CausalModel:
         *,
         language_only: bool = False,
         group: TensorParallelGroup | None = None,
+        batch_invariant: bool | None = None,
     ) -> None:
         """Wrap a transformers model; use `load`.
 
         Raises:
-            InvalidRequestError: its attention layers use an unsupported option.
+            InvalidRequestError: its attention layers use an unsupported option, or it cannot be
+                `batch_invariant`.
         """
         model, tower = split_tower(model, family)
         self.takes_media = tower is not None
@@ -109,7 +114,11 @@ class CausalModel:
             shard(model, group)
             model.to(group.device)
         keep_latent(model, lora)
-        accelerate(model, family.fused, lora)
+        native = kernels() if model.device.type == "cpu" else None
+        # Adapters of many positions are faster as products of torch.
+        free = native is not None and native.invariance_is_free and lora is None
+        self.batch_invariant = free if batch_invariant is None else batch_invariant
+        accelerate(model, family.fused, lora, invariant=self.batch_invariant)
         if lora is not None and family.language is not None:
             # Adapters name modules as they are in the whole model.
             lora.rename(
@@ -139,9 +148,12 @@ class CausalModel:
         self.decoder_layers: tuple[nn.Module, ...] = tuple(getattr(model.base_model, "layers", ()))
         self.projector: Projector | None = None
         self.windows = tuple(group.window for group in self.page_groups)
-        native = kernels() if model.device.type == "cpu" else None
         if native is not None and native.serve(model.dtype):
             fuse(model, self.layers, native)
+        if self.batch_invariant and (reason := make_invariant(model, native, group)) is not None:
+            if batch_invariant:
+                raise InvalidRequestError(f"--batch-invariant: {reason}", param="batch_invariant")
+            self.batch_invariant = False
         self.eos_token_ids = eos_token_ids(generation, config.eos_token_id)
         self.default_sampling = default_sampling(generation)
         self.weights_id = weights_id(directory)
@@ -213,7 +225,14 @@ class CausalModel:
             LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
         )
         found = cls(
-            model, family, directory, max_model_len, lora, language_only=language_only, group=group
+            model,
+            family,
+            directory,
+            max_model_len,
+            lora,
+            language_only=language_only,
+            group=group,
+            batch_invariant=settings.batch_invariant,
         )
         if settings.hidden_projector is not None:
             file = Path(settings.hidden_projector)
@@ -293,7 +312,11 @@ class CausalModel:
                 self.group.share(batch.token_ids)
             if paged is None:
                 paged = attention(
-                    batch, pages, self._workspace, float32_scores=self._float32_scores
+                    batch,
+                    pages,
+                    self._workspace,
+                    float32_scores=self._float32_scores,
+                    invariant=self.batch_invariant,
                 )
             padding = max(0, self._least_rows - len(batch.positions))
             positions = batch.positions[None] if batch.rope is None else batch.rope[:, None]

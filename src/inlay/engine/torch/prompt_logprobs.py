@@ -82,8 +82,9 @@ def _scored(model: CausalModel, hidden: Tensor, ids: Sequence[int], first: int, 
 
 def _piece(logits_NV: Tensor, targets_N: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return finite [N] bool, ids [N, 1 + K] int32, logprobs likewise float32, ranks [N] int32."""
-    total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
-    good_N = total_N1.isfinite()[:, 0]
+    # Row by row, as of outputs; a sum over one row alone would be divided among threads.
+    logprobs_NV = logits_NV.log_softmax(dim=-1)
+    good_N = logprobs_NV.amax(dim=-1).isfinite()
     ids_NK = targets_N[:, None]
     ranks_N = 1 + (logits_NV > logits_NV.gather(1, ids_NK)).sum(dim=-1)
     if top:
@@ -92,7 +93,7 @@ def _piece(logits_NV: Tensor, targets_N: Tensor, top: int) -> tuple[Tensor, Tens
     return (
         good_N,
         ids_NK.to(torch.int32),
-        logits_NV.gather(1, ids_NK) - total_N1,
+        logprobs_NV.gather(1, ids_NK),
         ranks_N.to(torch.int32),
     )
 

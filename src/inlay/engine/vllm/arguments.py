@@ -67,6 +67,12 @@ def engine_args(settings: EngineSettings, directory: Path) -> Any:
             "itself",
             param="device",
         )
+    if settings.batch_invariant and runs_on != "cuda":
+        raise InvalidRequestError(
+            f"--batch-invariant: vLLM has products and attention for it on CUDA alone, and this "
+            f"one is built for {runs_on}; the torch engine has it on CPUs",
+            param="batch_invariant",
+        )
     own = list(_with_inlay_names(settings, directory))
     given = settings.engine_arguments
     flags = {word.partition("=")[0] for word in given if word.startswith("--")}

@@ -10,6 +10,7 @@ from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 from inlay.errors import InvalidRequestError
 
 _NANS = "VLLM_COMPUTE_NANS_IN_LOGITS"
+_INVARIANT = "VLLM_BATCH_INVARIANT"
 _PORTS = 20000, 29999
 """Below those that connections get: vLLM listens only once its model is loaded."""
 
@@ -27,6 +28,8 @@ def environment(
     own.
     """
     chosen = {"VLLM_NO_USAGE_STATS": "1", _NANS: "1"}
+    if settings.batch_invariant:
+        chosen[_INVARIANT] = "1"
     if settings.num_threads is not None:
         chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         chosen["OMP_NUM_THREADS"] = str(settings.num_threads)

@@ -31,7 +31,12 @@ def cuda_kernel() -> AttentionKernel | None:
 
 
 def attention(
-    batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool = False
+    batch: Batch,
+    pages: Pages,
+    workspace: Workspace,
+    *,
+    float32_scores: bool = False,
+    invariant: bool = False,
 ) -> PagedAttention:
     """Return the attention of `batch` for the device of its pages.
 
@@ -41,6 +46,8 @@ def attention(
         workspace: buffers reused by later batches.
         float32_scores: keep scores in float32 whatever the dtype of the activations; on CUDA they
             always are.
+        invariant: the bits of a position must not depend on whether it decodes, where native
+            kernels attend.
     """
     if pages.keys[0].device.type != "cpu":
         kernel = cuda_kernel()
@@ -52,7 +59,7 @@ def attention(
             lambda part: _plain(part, pages, workspace, float32_scores=float32_scores),
             lambda part: GatheredAttention(part, pages, workspace, float32_scores=float32_scores),
         )
-    return _plain(batch, pages, workspace, float32_scores=float32_scores)
+    return _plain(batch, pages, workspace, float32_scores=float32_scores, invariant=invariant)
 
 
 def with_kernel(
@@ -66,12 +73,17 @@ def with_kernel(
 
 
 def _plain(
-    batch: Batch, pages: Pages, workspace: Workspace, *, float32_scores: bool
+    batch: Batch,
+    pages: Pages,
+    workspace: Workspace,
+    *,
+    float32_scores: bool,
+    invariant: bool = False,
 ) -> PagedAttention:
     """Return attention for the keys and values in the pages as they are."""
     native = kernels() if pages.keys[0].device.type == "cpu" else None
     if native is not None and native.attends(pages.keys[0].dtype):
-        return NativeAttention(batch, pages, workspace, native)
+        return NativeAttention(batch, pages, workspace, native, invariant=invariant)
     return GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)
 
 

@@ -39,7 +39,17 @@ class Projection(NamedTuple):
 class NativeAttention:
     """A `PagedAttention` that can also start from a `Projection`, in one pass."""
 
-    def __init__(self, batch: Batch, pages: Pages, workspace: Workspace, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        pages: Pages,
+        workspace: Workspace,
+        kernels: Kernels,
+        *,
+        invariant: bool = False,
+    ) -> None:
+        """Prepare attention for `batch`; `invariant` as in `AttentionShape`."""
+        self._invariant = invariant
         self._batch = batch
         self._pages = pages
         self._workspace = workspace
@@ -119,4 +129,5 @@ class NativeAttention:
             ends,
             len(batch.decoding),
             window or 0,
+            self._invariant,
         )

@@ -5,6 +5,7 @@ tensors. Without a compiler, torch's own operators are used.
 """
 
 from inlay.engine.torch.native.kernels import (
+    ALL_ROWS,
     AttentionShape,
     Codes,
     Kernels,
@@ -13,4 +14,4 @@ from inlay.engine.torch.native.kernels import (
     kernels,
 )
 
-__all__ = ["AttentionShape", "Codes", "Kernels", "PageTable", "Panels", "kernels"]
+__all__ = ["ALL_ROWS", "AttentionShape", "Codes", "Kernels", "PageTable", "Panels", "kernels"]

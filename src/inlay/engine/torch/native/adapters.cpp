@@ -3,6 +3,11 @@
 // As products of torch these are two to four small ones a linear, each of which costs more to start than to compute.
 // Shapes: R rows, P parts of a fused linear, K the largest rank, I inputs, O outputs of all parts.
 
+// Sums in the order that is written: what a row gives must not depend on how many rows there are.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-associative-math")
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <vector>

@@ -4,8 +4,10 @@
 // sums stay in a core's first caches, and keys and values of a block are laid out once a call as products want them, for all
 // tiles. Decoding: up to 16 rows of a sequence read keys and values where they lie, once for every four.
 //
-// Blocks begin at multiples of 128 of the position in the sequence, what a row does not see weighs exactly zero, and rows do not
-// touch each other. So a position of a prompt has the same bits whatever chunk it comes in.
+// Blocks begin at multiples of 128 of the position in the sequence, segments at multiples of 1,024; what a row does not see weighs
+// exactly zero, and rows do not touch each other. So a position of a prompt has the same bits whatever chunk it comes in. With
+// AVX512-BF16 and no tiles, decoding adds in the same order as well; elsewhere it does so where it goes the way of prompts
+// (`invariant`).
 //
 // NaN and infinity come out where they go in. Shapes: T positions in the batch, S sequences, Q query heads, H key/value heads,
 // G = Q / H, N pages of P positions.
@@ -40,6 +42,7 @@ struct PagedAttention {
     int64_t heads, group, num_pages, page_size, key_size, value_size, value_stride, window;
     float scaling, softcap;
     int32_t threads;
+    int32_t invariant;  // 1: the bits of a position must not depend on whether it decodes
 };
 
 }  // extern "C"
@@ -51,6 +54,8 @@ constexpr int64_t ROWS = BLOCK;
 constexpr int64_t WAVE_BYTES = 8 << 20;
 // Rows of a sequence that decodes for which nothing is laid out: with more, what is laid out pays.
 constexpr int64_t FEW_ROWS = 16;
+// Positions whose weighted sums are added to those of others as a whole, so that threads may divide a sequence that decodes.
+constexpr int64_t SEGMENT = 8 * KEYS;
 
 // One sequence's head: its blocks, and where they are laid out.
 struct Part {
@@ -66,13 +71,17 @@ template <typename T, typename Product>
 class Attention {
     using Element = typename Product::Element;
     using Few = FewElement<T>;
+    // A few rows are multiplied in the same order as tiles are.
+    static constexpr bool ALIKE = std::is_same_v<Element, bf16> && PAIRS_BY_VECTORS;
 
 public:
     explicit Attention(const PagedAttention& a)
         : a(a), key_width(whole(a.key_size, BLOCK)), value_width(whole(a.value_size, BLOCK)), block_size(KEYS * (key_width + value_width)) {
-        while (few < a.decoding && a.counts[few] * a.group <= FEW_ROWS) most_rows = std::max(most_rows, a.counts[few++] * a.group);
-        // Enough tasks that all threads end at about the same time.
-        if (few && a.threads > 1) splits = std::max<int64_t>(1, (4 * a.threads + few * a.heads - 1) / (few * a.heads));
+        if (ALIKE || !a.invariant)
+            while (few < a.decoding && a.counts[few] * a.group <= FEW_ROWS) {
+                most_rows = std::max(most_rows, a.counts[few] * a.group);
+                most_segments = std::max(most_segments, segments_of(few++));
+            }
         int64_t largest = 0;
         for (int64_t s = few; s < a.sequences; s++) largest = std::max(largest, blocks_of(s) * block_size);
         wave = few < a.sequences ? std::max<int64_t>(largest, WAVE_BYTES / sizeof(Element)) : 0;
@@ -118,8 +127,8 @@ private:
 
     const PagedAttention& a;
     const int64_t key_width, value_width, block_size;
-    // Sequences that decode with few rows, the most rows of one, and the shares into which each one's blocks are divided.
-    int64_t few = 0, most_rows = 0, splits = 1;
+    // Sequences that decode with few rows, and the most rows and segments of one.
+    int64_t few = 0, most_rows = 0, most_segments = 0;
     int64_t wave;
     Element* laid_out = nullptr;
     std::vector<Scratch> scratches;
@@ -127,12 +136,12 @@ private:
 
     void place(Arena& arena) {
         laid_out = arena.take<Element>(wave);
-        shares = arena.take<float>(splits > 1 ? few * a.heads * splits * most_rows * (value_width + 2) : 0);
+        shares = arena.take<float>(few * a.heads * most_segments * most_rows * (value_width + 2));
         for (int thread = 0; thread < a.threads; thread++)
             scratches.push_back(
                 {arena.take<Element>(ROWS * key_width), arena.take<Element>(ROWS * KEYS), arena.take<Few>(FEW_ROWS * key_width),
-                 arena.take<Few>(FEW_ROWS * KEYS), arena.take<T>(KEYS * a.value_size), arena.take<float>(ROWS * KEYS),
-                 arena.take<float>(ROWS * value_width), arena.take<float>(ROWS * BLOCK)});
+                 arena.take<Few>(FEW_ROWS * KEYS), arena.take<T>(KEYS * a.value_stride), arena.take<float>(ROWS * KEYS),
+                 arena.take<float>(2 * ROWS * value_width), arena.take<float>(ROWS * BLOCK)});
     }
 
     int64_t start_of(int64_t s) const { return a.contexts[s] - a.counts[s]; }
@@ -140,6 +149,7 @@ private:
     int64_t low_of(int64_t position) const { return a.window > 0 ? std::max<int64_t>(0, position + 1 - a.window) : 0; }
     int64_t first_of(int64_t s) const { return low_of(start_of(s)); }
     int64_t blocks_of(int64_t s) const { return (a.contexts[s] + KEYS - 1) / KEYS - first_of(s) / KEYS; }
+    int64_t segments_of(int64_t s) const { return (a.contexts[s] + SEGMENT - 1) / SEGMENT - first_of(s) / SEGMENT; }
 
     void attend_to(const std::vector<Part>& parts) {
         std::vector<Piece> blocks, tiles;
@@ -213,7 +223,24 @@ private:
         std::memset(static_cast<void*>(own.queries + rows * key_width), 0, (ROWS - rows) * key_width * sizeof(Element));
         std::memset(static_cast<void*>(own.weights + rows * KEYS), 0, (ROWS - rows) * KEYS * sizeof(Element));
         const auto [low, end] = begin(state, own.queries, s, part.head, first, rows, own.out);
+        // Of the segments before this one.
+        Row before[ROWS];
+        float* sums = own.out + ROWS * value_width;
         for (int64_t block = low / KEYS; block * KEYS < end; block++) {
+            if (block > low / KEYS && block * KEYS % SEGMENT == 0) {
+                const bool second = block * KEYS / SEGMENT == low / SEGMENT + 1;
+                for (int64_t r = 0; r < rows; r++) {
+                    if (second) {
+                        before[r] = state[r];
+                        std::memcpy(sums + r * value_width, own.out + r * value_width, value_width * sizeof(float));
+                    } else {
+                        add(before[r], sums + r * value_width, state[r], own.out + r * value_width);
+                    }
+                    state[r].top = NOTHING;
+                    state[r].sum = 0;
+                }
+                std::memset(own.out, 0, rows * value_width * sizeof(float));
+            }
             const int64_t start = block * KEYS, columns = whole(std::min(KEYS, end - start), BLOCK);
             const Element* keys = laid_out + part.at + (block - part.first_block) * block_size;
             const Element* values = keys + KEYS * key_width;
@@ -234,81 +261,100 @@ private:
                 }
             }
         }
-        for (int64_t r = 0; r < rows; r++) finish(s, part.head, first + r, own.out + r * value_width, state[r]);
+        const bool one = low / SEGMENT == (end - 1) / SEGMENT;
+        for (int64_t r = 0; r < rows; r++) {
+            if (!one) add(before[r], sums + r * value_width, state[r], own.out + r * value_width);
+            finish(s, part.head, first + r, (one ? own.out : sums) + r * value_width, one ? state[r] : before[r]);
+        }
     }
 
     void decode() {
-        const int64_t tasks = few * a.heads * splits;
+        std::vector<Piece> segments;
+        for (int64_t part = 0; part < few * a.heads; part++)
+            for (int64_t segment = 0; segment < segments_of(part / a.heads); segment++) segments.push_back({part, segment});
+        const int64_t tasks = segments.size();
 #pragma omp parallel num_threads(a.threads)
         {
             const Scratch& own = scratches[omp_get_thread_num()];
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t task = 0; task < tasks; task++) attend_few(task / splits / a.heads, task / splits % a.heads, task % splits, own);
-            if (splits > 1) {
-#pragma omp for schedule(static)
-                for (int64_t task = 0; task < few * a.heads; task++) merge(task / a.heads, task % a.heads);
+            for (int64_t task = 0; task < tasks; task++) {
+                const auto [part, segment] = segments[task];
+                const int64_t s = part / a.heads, rows = a.counts[s] * a.group;
+                Row state[FEW_ROWS];
+                attend_few(s, part % a.heads, first_of(s) / SEGMENT + segment, own, state);
+                for (int64_t r = 0; r < rows; r++) {
+                    float* to = share_of(part, segment, r);
+                    to[0] = state[r].top;
+                    to[1] = state[r].sum;
+                    std::memcpy(to + 2, own.out + r * value_width, value_width * sizeof(float));
+                }
             }
+#pragma omp for schedule(static)
+            for (int64_t part = 0; part < few * a.heads; part++) merge(part);
         }
     }
 
-    float* share_of(int64_t s, int64_t h, int64_t split, int64_t row) const {
-        return shares + (((s * a.heads + h) * splits + split) * most_rows + row) * (value_width + 2);
+    float* share_of(int64_t part, int64_t segment, int64_t row) const {
+        return shares + ((part * most_segments + segment) * most_rows + row) * (value_width + 2);
     }
 
-    // One share of the blocks of one sequence's head.
-    void attend_few(int64_t s, int64_t h, int64_t split, const Scratch& own) const {
+    void merge(int64_t part) const {
+        const int64_t s = part / a.heads;
+        for (int64_t r = 0; r < a.counts[s] * a.group; r++) {
+            float* sums = share_of(part, 0, r) + 2;
+            Row state{sums[-2], sums[-1], 0, 0};
+            for (int64_t segment = 1; segment < segments_of(s); segment++) {
+                const float* more = share_of(part, segment, r);
+                add(state, sums, {more[0], more[1], 0, 0}, more + 2);
+            }
+            finish(s, part % a.heads, r, sums, state);
+        }
+    }
+
+    // Adds another segment's sums to a row's. One function, that the compiler may round in one way only.
+    __attribute__((noinline)) void add(Row& state, float* sums, const Row& other, const float* more) const {
+        const float top = std::max(state.top, other.top), base = top == NOTHING ? 0.0f : top;
+        const float mine = power_of_two(state.top - base), theirs = power_of_two(other.top - base);
+        state.top = top;
+        state.sum = state.sum * mine + other.sum * theirs;
+        for (int64_t i = 0; i < value_width; i++) sums[i] = sums[i] * mine + more[i] * theirs;
+    }
+
+    // One segment of one sequence's head.
+    void attend_few(int64_t s, int64_t h, int64_t segment, const Scratch& own, Row* state) const {
         const int64_t rows = a.counts[s] * a.group;
-        Row state[FEW_ROWS];
         const auto [low, end] = begin(state, own.few_queries, s, h, 0, rows, own.out);
-        const int64_t first = low / KEYS, share = ((end + KEYS - 1) / KEYS - first + splits - 1) / splits;
-        const int64_t stop = std::min(end, (first + (split + 1) * share) * KEYS);
-        for (int64_t start = (first + split * share) * KEYS; start < stop; start += KEYS) {
-            const int64_t from = std::max(start, low / LANES * LANES), to = std::min(stop, start + KEYS);
-            for (int64_t at = from, count; at < to; at += count) {
-                count = run_of(at, to);
-                const T *keys = key_of(s, h, at), *next = at + count < end ? key_of(s, h, at + count) : nullptr;
-                by_rows(rows, [&](auto group, int64_t r) {
-                    dots<group()>(
-                        own.scores + r * KEYS + at - start, KEYS, own.few_queries + r * key_width, key_width, keys, r ? nullptr : next, count,
-                        a.key_size);
-                });
+        const int64_t stop = std::min(end, (segment + 1) * SEGMENT);
+        for (int64_t start = std::max(low / KEYS * KEYS, segment * SEGMENT); start < stop; start += KEYS) {
+            const int64_t from = std::max(start, low / LANES * LANES), count = whole(std::min(stop, start + KEYS) - from, LANES) / LANES;
+            // Sixteen positions each lie in one page; two more are fetched ahead.
+            const T *keys[KEYS / LANES + 2], *values[KEYS / LANES + 2];
+            for (int64_t j = 0; j < count + 2; j++) {
+                const int64_t at = std::min(from + j * LANES, (end - 1) / LANES * LANES);
+                keys[j] = key_of(s, h, at);
+                values[j] = value_of(s, h, at);
+                if (j < count && (at < low || at + LANES > end)) {
+                    // What is no value of this sequence may be anything, and zero times that is not zero.
+                    T* edge = own.edge + (at - start) * a.value_stride;
+                    std::memset(static_cast<void*>(edge), 0, LANES * a.value_stride * sizeof(T));
+                    for (int64_t k = std::max<int64_t>(low - at, 0); k < std::min(end - at, LANES); k++)
+                        std::memcpy(edge + k * a.value_stride, values[j] + k * a.value_stride, a.value_size * sizeof(T));
+                    values[j] = edge;
+                }
             }
             float shrinks[FEW_ROWS];
+            by_rows(rows, [&](auto group, int64_t r) {
+                dots<group()>(
+                    own.scores + r * KEYS + from - start, KEYS, own.few_queries + r * key_width, key_width, keys, !r, count, a.key_size);
+            });
             for (int64_t r = 0; r < rows; r++) shrinks[r] = soften(own.few_weights + r * KEYS, own.scores + r * KEYS, start, state[r]);
-            for (int64_t at = from, count; at < to; at += count) {
-                count = run_of(at, to);
-                const T *values = value_of(s, h, at), *next = at + count < end ? value_of(s, h, at + count) : nullptr;
-                int64_t stride = a.value_stride;
-                if (at < low || at + count > end) {
-                    // What is no value of this sequence may be anything, and zero times that is not zero.
-                    std::memset(static_cast<void*>(own.edge), 0, count * a.value_size * sizeof(T));
-                    for (int64_t j = std::max(at, low); j < std::min(at + count, end); j++)
-                        std::memcpy(own.edge + (j - at) * a.value_size, values + (j - at) * stride, a.value_size * sizeof(T));
-                    values = own.edge;
-                    stride = a.value_size;
-                }
-                by_rows(rows, [&](auto group, int64_t r) {
-                    accumulate<group()>(
-                        own.out + r * value_width, value_width, shrinks + r, own.few_weights + r * KEYS + at - start, KEYS, values,
-                        r ? nullptr : next, count, a.value_size, stride);
-                });
-                std::fill(shrinks, shrinks + rows, 1.0f);
-            }
-        }
-        for (int64_t r = 0; r < rows; r++) {
-            if (splits == 1) {
-                finish(s, h, r, own.out + r * value_width, state[r]);
-                continue;
-            }
-            float* to = share_of(s, h, split, r);
-            to[0] = state[r].top;
-            to[1] = state[r].sum;
-            std::memcpy(to + 2, own.out + r * value_width, value_width * sizeof(float));
+            by_rows(rows, [&](auto group, int64_t r) {
+                accumulate<group()>(
+                    own.out + r * value_width, value_width, shrinks + r, own.few_weights + r * KEYS + from - start, KEYS, values, !r, count,
+                    a.value_size, a.value_stride);
+            });
         }
     }
-
-    // Positions from `at` on that lie in one page: whole sixteens, of which the last may lie past `to`.
-    int64_t run_of(int64_t at, int64_t to) const { return std::min(a.page_size - at % a.page_size, whole(to - at, LANES)); }
 
     template <typename Do>
     static void by_rows(int64_t rows, Do&& run) {
@@ -318,26 +364,10 @@ private:
         if (r < rows) run(std::integral_constant<int, 1>(), r);
     }
 
-    void merge(int64_t s, int64_t h) const {
-        for (int64_t r = 0; r < a.counts[s] * a.group; r++) {
-            float* out = share_of(s, h, 0, r) + 2;
-            Row state{out[-2], out[-1], 0, 0};
-            for (int64_t split = 1; split < splits; split++) {
-                const float* more = share_of(s, h, split, r);
-                const float top = std::max(state.top, more[0]), base = top == NOTHING ? 0.0f : top;
-                const float mine = power_of_two(state.top - base), theirs = power_of_two(more[0] - base);
-                state.top = top;
-                state.sum = state.sum * mine + more[1] * theirs;
-                for (int64_t i = 0; i < value_width; i++) out[i] = out[i] * mine + more[2 + i] * theirs;
-            }
-            finish(s, h, r, out, state);
-        }
-    }
-
     // Turns a row's scores against the block at `start` into weights: zero for what it does not see. Gives the factor of what came
-    // before.
+    // before. One function, as `add`.
     template <typename To>
-    float soften(To* to, const float* scores, int64_t start, Row& row) const {
+    __attribute__((noinline)) float soften(To* to, const float* scores, int64_t start, Row& row) const {
         constexpr int64_t VECTORS = KEYS / LANES;
         Lanes x[VECTORS], most = Lanes{} + row.top;
         const float factor = a.softcap > 0 ? a.scaling / a.softcap : a.scaling * LOG2_E;

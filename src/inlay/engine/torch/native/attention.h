@@ -54,7 +54,7 @@ struct Pairs {
     }
 };
 
-constexpr bool PAIRS_COMPILED = true;
+constexpr bool PAIRS_COMPILED = true, PAIRS_BY_VECTORS = false;
 
 #elif defined(__AVX512BF16__)
 
@@ -87,11 +87,11 @@ struct Pairs {
     }
 };
 
-constexpr bool PAIRS_COMPILED = true;
+constexpr bool PAIRS_COMPILED = true, PAIRS_BY_VECTORS = true;
 
 #else
 
-constexpr bool PAIRS_COMPILED = false;
+constexpr bool PAIRS_COMPILED = false, PAIRS_BY_VECTORS = false;
 
 #endif
 

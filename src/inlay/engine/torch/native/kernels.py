@@ -27,7 +27,7 @@ _PagedAttention = _structure(
     query_stride_q=_integer, table_stride=_integer, sequences=_integer, decoding=_integer,
     heads=_integer, group=_integer, num_pages=_integer, page_size=_integer, key_size=_integer,
     value_size=_integer, value_stride=_integer, window=_integer, scaling=_number, softcap=_number,
-    threads=ctypes.c_int32,
+    threads=ctypes.c_int32, invariant=ctypes.c_int32,
 )  # fmt: skip
 
 _Prepare = _structure(
@@ -42,6 +42,7 @@ _PackedProduct = _structure(
     "_PackedProduct",
     x=_pointer, weight=_pointer, bias=_pointer, out=_pointer,
     rows=_integer, inputs=_integer, outputs=_integer, width=_integer, threads=ctypes.c_int32,
+    invariant=ctypes.c_int32,
 )  # fmt: skip
 
 _Adapt = _structure(
@@ -65,7 +66,7 @@ _CopyPages = _structure(
 _LIBRARIES = ("kernels", "products", "adapters", "quantised", "attention")
 
 _VECTOR_ROWS = 4
-"""Maximum number of rows for a packed product without tiles."""
+"""Maximum number of rows for a packed product with neither tiles nor pairs."""
 
 _TILE_ROWS = 64
 """Maximum number of rows for which tiles are faster than oneDNN.
@@ -73,7 +74,8 @@ _TILE_ROWS = 64
 By a third for 8 and 32, a fifth for 64, a twentieth for 128.
 """
 
-_ALL_ROWS = sys.maxsize
+ALL_ROWS = sys.maxsize
+"""No limit of rows."""
 
 
 class Panels(NamedTuple):
@@ -84,12 +86,14 @@ class Panels(NamedTuple):
         outputs: a multiple of `width`.
         inputs: even.
         width: 32 or 64.
+        invariant: True: the bits of a row must not depend on the number of rows.
     """
 
     address: int
     outputs: int
     inputs: int
     width: int
+    invariant: bool = False
 
 
 class Codes(NamedTuple):
@@ -127,6 +131,7 @@ class AttentionShape(NamedTuple):
         ends: [T] int32, first position of its sequence that a query of the batch does not see.
         decoding: number of sequences that decode.
         window: a position sees itself and the `window - 1` before it; 0 for all before it.
+        invariant: True: the bits of a position must not depend on whether it decodes.
     """
 
     block_table: Tensor
@@ -137,6 +142,7 @@ class AttentionShape(NamedTuple):
     ends: Tensor
     decoding: int
     window: int
+    invariant: bool = False
 
 
 class PageTable(NamedTuple):
@@ -214,6 +220,7 @@ class Kernels:
         self._copy_pages = library.inlay_copy_pages
         self._copy_pages.argtypes, self._copy_pages.restype = (_pointer,), None
         self._tiles = bool(products.inlay_have_tiles())
+        self._pairs = bool(products.inlay_have_pairs())
 
     @staticmethod
     def _functions(
@@ -253,8 +260,9 @@ class Kernels:
     ) -> None:
         """Attend to the positions that each query sees; write to `out`.
 
-        A position of a prompt has the same bits whatever chunk it comes in. Decoding reads keys and
-        values where they lie, in another order of sums.
+        A position of a prompt has the same bits whatever chunk it comes in, and with
+        `shape.invariant` those that it would have if it decoded. Decoding reads keys and values
+        where they lie, but for some CPUs in another order of sums: there it then takes longer.
 
         Args:
             out: [T, Q, value size], contiguous.
@@ -276,6 +284,7 @@ class Kernels:
             shape.block_table.shape[1], len(shape.spans), shape.decoding, heads,
             query.shape[1] // heads, num_pages, page_size, key_size, values.shape[3],
             values.stride(2), shape.window, scaling, softcap, torch.get_num_threads(),
+            shape.invariant,
         )  # fmt: skip
         memory = scratch(self._attention_bytes[query.dtype](ctypes.byref(call)))
         call.workspace = memory.data_ptr()
@@ -321,16 +330,22 @@ class Kernels:
 
     def product_rows(self, panels: Panels) -> int:
         """Return the maximum number of rows for which `product` is faster than oneDNN."""
-        return (
-            _TILE_ROWS
-            if self._tiles and panels.width == 32 and panels.inputs % 32 == 0
-            else _VECTOR_ROWS
-        )
+        if self._tiles:
+            return _TILE_ROWS if self._fit_tiles(panels) else _VECTOR_ROWS
+        return ALL_ROWS if self._pairs else _VECTOR_ROWS
+
+    def invariant_product(self, panels: Panels) -> bool:
+        """Return True if `product` takes any number of rows, and each has the same bits in all."""
+        return self._fit_tiles(panels) if self._tiles else self._pairs
+
+    @staticmethod
+    def _fit_tiles(panels: Panels) -> bool:
+        return panels.width == 32 and panels.inputs % 32 == 0
 
     def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
         """Multiply `x` [..., inputs], bfloat16, with a packed weight; returns [..., outputs].
 
-        `x` has at most `product_rows` rows.
+        `x` has at most `product_rows` rows; any number where `invariant_product` is true.
 
         `bias` is [outputs] bfloat16, contiguous.
         """
@@ -339,14 +354,24 @@ class Kernels:
         call = _PackedProduct(
             x.data_ptr(), panels.address, None if bias is None else bias.data_ptr(), out.data_ptr(),
             x.numel() // panels.inputs, panels.inputs, panels.outputs, panels.width,
-            torch.get_num_threads(),
+            torch.get_num_threads(), panels.invariant,
         )  # fmt: skip
         self._product(ctypes.byref(call))
         return out
 
     def quantised_product_rows(self) -> int:
         """Return the maximum number of rows for which `quantised_product` is the fastest way."""
-        return _TILE_ROWS if self._tiles else _ALL_ROWS
+        return _TILE_ROWS if self._tiles else ALL_ROWS
+
+    @property
+    def invariant_quantised_product(self) -> bool:
+        """True if the bits of a row of `quantised_product` do not depend on the number of rows."""
+        return self._pairs
+
+    @property
+    def invariance_is_free(self) -> bool:
+        """True if the fastest way of all products and of attention in bfloat16 is invariant."""
+        return self._pairs and not self._tiles
 
     def quantised_product(self, x: Tensor, codes: Codes, bias: Tensor | None) -> Tensor:
         """Multiply `x` [..., inputs] with a quantised weight; returns [..., outputs].

@@ -1,9 +1,10 @@
-// Products of a few rows with a weight that oneDNN has packed: y = x W^T + b, in bfloat16, accumulated in float32.
+// Products with a weight that oneDNN has packed: y = x W^T + b, in bfloat16, accumulated in float32.
 //
 // With few rows a product is as fast as its weight is read, and oneDNN reads it at two thirds of what a core can: nothing asks for
 // what comes next early enough. Here the weight is read once, from end to end, where oneDNN has put it, and asked for ahead.
 //
 // The weight lies in panels of `width` outputs, 32 or 64: [O / width][I / 2][width][2], pairs of inputs beside each other.
+// Tiles, and pairs of AVX512-BF16, add a row's products in the same order whatever the number of rows.
 // Shapes: R rows, I inputs, O outputs.
 
 #include <algorithm>
@@ -24,6 +25,7 @@ struct PackedProduct {
     void* out;           // [R, O]
     int64_t rows, inputs, outputs, width;
     int32_t threads;
+    int32_t invariant;  // 1: the bits of a row must not depend on the number of rows
 };
 
 }  // extern "C"
@@ -33,13 +35,97 @@ namespace {
 // Bytes ahead of what is read: the best of 0 to 16 KB, on an Intel machine.
 constexpr int64_t AHEAD = 2048;
 
-// Low and high halves: the first and second input of sixteen outputs. Little-endian; on another machine the result is refused.
-inline Lanes first_of_pair(WideLanes pairs) { return reinterpret_cast<Lanes>(pairs << 16); }
-inline Lanes second_of_pair(WideLanes pairs) { return reinterpret_cast<Lanes>(pairs & 0xffff0000u); }
-
 inline float bias_of(const PackedProduct& a, int64_t output) {
     return a.bias ? load(static_cast<const bf16*>(a.bias)[output]) : 0.0f;
 }
+
+#ifdef __AVX512BF16__
+
+constexpr bool PAIRS_COMPILED = true;
+
+// Rows at once, as many as registers hold the sums of; and rows that go through all panels together, whose x stays in a cache.
+constexpr int64_t AT_ONCE = 6, TOGETHER = 40 * AT_ONCE;
+
+// ROWS rows, PANELS panels of VECTORS * 16 outputs from `output` on: one of `parts` passes over these panels. The first waits for
+// memory; that none of the others lets it rest, each asks for its part of the panels that come next.
+template <int ROWS, int VECTORS, int PANELS>
+void panels(const PackedProduct& a, int64_t row, int64_t output, int64_t part, int64_t parts) {
+    constexpr int64_t WIDTH = VECTORS * LANES, LINE = 64;
+    const int64_t bytes = PANELS * WIDTH * a.inputs * static_cast<int64_t>(sizeof(bf16));
+    const int64_t lines = parts == 1 ? PANELS * VECTORS : parts < 4 ? PANELS * VECTORS / 2 : 1;
+    const bf16* weight = static_cast<const bf16*>(a.weight) + output * a.inputs;
+    const bf16* x = static_cast<const bf16*>(a.x) + row * a.inputs;
+    const char* ahead = reinterpret_cast<const char*>(weight) + (parts == 1 ? AHEAD : bytes + part * (bytes / parts / LINE * LINE));
+    __m512 sums[ROWS][PANELS * VECTORS] = {};
+    for (int64_t k = 0; k < a.inputs; k += 2) {
+        // Into the second level: the first is too small for what is asked for ahead.
+        for (int64_t line = 0; line < lines; line++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+        __m512bh pairs[PANELS * VECTORS];
+        for (int p = 0; p < PANELS; p++)
+            for (int v = 0; v < VECTORS; v++) {
+                const bf16* from = weight + (p * a.inputs + k) * WIDTH + 2 * v * LANES;
+                std::memcpy(&pairs[p * VECTORS + v], from, sizeof(__m512bh));
+            }
+        for (int r = 0; r < ROWS; r++) {
+            int32_t both;
+            std::memcpy(&both, x + r * a.inputs + k, sizeof(both));
+            const __m512bh own = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+            for (int v = 0; v < PANELS * VECTORS; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], own, pairs[v]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < PANELS * VECTORS; v++) {
+            const int64_t at = output + v * LANES;
+            Lanes total = reinterpret_cast<Lanes>(sums[r][v]);
+            if (a.bias) total += load_lanes(static_cast<const bf16*>(a.bias) + at);
+            store_lanes(static_cast<bf16*>(a.out) + (row + r) * a.outputs + at, total);
+        }
+}
+
+// Rows [row, end), AT_ONCE at a time and about as many each time.
+template <int VECTORS, int PANELS>
+void rows_of(const PackedProduct& a, int64_t row, int64_t end, int64_t output) {
+    const int64_t parts = (end - row + AT_ONCE - 1) / AT_ONCE;
+    for (int64_t part = 0, count; part < parts; part++, row += count) {
+        count = (end - row + parts - part - 1) / (parts - part);
+        switch (count) {
+            case 1: panels<1, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 2: panels<2, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 3: panels<3, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 4: panels<4, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 5: panels<5, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 6: panels<6, VECTORS, PANELS>(a, row, output, part, parts); break;
+        }
+    }
+}
+
+template <int VECTORS>
+void by_vectors(const PackedProduct& a) {
+    // Two panels of 32 and not one: with more runs under way a core reads more.
+    constexpr int PANELS = 4 / VECTORS;
+    constexpr int64_t WIDTH = VECTORS * LANES, STEP = PANELS * WIDTH;
+    const int64_t whole = a.outputs / STEP, tasks = whole + (a.outputs - whole * STEP) / WIDTH;
+    const int64_t blocks = (a.rows + TOGETHER - 1) / TOGETHER;
+#pragma omp parallel for num_threads(a.threads) schedule(static) collapse(2)
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t task = 0; task < tasks; task++) {
+            const int64_t row = block * TOGETHER, end = std::min(a.rows, row + TOGETHER);
+            if (task < whole)
+                rows_of<VECTORS, PANELS>(a, row, end, task * STEP);
+            else
+                rows_of<VECTORS, 1>(a, row, end, whole * STEP + (task - whole) * WIDTH);
+        }
+}
+
+void by_vectors(const PackedProduct& a) { a.width == 32 ? by_vectors<2>(a) : by_vectors<4>(a); }
+
+#else
+
+constexpr bool PAIRS_COMPILED = false;
+
+// Low and high halves: the first and second input of sixteen outputs. Little-endian; on another machine the result is refused.
+inline Lanes first_of_pair(WideLanes pairs) { return reinterpret_cast<Lanes>(pairs << 16); }
+inline Lanes second_of_pair(WideLanes pairs) { return reinterpret_cast<Lanes>(pairs & 0xffff0000u); }
 
 // PANELS panels of VECTORS * 16 outputs from `output` on; `x` [ROWS, I] in float32.
 template <int ROWS, int VECTORS, int PANELS>
@@ -90,7 +176,7 @@ void few_rows(const PackedProduct& a, const float* x) {
     return a.width == 32 ? few_rows<ROWS, 2>(a, x) : few_rows<ROWS, 4>(a, x);
 }
 
-void few_rows(const PackedProduct& a) {
+void by_vectors(const PackedProduct& a) {
     std::vector<float> x(a.rows * a.inputs);
     for (size_t i = 0; i < x.size(); i++) x[i] = load(static_cast<const bf16*>(a.x)[i]);
     switch (a.rows) {
@@ -100,6 +186,8 @@ void few_rows(const PackedProduct& a) {
         case 4: return few_rows<4>(a, x.data());
     }
 }
+
+#endif
 
 #ifdef __AMX_BF16__
 
@@ -215,12 +303,15 @@ extern "C" {
 // Whether there are tiles and the kernel lets this process use them.
 int32_t inlay_have_tiles() { return TILES_COMPILED && tiles_granted(); }
 
-// At most four rows, or, with tiles, any number where `width` is 32 and `inputs` a multiple of 32.
+// Whether there are products of pairs.
+int32_t inlay_have_pairs() { return PAIRS_COMPILED; }
+
+// With tiles, where `width` is 32 and `inputs` a multiple of 32, or with pairs, any number of rows; else at most four.
 void inlay_packed_product_bfloat16(const PackedProduct* a) {
 #ifdef __AMX_BF16__
-    if (a->rows > 4) return by_tiles(*a);
+    if (tiles_granted() && a->width == BLOCK && a->inputs % BLOCK == 0 && (a->rows > 4 || a->invariant)) return by_tiles(*a);
 #endif
-    few_rows(*a);
+    by_vectors(*a);
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -78,6 +79,27 @@ void accumulate(
         }
 }
 
+// The same of `count` times 16 rows, each sixteen where its pointer says; `ahead` if two more pointers may be fetched from.
+template <int GROUP, typename T>
+void dots(
+    float* scores, int64_t score_stride, const float* queries, int64_t query_stride, const T* const* rows, bool ahead, int64_t count,
+    int64_t size) {
+    for (int64_t j = 0; j < count; j++)
+        dots<GROUP>(scores + j * LANES, score_stride, queries, query_stride, rows[j], ahead ? rows[j + 2] : nullptr, LANES, size);
+}
+
+template <int GROUP, typename T>
+void accumulate(
+    float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* const* rows, bool ahead,
+    int64_t count, int64_t size, int64_t row_stride) {
+    float ones[GROUP];
+    std::fill(ones, ones + GROUP, 1.0f);
+    for (int64_t j = 0; j < count; j++)
+        accumulate<GROUP>(
+            acc, acc_stride, j ? ones : shrink, weights + j * LANES, weight_stride, rows[j], ahead ? rows[j + 2] : nullptr, LANES, size,
+            row_stride);
+}
+
 #ifdef __AVX512BF16__
 
 // Intrinsics: no compiler finds these instructions by itself, and keys and values that are widened one by one take three times
@@ -90,64 +112,85 @@ inline __m512i load_pairs(const bf16* from, int64_t i, int64_t size) {
     return left >= PAIRED ? _mm512_loadu_si512(from + i) : _mm512_maskz_loadu_epi16((1u << left) - 1, from + i);
 }
 
-// Sums of the lanes of each of four vectors, in every quarter a part of all four.
-inline __m512 join(const __m512* x) {
-    const __m512 one = _mm512_unpacklo_ps(x[0], x[1]) + _mm512_unpackhi_ps(x[0], x[1]);
-    const __m512 two = _mm512_unpacklo_ps(x[2], x[3]) + _mm512_unpackhi_ps(x[2], x[3]);
-    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(one), _mm512_castps_pd(two));
-    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(one), _mm512_castps_pd(two));
-    return _mm512_castpd_ps(low) + _mm512_castpd_ps(high);
+// Of sixteen vectors of pairs, the first pairs, the second ones, and so on.
+inline void transpose(__m512i* x) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    // x[4 i + c]: in quarter q, pair 4 q + c of vectors 4 i to 4 i + 3.
+    for (int i = 0; i < 16; i += 4)
+        for (int c = 0; c < 2; c++) {
+            x[i + 2 * c] = _mm512_unpacklo_epi64(y[i + c], y[i + 2 + c]);
+            x[i + 2 * c + 1] = _mm512_unpackhi_epi64(y[i + c], y[i + 2 + c]);
+        }
+    for (int c = 0; c < 4; c++) {
+        const __m512i even = _mm512_shuffle_i32x4(x[c], x[4 + c], 0x88), odd = _mm512_shuffle_i32x4(x[c], x[4 + c], 0xdd);
+        const __m512i even2 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0x88), odd2 = _mm512_shuffle_i32x4(x[8 + c], x[12 + c], 0xdd);
+        y[c] = _mm512_shuffle_i32x4(even, even2, 0x88);
+        y[4 + c] = _mm512_shuffle_i32x4(odd, odd2, 0x88);
+        y[8 + c] = _mm512_shuffle_i32x4(even, even2, 0xdd);
+        y[12 + c] = _mm512_shuffle_i32x4(odd, odd2, 0xdd);
+    }
+    std::memcpy(static_cast<void*>(x), y, sizeof(y));
 }
 
-inline __m512 join_quarters(__m512 x, __m512 y) { return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd); }
+inline __m512bh pair_at(const bf16* from) {
+    int32_t pair;
+    std::memcpy(&pair, from, sizeof(pair));
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+}
 
-// `dots` of a multiple of 16 rows; queries are `query_stride` apart and zero past `size`.
+// Scores of PARTS * 16 rows of keys: in the order of sums of products of tiles (`Pairs`).
+template <int GROUP, int PARTS>
+void dots_of(
+    float* scores, int64_t score_stride, const bf16* queries, int64_t query_stride, const bf16* const* rows, const bf16* const* next,
+    int64_t size) {
+    __m512 sums[PARTS][GROUP] = {};
+    for (int64_t i = 0; i < size; i += PAIRED)
+        for (int part = 0; part < PARTS; part++) {
+            __m512i x[LANES];
+            for (int64_t r = 0; r < LANES; r++) {
+                if (next) __builtin_prefetch(next[part] + r * size + i, 0, 2);
+                x[r] = load_pairs(rows[part] + r * size, i, size);
+            }
+            transpose(x);
+            for (int64_t pair = 0; pair < LANES; pair++)
+                for (int g = 0; g < GROUP; g++)
+                    sums[part][g] =
+                        _mm512_dpbf16_ps(sums[part][g], pair_at(queries + g * query_stride + i + 2 * pair), reinterpret_cast<__m512bh>(x[pair]));
+        }
+    for (int part = 0; part < PARTS; part++)
+        for (int g = 0; g < GROUP; g++) _mm512_storeu_ps(scores + g * score_stride + part * LANES, sums[part][g]);
+}
+
+// `dots` of `count` times 16 rows; queries are `query_stride` apart and zero past `size`.
 template <int GROUP>
 void dots(
-    float* scores, int64_t score_stride, const bf16* queries, int64_t query_stride, const bf16* rows, const bf16* next, int64_t count,
+    float* scores, int64_t score_stride, const bf16* queries, int64_t query_stride, const bf16* const* rows, bool ahead, int64_t count,
     int64_t size) {
-    for (int64_t j = 0; j < count; j += LANES) {
-        __m512 quarters[GROUP][4];
-        for (int64_t quarter = 0; quarter < 4; quarter++) {
-            const bf16* row = rows + (j + 4 * quarter) * size;
-            if (next) fetch(next + (j + 4 * quarter) * size, 4 * size);
-            __m512 sums[GROUP][4] = {};
-            for (int64_t i = 0; i < size; i += PAIRED)
-                for (int r = 0; r < 4; r++) {
-                    const __m512bh k = reinterpret_cast<__m512bh>(load_pairs(row + r * size, i, size));
-                    for (int g = 0; g < GROUP; g++) {
-                        const __m512i q = _mm512_loadu_si512(queries + g * query_stride + i);
-                        sums[g][r] = _mm512_dpbf16_ps(sums[g][r], reinterpret_cast<__m512bh>(q), k);
-                    }
-                }
-            for (int g = 0; g < GROUP; g++) quarters[g][quarter] = join(sums[g]);
-        }
-        for (int g = 0; g < GROUP; g++) {
-            const __m512* own = quarters[g];
-            const __m512 found = join_quarters(join_quarters(own[0], own[1]), join_quarters(own[2], own[3]));
-            _mm512_storeu_ps(scores + g * score_stride + j, found);
-        }
-    }
+    int64_t j = 0;
+    for (; j + 2 <= count; j += 2)
+        dots_of<GROUP, 2>(scores + j * LANES, score_stride, queries, query_stride, rows + j, ahead ? rows + j + 2 : nullptr, size);
+    if (j < count) dots_of<GROUP, 1>(scores + j * LANES, score_stride, queries, query_stride, rows + j, ahead ? rows + j + 2 : nullptr, size);
 }
 
 // COLUMNS * 32 columns from `i` on of `accumulate`.
 template <int GROUP, int COLUMNS>
 inline void accumulate_pairs(
-    float* acc, int64_t acc_stride, const float* shrink, const bf16* weights, int64_t weight_stride, const bf16* rows, const bf16* next,
+    float* acc, int64_t acc_stride, const float* shrink, const bf16* weights, int64_t weight_stride, const bf16* const* rows, bool ahead,
     int64_t count, int64_t i, int64_t size, int64_t row_stride) {
     __m512 sums[GROUP][COLUMNS][2] = {};
-    for (int64_t j = 0; j < count; j += 2) {
-        const bf16* row = rows + j * row_stride;
-        if (next) {
-            fetch(next + j * row_stride + i, COLUMNS * PAIRED);
-            fetch(next + (j + 1) * row_stride + i, COLUMNS * PAIRED);
+    for (int64_t j = 0; j < count * LANES; j += 2) {
+        const bf16* row = rows[j / LANES] + j % LANES * row_stride;
+        if (ahead) {
+            const bf16* next = rows[j / LANES + 2] + j % LANES * row_stride;
+            fetch(next + i, COLUMNS * PAIRED);
+            fetch(next + row_stride + i, COLUMNS * PAIRED);
         }
         __m512bh own[GROUP];
-        for (int g = 0; g < GROUP; g++) {
-            int32_t pair;
-            std::memcpy(&pair, weights + g * weight_stride + j, sizeof(pair));
-            own[g] = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-        }
+        for (int g = 0; g < GROUP; g++) own[g] = pair_at(weights + g * weight_stride + j);
         for (int c = 0; c < COLUMNS; c++) {
             const __m512i one = load_pairs(row, i + c * PAIRED, size), two = load_pairs(row + row_stride, i + c * PAIRED, size);
             const __m512bh low = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi16(one, two));
@@ -165,23 +208,24 @@ inline void accumulate_pairs(
         for (int c = 0; c < COLUMNS; c++) {
             float* to = acc + g * acc_stride + i + c * PAIRED;
             const __m512 *own = sums[g][c], factor = _mm512_set1_ps(shrink[g]);
-            _mm512_storeu_ps(to, _mm512_loadu_ps(to) * factor + _mm512_permutex2var_ps(own[0], first, own[1]));
-            _mm512_storeu_ps(to + LANES, _mm512_loadu_ps(to + LANES) * factor + _mm512_permutex2var_ps(own[0], second, own[1]));
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(to), factor, _mm512_permutex2var_ps(own[0], first, own[1])));
+            _mm512_storeu_ps(
+                to + LANES, _mm512_fmadd_ps(_mm512_loadu_ps(to + LANES), factor, _mm512_permutex2var_ps(own[0], second, own[1])));
         }
 }
 
-// `accumulate` of an even number of rows; `acc` has room for whole 32 columns.
+// `accumulate` of `count` times 16 rows; `acc` has room for whole 32 columns.
 template <int GROUP>
 void accumulate(
-    float* acc, int64_t acc_stride, const float* shrink, const bf16* weights, int64_t weight_stride, const bf16* rows, const bf16* next,
+    float* acc, int64_t acc_stride, const float* shrink, const bf16* weights, int64_t weight_stride, const bf16* const* rows, bool ahead,
     int64_t count, int64_t size, int64_t row_stride) {
     // As many sums as registers hold.
     constexpr int COLUMNS = GROUP > 2 ? 2 : 4;
     int64_t i = 0;
     for (; i + COLUMNS * PAIRED <= size; i += COLUMNS * PAIRED)
-        accumulate_pairs<GROUP, COLUMNS>(acc, acc_stride, shrink, weights, weight_stride, rows, next, count, i, size, row_stride);
+        accumulate_pairs<GROUP, COLUMNS>(acc, acc_stride, shrink, weights, weight_stride, rows, ahead, count, i, size, row_stride);
     for (; i < size; i += PAIRED)
-        accumulate_pairs<GROUP, 1>(acc, acc_stride, shrink, weights, weight_stride, rows, next, count, i, size, row_stride);
+        accumulate_pairs<GROUP, 1>(acc, acc_stride, shrink, weights, weight_stride, rows, ahead, count, i, size, row_stride);
 }
 
 #endif

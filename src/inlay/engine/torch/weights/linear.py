@@ -42,6 +42,7 @@ class RMSNorm(nn.Module):
     Attributes:
         weight: [size] float32.
         eps: added to the mean square.
+        invariant: True if the bits of a row do not depend on the number of rows.
     """
 
     def __init__(self, weight: Tensor, eps: float, kernels: Kernels | None = None) -> None:
@@ -49,6 +50,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self._size = weight.shape[0]
         self._kernels = kernels
+        self.invariant = kernels is not None
         self.eps = eps
         self.weight = nn.Parameter(weight.detach().float(), requires_grad=False)
         self._offset = nn.Parameter(
@@ -108,7 +110,11 @@ class FusedPart(nn.Module):
 
 
 def accelerate(
-    model: nn.Module, fused: Sequence[Sequence[str]], bank: LoraBank | None = None
+    model: nn.Module,
+    fused: Sequence[Sequence[str]],
+    bank: LoraBank | None = None,
+    *,
+    invariant: bool = False,
 ) -> None:
     """Replace the linears and norms of `model` in place.
 
@@ -119,11 +125,12 @@ def accelerate(
         model: on its device, in its final dtype.
         fused: names of sibling linears that take the same input.
         bank: adds adapter slots to all linears of the model's body that see every position.
+        invariant: prefer products in which the bits of a row do not depend on the number of rows.
     """
     first = next(model.parameters())
     native = kernels() if first.device.type == "cpu" and Kernels.serve(first.dtype) else None
     pack = first.device.type == "cpu" and packs(first.dtype)
-    swap = _Swap(pack, bank, native)
+    swap = _Swap(pack, bank, native, invariant)
     for path, parent in list(model.named_modules()):
         for names in fused:
             siblings = [getattr(parent, name, None) for name in names]
@@ -152,12 +159,14 @@ def least_rows(model: nn.Module) -> int:
 class _Swap(NamedTuple):
     """Settings of the replacement of linears.
 
-    `pack`: pack weights; `bank`: adapter slots, if any; `kernels`: native kernels, if any.
+    `pack`: pack weights; `bank`: adapter slots, if any; `kernels`: native kernels, if any;
+    `invariant`: as in `accelerate`.
     """
 
     pack: bool
     bank: LoraBank | None
     native: Kernels | None
+    invariant: bool
 
     def linear(
         self,
@@ -173,16 +182,19 @@ class _Swap(NamedTuple):
             return linear
         places = [f"{path}.{name}" for name in names]
         sizes = [len(weight) for weight in weights]
-        return self.bank.adapt(linear, weights[0], places, sizes, self.native)
+        return self.bank.adapt(
+            linear, weights[0], places, sizes, self.native, invariant=self.invariant
+        )
 
     def _method(self, weights: Sequence[Tensor], bias: Tensor | None) -> LinearMethod:
         """Return the product with `weights`, one below another."""
         kept = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
         if kept:
-            return QuantisedLinear(QuantisedWeight.joined(kept), bias, self.native)
+            joined = QuantisedWeight.joined(kept)
+            return QuantisedLinear(joined, bias, self.native, invariant=self.invariant)
         weight = weights[0].detach() if len(weights) == 1 else torch.cat(list(weights)).detach()
         return (
-            PackedLinear(weight, bias, kernels=self.native)
+            PackedLinear(weight, bias, kernels=self.native, invariant=self.invariant)
             if self.pack
             else PlainLinear(weight, bias)
         )

@@ -4,8 +4,8 @@ All are one thing to the rest of the engine, `LinearMethod`. On a CPU:
 - `PackedLinear` packs the weight once for oneDNN (`mkldnn::_reorder_linear_weight`,
   `mkldnn::_linear_pointwise`), where `F.linear` repacks it in every call. These operators are
   private to torch: if they are missing or disagree with `F.linear`, that is used instead. Products
-  of a few rows in bfloat16 use native kernels on the same layout, if there are any and they agree
-  with oneDNN's;
+  in bfloat16 use native kernels on the same layout where those are faster, and agree with oneDNN's:
+  with AVX512-BF16 and no AMX always, elsewhere for a few rows;
 - `QuantisedLinear` keeps codes of four or eight bits, and reads them as they are.
 
 `PlainLinear` runs on any device.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.native import Codes, Kernels, Panels
+from inlay.engine.torch.native import ALL_ROWS, Codes, Kernels, Panels
 from inlay.engine.torch.weights.quantised.weight import QuantisedWeight
 
 _logger = logging.getLogger(__name__)
@@ -36,10 +36,12 @@ class LinearMethod(nn.Module):
     Attributes:
         nbytes: bytes that a product reads.
         native_rows: maximum rows for the native kernel; 0 for none.
+        invariant: True if the bits of a row do not depend on the number of rows.
     """
 
     nbytes: int
     native_rows: int = 0
+    invariant: bool = False
 
 
 class PackedLinear(LinearMethod):
@@ -52,6 +54,7 @@ class PackedLinear(LinearMethod):
         *,
         gelu: bool = False,
         kernels: Kernels | None = None,
+        invariant: bool = False,
     ) -> None:
         """Pack `weight` [out, in].
 
@@ -59,7 +62,8 @@ class PackedLinear(LinearMethod):
             weight: weight of the `nn.Linear`.
             bias: its bias, or None.
             gelu: apply the exact GELU in the same pass.
-            kernels: used for products of a few rows where possible.
+            kernels: used where possible and faster.
+            invariant: use them wherever that makes the layer invariant.
         """
         super().__init__()
         # Not a parameter: an opaque layout that must not be cast, moved or saved.
@@ -74,6 +78,10 @@ class PackedLinear(LinearMethod):
             self._panels = self._find_panels(kernels, *weight.shape)
         if kernels is not None and self._panels is not None:
             self.native_rows = kernels.product_rows(self._panels)
+            if invariant and kernels.invariant_product(self._panels):
+                self._panels = self._panels._replace(invariant=True)
+                self.native_rows = ALL_ROWS
+                self.invariant = True
         self._most = self.native_rows * weight.shape[1]
 
     def _find_panels(self, kernels: Kernels, outputs: int, inputs: int) -> Panels | None:
@@ -130,15 +138,23 @@ class QuantisedLinear(LinearMethod):
     """
 
     def __init__(
-        self, weight: QuantisedWeight, bias: Tensor | None, kernels: Kernels | None = None
+        self,
+        weight: QuantisedWeight,
+        bias: Tensor | None,
+        kernels: Kernels | None = None,
+        *,
+        invariant: bool = False,
     ) -> None:
-        """Keep `weight`; `kernels` multiply with it."""
+        """Keep `weight`; `kernels` multiply with it, with `invariant` any number of rows."""
         super().__init__()
         self._weight = weight
         self._bias = None if bias is None else bias.detach().contiguous()
         self._kernels = kernels
         self.nbytes = weight.nbytes
         self.native_rows = 0 if kernels is None else kernels.quantised_product_rows()
+        if invariant and kernels is not None and kernels.invariant_quantised_product:
+            self.native_rows = ALL_ROWS
+            self.invariant = True
         self._most = self.native_rows * weight.inputs
         self._codes = Codes(
             weight.kind, weight.words, weight.scales, weight.shifts, weight.inputs,

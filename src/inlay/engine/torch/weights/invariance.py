@@ -1,0 +1,100 @@
+"""Batch invariance: the bits of a position depend on nothing that is computed beside it.
+
+Neither on other sequences, nor on the chunks of its own, nor on whether it is computed again where
+a request goes on elsewhere (He et al., "Defeating Nondeterminism in LLM Inference", 2025).
+Products, norms and attention then add in an order of the position's own; what is left are
+operations on single elements.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from inlay.engine.torch.lora import AdaptedLinear
+from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
+from inlay.engine.torch.weights.fused import FusedAttention, FusedGated
+from inlay.engine.torch.weights.linear import RMSNorm
+from inlay.engine.torch.weights.linear_methods import LinearMethod
+
+_BLOCK = 1024
+"""Positions whose angles are computed at once."""
+
+_MODELS = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+"""transformers models which are nothing but the modules checked here, and sums of two tensors."""
+
+
+class RotaryTable(nn.Module):
+    """Replacement of a rotary embedding whose angles depend on the position alone.
+
+    Sines and cosines of a position come from a table that is filled in whole blocks: how vector
+    functions round may depend on an element's place in a tensor.
+    """
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self._rotary = rotary
+        self._blocks: list[tuple[Tensor, Tensor]] = []
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [1, T, R], in the dtype of `x`, of positions [1, T]."""
+        needed = int(position_ids.max()) // _BLOCK + 1
+        if self._table is None or needed > len(self._blocks):
+            for block in range(len(self._blocks), needed):
+                positions = torch.arange(block * _BLOCK, (block + 1) * _BLOCK)
+                self._blocks.append(self._rotary(x, positions[None]))
+            cosines, sines = zip(*self._blocks, strict=True)
+            self._table = torch.cat(cosines, 1), torch.cat(sines, 1)
+        cosine, sine = self._table
+        return cosine[:, position_ids[0]], sine[:, position_ids[0]]
+
+
+def make_invariant(
+    model: Any, native: Kernels | None, group: TensorParallelGroup | None
+) -> str | None:
+    """Make what is left of a loaded model invariant, if all of it can be.
+
+    Args:
+        model: transformers model whose layers are replaced, with `invariant` products.
+        native: kernels of its device, if any.
+        group: the ranks that have a share of it each, if any.
+
+    Returns:
+        None, or why it cannot be.
+    """
+    if model.device.type != "cpu":
+        return "the kernels of a GPU choose their order of sums by the size of a batch"
+    if group is not None:
+        return "sums over the ranks of --tensor-parallel-size depend on the size of a batch"
+    if model.dtype is not torch.bfloat16:
+        name = str(model.dtype).removeprefix("torch.")
+        return f"products in {name} are oneDNN's, which chooses its order of sums by their size"
+    if native is None:
+        return "there are no native kernels here, and torch's depend on the size of a batch"
+    if type(model).__name__ not in _MODELS:
+        families = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in _MODELS))
+        return (
+            f"it is known of these families alone: {families}; this is {type(model).__name__}, "
+            "with operations of torch whose order of sums may depend on the size of a batch"
+        )
+    body = model.base_model
+    for path, module in model.named_modules():
+        if path.endswith(".self_attn") and not isinstance(module, FusedAttention):
+            return f"{path} is not computed by native kernels"
+        if path.endswith(".mlp") and not isinstance(module, FusedGated):
+            return f"{path} is not computed by native kernels"
+        if isinstance(module, LinearMethod | RMSNorm | AdaptedLinear) and not module.invariant:
+            return f"the order of sums of {path} depends on the number of rows on this CPU"
+        if isinstance(module, nn.Linear) or (
+            type(module).__name__.endswith("Norm") and not isinstance(module, RMSNorm)
+        ):
+            return f"{path} is not computed by native kernels"
+    body.rotary_emb = RotaryTable(cast("nn.Module", body.rotary_emb))
+    return None
+
+
+__all__ = ["RotaryTable", "make_invariant"]
