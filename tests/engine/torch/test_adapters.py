@@ -10,7 +10,7 @@ import torch
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapter_turns import TURN
 from inlay.engine.torch.engine import TorchEngine
-from inlay.engine.torch.lora import BASE, LoraBank, LowRankPair, Selection
+from inlay.engine.torch.lora import BASE, AdaptedLinear, LoraBank, LowRankPair, Selection
 from inlay.engine.torch.native import kernels
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Tokens
@@ -262,6 +262,7 @@ def test_what_adapters_add_to_a_position_does_not_depend_on_the_others() -> None
     linear = torch.nn.Linear(40, sum(sizes)).bfloat16().requires_grad_(False)
     bank = LoraBank(slots=2, rank=5)
     adapted = bank.adapt(linear, linear.weight, ["x", "y"], sizes, native, invariant=True)
+    assert isinstance(adapted, AdaptedLinear)
     for _ in range(2):
         bank.put(
             {
@@ -270,7 +271,7 @@ def test_what_adapters_add_to_a_position_does_not_depend_on_the_others() -> None
             }
         )
     x, slots = torch.randn(1, 70, 40).bfloat16(), [0, 1, BASE] * 23 + [1]
-    products = adapted(x)
+    products: torch.Tensor = adapted(x)
 
     def added(start: int, stop: int) -> torch.Tensor:
         out = products[0, start:stop].clone()

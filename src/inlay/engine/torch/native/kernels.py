@@ -195,16 +195,9 @@ class Kernels:
         )
         self._prepare = self._functions(library, "prepare", _pointer)
         self._rms_norm = self._functions(
-            library,
-            "rms_norm",
-            _pointer,
-            _pointer,
-            _pointer,
-            _number,
-            _integer,
-            _integer,
+            library, "rms_norm", _pointer, _pointer, _pointer, _number, _integer, _integer,
             ctypes.c_int32,
-        )
+        )  # fmt: skip
         self._silu = self._functions(
             library, "silu_and_multiply", _pointer, _pointer, _integer, _integer, ctypes.c_int32
         )
@@ -440,14 +433,9 @@ class Kernels:
         out = torch.empty_like(x)
         size = x.shape[-1]
         self._rms_norm[x.dtype](
-            out.data_ptr(),
-            x.data_ptr(),
-            weight.data_ptr(),
-            eps,
-            x.numel() // size,
-            size,
+            out.data_ptr(), x.data_ptr(), weight.data_ptr(), eps, x.numel() // size, size,
             torch.get_num_threads(),
-        )
+        )  # fmt: skip
         return out
 
     def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
@@ -455,12 +443,9 @@ class Kernels:
         size = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], size)
         self._silu[gate_up.dtype](
-            out.data_ptr(),
-            gate_up.data_ptr(),
-            gate_up.numel() // (2 * size),
-            size,
+            out.data_ptr(), gate_up.data_ptr(), gate_up.numel() // (2 * size), size,
             torch.get_num_threads(),
-        )
+        )  # fmt: skip
         return out
 
     def prepare(
