@@ -252,7 +252,7 @@ class AudioCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts about a model that speaks, or a part of one.
 
     Attributes:
-        voices: their names, the first where a request names none.
+        voices: their names.
         sample_rate: samples a second of its sound, which has one channel.
         samples_per_code: of the sound of one code.
     """

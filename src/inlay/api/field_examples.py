@@ -99,6 +99,8 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "thinking_token_budget": 128,
     "output_config": {"effort": "low"},
     "modalities": ["text"],
+    "audio": {"voice": "Chelsie", "format": "wav"},
+    "voice": "Chelsie",
     # images
     "size": "512x512",
     "negative_prompt": "blurred",
@@ -131,6 +133,7 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     # where a name means something else
     "EncodeRequest.input": f"{_ADDRESS}.jpg",
     "ResponsesRequest.input": _QUESTION,
+    "AudioOptions.format": "wav",
     "ResponsesRequest.text": {"format": {"type": "text"}},
     "ResponsesRequest.stream_options": {"include_obfuscation": False},
     "ResponsesRequest.tools": [{"type": "function", **_FUNCTION}],
