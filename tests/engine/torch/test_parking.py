@@ -153,6 +153,11 @@ async def test_a_sequence_that_waits_for_its_pages_may_end(
         engine.abort(waiting)
         await receivers[int(waiting)].ended()
         assert receivers[int(waiting)].last.finish_reason == "abort"
+        # Nothing is read for it any more.
+        assert engine._exchange is not None
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert waiting not in engine._exchange._restoring
         # The others go on without it.
         go_on.set()
         for number, receiver in enumerate(receivers):

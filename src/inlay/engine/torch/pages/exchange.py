@@ -110,7 +110,7 @@ class PageExchange:
         self._prefetches = asyncio.Semaphore(MAX_PREFETCHES)
         self._flights: SingleFlight[bytes, None] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._restoring: set[asyncio.Task[None]] = set()
+        self._restoring: dict[str, asyncio.Task[None]] = {}
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
         # Requests whose records the transport still holds: a slow reader takes places, too.
         self._unread: set[str] = set()
@@ -156,9 +156,9 @@ class PageExchange:
         cached.offload_to(self.tiers, lambda sequence: call(lambda: self._begin(sequence)))
 
     def _begin(self, sequence: Sequence) -> None:
-        task = asyncio.create_task(self._restore(sequence))
-        self._restoring.add(task)
-        task.add_done_callback(self._restoring.discard)
+        request_id = sequence.request.id
+        task = self._restoring[request_id] = asyncio.create_task(self._restore(sequence))
+        task.add_done_callback(lambda _: self._restoring.pop(request_id, None))
 
     async def _restore(self, sequence: Sequence) -> None:
         request, sources = sequence.request, self._tier_sources()
@@ -175,7 +175,10 @@ class PageExchange:
         return [TierSource(tiers, tier) for tier in tiers.stores if len(tier)]
 
     def stop(self, request_id: str) -> bool:
-        """Stop the fetch for a request; True if there was one."""
+        """Stop fetching for a request; True if it had not reached the core yet."""
+        restoring = self._restoring.get(request_id)
+        if restoring is not None:
+            restoring.cancel()
         task = self._fetching.pop(request_id, None)
         if task is not None:
             task.cancel()
@@ -185,7 +188,7 @@ class PageExchange:
         """Stop everything; return the ids of the requests that waited for pages."""
         for request_id in tuple(self._giving):
             self.stop_giving(request_id)
-        for task in self._restoring:
+        for task in self._restoring.values():
             task.cancel()
         return [request_id for request_id in tuple(self._fetching) if self.stop(request_id)]
 
