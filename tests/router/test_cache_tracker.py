@@ -169,6 +169,24 @@ async def test_a_worker_that_is_gone_is_asked_no_more(monkeypatch: pytest.Monkey
     following.caches.take("w", teller.tell(Stored(KEYS[0])))
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_a_worker_that_leaves_while_its_snapshot_comes_holds_nothing(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "_AT_ONCE", 1)
+    teller = Teller()
+    teller.tell(Stored(b"".join(KEYS)))
+    following = Following(teller)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    following.pool.take([], lambda _: WorkerLoad())
+    index = following.pool.index
+    width = index.width
+    await settled(40)
+    assert index.width == width
+    assert not any(index.overlap(keys_of(key)).any() for key in KEYS)
+
+
 async def test_what_comes_while_a_snapshot_is_on_its_way_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -40,6 +40,10 @@ class _Followed:
         self.waiting: list[KvEvents] = []
         self.asking: asyncio.Task[None] | None = None
 
+    def has_left(self) -> bool:
+        """Return True if the worker is gone."""
+        return self.member.seat is None
+
 
 class CacheTracker:
     """Applies the cache events of workers to the indexes of their pools.
@@ -105,13 +109,15 @@ class CacheTracker:
     async def _learn(self, followed: _Followed) -> None:
         """Ask until it is known what the worker has, and nothing is missing after that."""
         member, pool = followed.member, followed.pool
-        while member.seat is not None and followed.sequence is None:
+        while not followed.has_left() and followed.sequence is None:
             try:
                 snapshot = await self._snapshot(member.id)
             except InlayError as error:
                 _log.info("worker %s sends no snapshot of its cache: %s", member.id, error.message)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            if followed.has_left():
+                return  # it left meanwhile, and its holders are others' now
             member.forget_told()
             member.forget_tiers()
             pool.renumbered(member)
@@ -126,6 +132,8 @@ class CacheTracker:
                     piece = bytes(view[start : start + _AT_ONCE * KEY_SIZE])
                     pool.index.store(holder, keys_of(piece))
                     await asyncio.sleep(0)
+                    if followed.has_left():
+                        return
             followed.sequence = snapshot.sequence
             waiting, followed.waiting = followed.waiting, []
             for index, message in enumerate(waiting):
