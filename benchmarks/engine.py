@@ -37,8 +37,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.engine.torch.loading import speculator_of
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Request, Sampling
@@ -222,7 +222,7 @@ class Ours:
             Secret.random(),
             prefix_caching=False,
             max_cpu_loras=max_loras,
-            speculator=None if speculation is None else Speculator(speculation),
+            speculator=speculator_of(speculation, None, bounds, self.model.vocab_size),
         )
         self._works = 0
         self._grammar: Grammar | None = None

@@ -13,13 +13,19 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    method: Literal["ngram"]
+    method: Literal["ngram", "draft_model"] = "draft_model"
+    model: str | None = None
+    revision: str | None = None
     num_speculative_tokens: int = Field(default=8, ge=1, le=64)
     prompt_lookup_min: int = Field(default=2, ge=1, le=16)
     prompt_lookup_max: int = Field(default=5, ge=1, le=16)
 
     @model_validator(mode="after")
     def _check(self) -> "SpeculativeConfig":
+        if self.method == "draft_model" and self.model is None:
+            raise ValueError("draft_model needs model, a directory or a name on the hub")
+        if self.method == "ngram" and self.model is not None:
+            raise ValueError("ngram has no model")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) is more than prompt_lookup_max "

@@ -1,5 +1,6 @@
 """Speculative decoding: guessed tokens change the number of steps, never the output."""
 
+import json
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,47 +15,51 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.spec import check_options
 from inlay.engine.speculation import SpeculativeConfig, speculative_config
 from inlay.engine.torch.cache.kv_layout import EngineLimits
+from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.costs import StepCosts, best_lengths
-from inlay.engine.torch.speculation.ngram import MAX_CANDIDATES, History, lookup
+from inlay.engine.torch.speculation.draft_model import DraftModel
+from inlay.engine.torch.speculation.ngram import MAX_CANDIDATES, History, NgramDrafter, lookup
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Sampling
+from tests.engine.conformance import run as run_in
 from tests.engine.torch.sequences import sequence_of
 from tests.engine.torch.test_overlap import KINDS, outcomes
 from tests.engine.torch.test_overlap import core as plain
 from tests.engine.torch.test_step import SECRET, load, make_request, noise, run
+from tests.models import VOCAB_SIZE, tiny
 
 CONFIG = SpeculativeConfig(method="ngram")
 
 
-class Oracle(Speculator):
+class Oracle:
     """Guesses what is known to come, with a wrong token now and then."""
 
     def __init__(self, expected: Mapping[str, list[int]]) -> None:
-        super().__init__(CONFIG)
         self.expected = expected
         self.random = random.Random(5)
+        self.found: dict[Sequence, list[int]] = {}
 
-    def _drafts(
-        self, limits: Mapping[Sequence, int], rows: int, room: int
-    ) -> dict[Sequence, tuple[int, ...]]:
-        found: dict[Sequence, tuple[int, ...]] = {}
-        for sequence, limit in limits.items():
-            count = min(limit, room, self.random.randrange(12))
-            at = len(sequence.output)
-            drafts = self.expected[sequence.request.id][at : at + count]
-            if drafts and self.random.random() < 0.6:
-                # Any id, ends and ids that a grammar refuses among them.
-                drafts[self.random.randrange(len(drafts))] = self.random.randrange(300)
-            if drafts:
-                found[sequence] = tuple(drafts)
-                room -= len(drafts)
-        return found
+    def available(self, sequence: Sequence, limit: int) -> int:
+        at = len(sequence.output)
+        count = min(limit, self.random.randrange(12))
+        drafts = self.expected[sequence.request.id][at : at + count]
+        if drafts and self.random.random() < 0.6:
+            # Any id, ends and ids that a grammar refuses among them.
+            drafts[self.random.randrange(len(drafts))] = self.random.randrange(300)
+        self.found[sequence] = drafts
+        return len(drafts)
+
+    def draft(self, counts: Mapping[Sequence, int], room: int) -> dict[Sequence, tuple[int, ...]]:
+        return {sequence: tuple(self.found[sequence][:count]) for sequence, count in counts.items()}
+
+    def forget(self, sequence: Sequence) -> None:
+        self.found.pop(sequence, None)
 
 
 class EvenCosts(Speculator):
@@ -83,7 +88,9 @@ def test_every_setting_gives_what_it_gives_one_token_at_a_time(changes: dict[str
     grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
     try:
         expected = outcomes(plain(overlap=False, **changes), grammars)
-        engine = core(Oracle({name: of[0] for name, of in expected.items()}), **changes)
+        oracle = Oracle({name: of[0] for name, of in expected.items()})
+        # Costs by which every draft pays.
+        engine = core(EvenCosts(oracle, 12), **changes)
         found = outcomes(engine, grammars)
     finally:
         grammars.close()
@@ -102,7 +109,7 @@ def test_every_setting_gives_what_it_gives_one_token_at_a_time(changes: dict[str
 def test_a_repetition_takes_fewer_steps_and_rows_are_never_drafted() -> None:
     # A bias makes the model repeat two tokens in turn.
     bias = {11: 1000.0}
-    engine = core(EvenCosts(CONFIG))
+    engine = core(EvenCosts(NgramDrafter(CONFIG), 8))
     text = Prompt.of(Tokens([5, 6, 7]))
     found = run(engine, make_request("a", text, 60, logit_bias=bias))["a"]
     assert found.output == [11] * 60
@@ -113,10 +120,138 @@ def test_a_repetition_takes_fewer_steps_and_rows_are_never_drafted() -> None:
 
 
 def test_nothing_is_kept_of_a_request_that_ended() -> None:
-    speculator = Speculator(CONFIG)
+    speculator = Speculator(NgramDrafter(CONFIG), 8)
     engine = core(speculator)
     run(engine, *(make_request(str(n), Prompt.of(Tokens([n, 6, n, 6, n])), 9) for n in range(3, 9)))
     assert len(speculator) == 0
+
+
+# A draft model
+
+
+class Checked(DraftModel):
+    """A draft model whose guesses are compared with those of one that remembers nothing."""
+
+    def __init__(self, name: str, num_pages: int) -> None:
+        super().__init__(load(name), num_pages, 16, VOCAB_SIZE)
+        self.afresh = DraftModel(load(name), num_pages, 16, VOCAB_SIZE)
+        self.compared = 0
+
+    def draft(
+        self, counts: Mapping[Sequence, int], room: int
+    ) -> Mapping[Sequence, tuple[int, ...]]:
+        found = super().draft(counts, room)
+        for sequence, drafts in found.items():
+            self.afresh.forget(sequence)
+            expected = self.afresh.draft({sequence: counts[sequence]}, sequence.length)
+            assert drafts == expected[sequence]
+            self.compared += len(drafts)
+        return found
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_pages": 14, "max_num_batched_tokens": 24}], ids=["roomy", "tight"]
+)
+@pytest.mark.parametrize("draft", ["llama", "qwen3"])
+def test_a_draft_model_changes_no_output(draft: str, changes: dict[str, int]) -> None:
+    model = load("llama")
+    grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
+    drafter = Checked(draft, changes.get("num_pages", 64))
+    try:
+        expected = outcomes(plain(overlap=False, **changes), grammars)
+        engine = core(EvenCosts(drafter, 5), **changes)
+        found = outcomes(engine, grammars)
+    finally:
+        grammars.close()
+    assert {name: of[:2] for name, of in found.items()} == {
+        name: of[:2] for name, of in expected.items()
+    }
+    stats = engine.stats()
+    assert drafter.compared >= stats.num_draft_tokens > 10
+    assert stats.blocks_used == 0
+    assert not drafter._read
+
+
+def test_what_the_model_itself_drafts_is_accepted_and_rows_have_no_drafts() -> None:
+    engine = core(EvenCosts(DraftModel(load("llama"), 64, 16, VOCAB_SIZE), 4))
+    text = Prompt.of(Tokens(list(range(5, 105))))
+    (expected,) = run(
+        core(Speculator(NgramDrafter(CONFIG), 0)), make_request("a", text, 40)
+    ).values()
+    found = run(engine, make_request("a", text, 40))["a"]
+    assert found.output == expected.output
+    stats = engine.stats()
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 20
+    # A prompt that the model has cached is read by the draft model again, within the budget.
+    again = run(engine, make_request("b", text, 40))["b"]
+    assert again.output == expected.output
+    soft = Prompt.of(noise("llama", 4, 20), Tokens([5]))
+    before = engine.stats().num_draft_tokens
+    run(engine, make_request("c", soft, 20))
+    assert engine.stats().num_draft_tokens == before
+
+
+def test_a_long_prompt_is_read_by_the_draft_model_in_parts_of_what_a_step_has_left() -> None:
+    drafter = DraftModel(load("llama"), 64, 16, VOCAB_SIZE)
+    sequence = sequence_of(Sampling(max_tokens=9), prompt=list(range(5, 75)))
+    sequence.pages[0].pages[:] = range(1, 7)
+    rooms = []
+    while not (found := drafter.draft({sequence: 3}, 20)):
+        rooms.append(drafter._read[sequence].length)
+    assert rooms == [21, 42, 63]
+    assert len(found[sequence]) == 3
+
+
+def with_draft(model: str, draft: str) -> TorchEngine:
+    text = json.dumps({"model": draft, "num_speculative_tokens": 3})
+    return TorchEngine(
+        EngineSettings(
+            model=model, device="cpu", num_threads=1, speculative_config=text,
+            kv_cache_memory_bytes=8 << 20, enable_sleep_mode=True,
+        ),
+        SECRET,
+    )  # fmt: skip
+
+
+async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -> None:
+    path = str(tiny("llama"))
+    engine = with_draft(path, path)
+    await engine.start()
+    blocks = engine.card.num_blocks
+    try:
+        for _ in range(2):
+            (receiver,) = await run_in(engine, make_request("a", Prompt.of(Tokens([5, 6, 7])), 40))
+            assert receiver.last.error is None
+            await engine.sleep(2)
+            assert await engine.wake_up(())
+        assert engine.stats().num_accepted_tokens > 20
+    finally:
+        await engine.close()
+    # Its keys and values are in the same memory.
+    alone = TorchEngine(
+        EngineSettings(model=path, device="cpu", num_threads=1, kv_cache_memory_bytes=8 << 20),
+        SECRET,
+    )
+    await alone.start()
+    await alone.close()
+    assert abs(alone.card.num_blocks - 2 * blocks) <= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "said"),
+    [
+        ("llama", "mistral", "the draft model has layers with a window"),
+        ("mistral", "llama", "the model has layers with a window"),
+        ("llama", "/nowhere", "/nowhere"),
+    ],
+)
+async def test_a_draft_model_that_does_not_fit_is_refused(
+    model: str, draft: str, said: str
+) -> None:
+    engine = with_draft(str(tiny(model)), draft if draft[0] == "/" else str(tiny(draft)))
+    with pytest.raises(InvalidRequestError, match=said):
+        await engine.start()
+    await engine.close()
 
 
 # Look-up
@@ -233,9 +368,11 @@ def test_a_machine_that_stood_still_does_not_end_speculation() -> None:
     [
         ("{", "Invalid JSON"),
         ("[]", "Input should be an object"),
-        ('{"method": "eagle3"}', "method: Input should be 'ngram'"),
+        ('{"method": "eagle3"}', "method: Input should be 'ngram' or 'draft_model'"),
+        ('{"num_speculative_tokens": 3}', "draft_model needs model"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: "),
-        ('{"method": "ngram", "model": "x"}', "model: Extra inputs are not permitted"),
+        ('{"method": "ngram", "model": "x"}', "ngram has no model"),
+        ('{"model": "x", "quantization": "x"}', "quantization: Extra inputs are not permitted"),
         (
             '{"method": "ngram", "prompt_lookup_min": 6}',
             "prompt_lookup_min (6) is more than prompt_lookup_max (5)",

@@ -10,7 +10,7 @@ from inlay.card import Exactness, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.admission import Admission
 from inlay.engine.settings import EngineSettings
-from inlay.engine.speculation import speculative_config
+from inlay.engine.speculation import SpeculativeConfig, speculative_config
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import (
@@ -32,6 +32,9 @@ from inlay.engine.torch.pages.exchange import AskCore, PageExchange
 from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.speculation import Speculator
+from inlay.engine.torch.speculation.draft_model import DraftModel, check_draft_model
+from inlay.engine.torch.speculation.drafter import Drafter
+from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError
 from inlay.prompt import Media, Tokens
@@ -61,11 +64,15 @@ def core_of(
         InvalidRequestError: the configured cache does not hold one sequence.
         EngineError: there is not enough memory.
     """
+    speculation = speculative_config(settings)
+    draft = None if speculation is None else draft_model_of(settings, speculation, model)
     if num_blocks is None:
         on_gpu = model.device.type == "cuda"
         num_blocks = num_pages(
             settings,
-            page_bytes=model.page_bytes(settings.block_size),
+            page_bytes=sum(
+                each.page_bytes(settings.block_size) for each in (model, draft) if each is not None
+            ),
             windows=model.windows,
             max_model_len=model.max_model_len,
             available=available_memory(model.device),
@@ -81,7 +88,6 @@ def core_of(
         num_pages=num_blocks,
     )
     on_gpu = model.device.type == "cuda"
-    speculation = speculative_config(settings)
     return Core(
         model,
         bounds,
@@ -95,8 +101,48 @@ def core_of(
         overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         max_cpu_loras=settings.cpu_loras,
         encode=encode,
-        speculator=None if speculation is None else Speculator(speculation),
+        speculator=speculator_of(speculation, draft, bounds, model.vocab_size),
     )
+
+
+def draft_model_of(
+    settings: EngineSettings, speculation: SpeculativeConfig, model: CausalModel
+) -> CausalModel | None:
+    """Load the model that drafts tokens for `model`, if one does.
+
+    Raises:
+        InvalidRequestError: it cannot be loaded, or does not go with `model`.
+    """
+    if speculation.model is None:
+        return None
+    draft = CausalModel.load(
+        EngineSettings(
+            model=speculation.model,
+            revision=speculation.revision,
+            dtype=settings.dtype,
+            device=settings.device,
+            num_threads=settings.num_threads,
+        )
+    )
+    check_draft_model(draft, model)
+    return draft
+
+
+def speculator_of(
+    speculation: SpeculativeConfig | None,
+    draft: CausalModel | None,
+    bounds: EngineLimits,
+    vocab_size: int,
+) -> Speculator | None:
+    """Return the speculator of a core within `bounds`; None if none is set."""
+    if speculation is None:
+        return None
+    drafter: Drafter = (
+        NgramDrafter(speculation)
+        if draft is None
+        else DraftModel(draft, bounds.num_pages, bounds.page_size, vocab_size)
+    )
+    return Speculator(drafter, speculation.num_speculative_tokens)
 
 
 def largest_step(model: CausalModel, settings: EngineSettings) -> tuple[Batch, Pages]:

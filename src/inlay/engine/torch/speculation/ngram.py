@@ -3,9 +3,12 @@
 The method is prompt look-up decoding (Saxena, 2023), "ngram" in vLLM.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
+from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Tokens
 
@@ -13,6 +16,37 @@ MAX_CANDIDATES = 16
 """Maximum number of earlier places that are compared, the last ones."""
 
 _NO_ID = -1
+
+
+class NgramDrafter:
+    """A drafter that looks the last ids up. Arguments and results as for `Drafter`."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        """Look up n-grams of the lengths in `config`."""
+        self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
+        self._histories: dict[Sequence, History] = {}
+        self._found: dict[Sequence, list[int]] = {}
+
+    def available(self, sequence: Sequence, limit: int) -> int:
+        """As `Drafter`."""
+        history = self._histories.get(sequence)
+        if history is None:
+            history = self._histories[sequence] = History(sequence)
+        found = lookup(history.after(sequence.output), limit, *self._lengths)
+        self._found[sequence] = found
+        return len(found)
+
+    def draft(
+        self, counts: Mapping[Sequence, int], room: int
+    ) -> Mapping[Sequence, tuple[int, ...]]:
+        """As `Drafter`; they take no room."""
+        found, self._found = self._found, {}
+        return {sequence: tuple(found[sequence][:count]) for sequence, count in counts.items()}
+
+    def forget(self, sequence: Sequence) -> None:
+        """As `Drafter`."""
+        self._histories.pop(sequence, None)
+        self._found.pop(sequence, None)
 
 
 class History:
@@ -84,4 +118,4 @@ def _agreement(ids: NDArray[np.int64], place: int, end: int, most: int) -> int:
     return min(most, place)
 
 
-__all__ = ["MAX_CANDIDATES", "History", "lookup"]
+__all__ = ["MAX_CANDIDATES", "History", "NgramDrafter", "lookup"]

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk
 from inlay.engine.torch.sampling.chooser import ChosenTokens
 from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation.costs import StepCosts, best_lengths
-from inlay.engine.torch.speculation.ngram import History, lookup
+from inlay.engine.torch.speculation.drafter import Drafter
 from inlay.errors import InlayError
 from inlay.request import FinishReason
 
@@ -57,39 +56,31 @@ class AcceptedRun:
         return max(0, len(self.tokens) - 1)
 
 
-class _Drafting:
-    """State of one sequence."""
-
-    __slots__ = ("acceptance", "history")
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.history = History(sequence)
-        self.acceptance = PRIOR
-
-
 class Speculator:
-    """Drafts tokens, and learns how often they are accepted and what they cost.
+    """Has tokens drafted, and learns how often they are accepted and what they cost.
 
-    Keeps the ids of a sequence until `forget`.
+    Keeps state of a sequence until `forget`.
 
     Attributes:
         counts: totals.
     """
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        """Start without knowledge of costs."""
-        self._config = config
+    def __init__(self, drafter: Drafter, most: int) -> None:
+        """Start without knowledge of costs; `most` drafts of a sequence in a step."""
+        self._drafter = drafter
+        self._most = most
         self._costs = StepCosts()
-        self._drafting: dict[Sequence, _Drafting] = {}
+        self._acceptance: dict[Sequence, float] = {}
         self.counts = SpeculationCounts()
 
     def __len__(self) -> int:
         """Number of sequences with state."""
-        return len(self._drafting)
+        return len(self._acceptance)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of `sequence`, if any."""
-        self._drafting.pop(sequence, None)
+        self._acceptance.pop(sequence, None)
+        self._drafter.forget(sequence)
 
     def extend(self, plan: PartialPlan, table: PageTable, page_size: int, running: int) -> None:
         """Add drafts to the sequences of a plan that decode, where they pay.
@@ -112,55 +103,42 @@ class Speculator:
             for sequence in decoding
         }
         rows = sum(chunk.count for chunk in plan.chunks.values())
-        for sequence, ids in self._drafts(limits, rows, plan.left).items():
+        counts = self._counts(limits, rows, plan.left)
+        for sequence, count in counts.items():
             chunk, runs = decoding[sequence], sequence.pages
             spare = max(0, table.available // len(runs) - running)
             room = (runs[0].end + spare) * page_size - chunk.start - 1
-            drafts = ids[:room]
-            count = 1 + len(drafts)
-            table.grow(runs, max(0, -(-(chunk.start + count) // page_size) - runs[0].end))
-            plan.chunks[sequence] = replace(chunk, count=count, drafts=drafts)
+            counts[sequence] = min(count, max(0, room))
+            stop = chunk.start + 1 + counts[sequence]
+            table.grow(runs, max(0, -(-stop // page_size) - runs[0].end))
+        counts = {sequence: count for sequence, count in counts.items() if count}
+        left = plan.left - sum(counts.values())
+        for sequence, drafts in self._drafter.draft(counts, left).items():
+            chunk = decoding[sequence]
+            plan.chunks[sequence] = replace(chunk, count=1 + len(drafts), drafts=drafts)
             plan.left -= len(drafts)
 
-    def _drafts(
-        self, limits: Mapping[Sequence, int], rows: int, room: int
-    ) -> dict[Sequence, tuple[int, ...]]:
-        """Return drafts of sequences that decode; none where they do not pay.
+    def _counts(self, limits: Mapping[Sequence, int], rows: int, room: int) -> dict[Sequence, int]:
+        """Return how many drafts of sequences that decode pay, without those of which none do.
 
         Args:
             limits: maximum number of drafts of each.
             rows: positions of the step without drafts.
             room: maximum number of drafts of all together.
         """
-        found: dict[Sequence, list[int]] = {}
-        for sequence, limit in limits.items():
-            state = self._drafting.get(sequence)
-            if state is None:
-                state = self._drafting[sequence] = _Drafting(sequence)
-            found[sequence] = lookup(
-                state.history.after(sequence.output),
-                min(limit, self._config.num_speculative_tokens),
-                self._config.prompt_lookup_min,
-                self._config.prompt_lookup_max,
+        sequences = list(limits)
+        chances = {
+            place: (
+                self._acceptance.setdefault(sequence, PRIOR),
+                self._drafter.available(sequence, min(limits[sequence], self._most)),
             )
-        sequences = list(found)
-        counts = best_lengths(
-            {
-                place: (self._drafting[sequence].acceptance, len(found[sequence]))
-                for place, sequence in enumerate(sequences)
-            },
-            rows,
-            self._costs,
-            room,
-        )
+            for place, sequence in enumerate(sequences)
+        }
+        counts = best_lengths(chances, rows, self._costs, room)
         for place, sequence in enumerate(sequences):
             if place not in counts:
-                state = self._drafting[sequence]
-                state.acceptance += _RETURN * (PRIOR - state.acceptance)
-        return {
-            sequences[place]: tuple(found[sequences[place]][:count])
-            for place, count in counts.items()
-        }
+                self._acceptance[sequence] += _RETURN * (PRIOR - self._acceptance[sequence])
+        return {sequences[place]: count for place, count in counts.items()}
 
     def accept(
         self,
@@ -203,12 +181,12 @@ class Speculator:
         self.counts.drafts += 1
         self.counts.draft_tokens += drafted
         self.counts.accepted_tokens += accepted
-        state = self._drafting.get(chunk.sequence)
-        if state is not None:
+        chance = self._acceptance.get(chunk.sequence)
+        if chance is not None:
             # The draft after the last accepted one was tried too; those behind it tell nothing.
-            fates = [1.0] * accepted + [0.0] * (accepted < drafted)
-            for fate in fates:
-                state.acceptance += _WEIGHT * (fate - state.acceptance)
+            for fate in [1.0] * accepted + [0.0] * (accepted < drafted):
+                chance += _WEIGHT * (fate - chance)
+            self._acceptance[chunk.sequence] = chance
 
     def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
         """Learn from the time of a step, if all its sequences decoded."""
