@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from inlay.digest import Chain, Secret, root_digest
-from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.pages.cached import CachedPages
@@ -39,28 +38,29 @@ MAX_DRAFTS = 20
 """Maximum number of guessed tokens of a sequence."""
 
 
-class Guesses(Speculator):
-    """Guesses the tokens that a simulation will choose; often one of them is wrong."""
+class Guesses:
+    """A drafter of the tokens that a simulation will choose; often one of them is wrong."""
 
     def __init__(self, simulation: "Simulation") -> None:
-        super().__init__(SpeculativeConfig(method="ngram"))
         self.simulation = simulation
 
-    def _drafts(
-        self, limits: Mapping[Sequence, int], rows: int, room: int
-    ) -> dict[Sequence, tuple[int, ...]]:
+    def available(self, sequence: Sequence, limit: int) -> int:
+        return max(0, min(limit, len(self.simulation.items(sequence)) % (MAX_DRAFTS + 1)))
+
+    def draft(self, counts: Mapping[Sequence, int], room: int) -> dict[Sequence, tuple[int, ...]]:
         found: dict[Sequence, tuple[int, ...]] = {}
-        for sequence, limit in limits.items():
+        for sequence, count in counts.items():
             items = self.simulation.items(sequence)
             drafts: list[int] = []
-            for _ in range(min(limit, room, len(items) % (MAX_DRAFTS + 1))):
+            for _ in range(count):
                 drafts.append(self.simulation.next([*items, *drafts]))
             if drafts and len(items) % 3:
                 drafts[len(items) % len(drafts)] ^= 1
-            room -= len(drafts)
-            if drafts:
-                found[sequence] = tuple(drafts)
+            found[sequence] = tuple(drafts)
         return found
+
+    def forget(self, sequence: Sequence) -> None:
+        """It keeps nothing."""
 
 
 def rows(*values: int, atomic: bool = False) -> Rows:
@@ -142,7 +142,7 @@ class Simulation:
             prefix_caching=prefix_caching,
             events=events,
             max_loras=max_loras,
-            speculator=Guesses(self) if speculates else None,
+            speculator=Speculator(Guesses(self), MAX_DRAFTS) if speculates else None,
         )
         self.slots: list[list[object]] = [
             [None] * limits.page_size for _ in range(limits.num_pages + 1)

@@ -22,6 +22,7 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.sampling.sampler import Sampler
 from inlay.engine.torch.speculation import Speculator
+from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.invariance import RotaryTable
 from inlay.errors import InvalidRequestError
@@ -164,7 +165,7 @@ def test_an_output_that_yields_to_another_client_goes_on_as_if_it_had_not() -> N
 
 @OPTIONS
 def test_guesses_that_are_verified_change_no_bit(options: dict[str, Any]) -> None:
-    speculator = Speculator(SpeculativeConfig(method="ngram", num_speculative_tokens=7))
+    speculator = Speculator(NgramDrafter(SpeculativeConfig(method="ngram")), 7)
     engine = core(speculator=speculator)
     found = outputs(engine, make_request("guessed", prompts()[0], **options))["guessed"]
     assert engine.stats().num_accepted_tokens

@@ -20,7 +20,7 @@ from inlay.prompt import Tokens
 
 @dataclass(slots=True)
 class _Read:
-    """What the pages hold of a sequence.
+    """A sequence as far as the pages hold it.
 
     Attributes:
         length: positions with keys and values.

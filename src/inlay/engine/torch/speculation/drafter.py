@@ -1,4 +1,4 @@
-"""`Drafter`: where the drafts of a speculator come from."""
+"""`Drafter`: the source of a speculator's drafts."""
 
 from collections.abc import Mapping
 from typing import Protocol
