@@ -45,6 +45,7 @@ def load(name: str) -> ctypes.CDLL | None:
         source = SOURCES / f"{name}.cpp"
         path = _directory() / f"{name}-{_identity(compiler, source)}.so"
         if not path.is_file():
+            _logger.info("compiling %s for this processor, once: some seconds", source.name)
             compile_for(compiler, source, path, _NATIVE)
         return ctypes.CDLL(str(path))
     # RuntimeError: a user without a home directory, as in containers.
