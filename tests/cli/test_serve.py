@@ -1,10 +1,12 @@
 """`inlay serve` as its own process: it starts, says why it cannot, and ends as told."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 from tests.models import tiny
-from tests.serving import serving, until_stopping
+from tests.serving import free_port, serving, until_stopping
 
 END_SECONDS = 90
 
@@ -60,6 +62,44 @@ def test_a_second_signal_does_not_wait_for_open_requests() -> None:
         assert served.process.poll() is None
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(END_SECONDS) == 0
+
+
+@pytest.mark.parametrize("shown", [0, 1], ids=["at once", "while it starts"])
+def test_a_server_whose_reader_has_left_serves_and_ends_as_told(shown: int) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "inlay.cli", "serve", str(tiny("llama")), "--engine", "echo"),
+            *("--port", str(port), "--log-requests"),
+        ],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stderr is not None
+        for _ in range(shown):
+            assert process.stderr.readline()
+        process.stderr.close()
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + END_SECONDS
+        while True:
+            try:
+                urllib.request.urlopen(url + "/ready").close()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        body = json.dumps({"prompt": "hello", "max_tokens": 3}).encode()
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(url + "/v1/completions", body, headers)
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_settings_from_the_environment_reach_the_server() -> None:

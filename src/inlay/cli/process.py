@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
@@ -30,9 +30,17 @@ class Console:
         self.stdout.flush()
 
     def line(self, text: str) -> None:
-        """Write one line of progress or error, whatever line breaks `text` has."""
-        self.stderr.write(" ".join(text.split()) + "\n")
-        self.stderr.flush()
+        """Write one line of progress or error, whatever line breaks `text` has.
+
+        A server goes on, and ends in order, where nobody reads its progress any more.
+        """
+        self.progress(" ".join(text.split()) + "\n")
+
+    def progress(self, text: str) -> None:
+        """Write `text` to `stderr` as it is, if somebody reads it."""
+        with suppress(BrokenPipeError):
+            self.stderr.write(text)
+            self.stderr.flush()
 
 
 @contextmanager

@@ -52,11 +52,9 @@ def _tell(console: Console, text: str | Callable[[], str], done: threading.Event
             drawn = True
             width = shutil.get_terminal_size((80, 24)).columns
             # The cursor stays at the beginning, so that a line of somebody else begins there.
-            console.stderr.write(f"{_CLEAR}{said[: width - 1]}\r")
-            console.stderr.flush()
+            console.progress(f"{_CLEAR}{said[: width - 1]}\r")
         else:
             console.line(said)
         after = _REDRAWN_EVERY if terminal else _TOLD_EVERY
     if drawn:
-        console.stderr.write(_CLEAR)
-        console.stderr.flush()
+        console.progress(_CLEAR)
