@@ -7,6 +7,7 @@ it lies the same model with the values that the codes stand for, in float32.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,7 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 
 
+@cache
 def write(name: str) -> tuple[Path, Path]:
     """Write a checkpoint of a form and its dequantised twin; return both directories."""
     form, root = FORMS[name], models_root() / f"quantised-{name}"

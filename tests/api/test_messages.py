@@ -14,6 +14,8 @@ from tests.live import Fleet, until
 from tests.payloads import TEXT, constant, embeds_of, post, saved
 
 ASK: Any = [{"role": "user", "content": TEXT}]
+SYSTEM = "count the lanterns of the harbour town, every night again"
+"""With a question, more than one page of the cache."""
 GREEDY: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "extra_body": {"temperature": 0}}
 
 
@@ -45,13 +47,13 @@ def refusal(response: httpx.Response, kind: str) -> str:
 def test_a_message_says_what_the_chat_of_the_same_words_says(
     url: str, client: anthropic.Anthropic
 ) -> None:
-    chat = chat_of(url, [{"role": "system", "content": "count"}, *ASK])
+    chat = chat_of(url, [{"role": "system", "content": SYSTEM}, *ASK])
     text: Any = {"type": "text", "text": TEXT, "cache_control": {"type": "ephemeral"}}
     for words in (
-        {"system": "count", "messages": ASK},
-        {"system": [{"type": "text", "text": "count"}], "messages": ASK},
-        {"messages": [{"role": "system", "content": "count"}, *ASK]},
-        {"system": "count", "messages": [{"role": "user", "content": [text]}]},
+        {"system": SYSTEM, "messages": ASK},
+        {"system": [{"type": "text", "text": SYSTEM}], "messages": ASK},
+        {"messages": [{"role": "system", "content": SYSTEM}, *ASK]},
+        {"system": SYSTEM, "messages": [{"role": "user", "content": [text]}]},
     ):
         message: Any = client.messages.create(**GREEDY, **words, metadata={"user_id": "u"})
         assert said(message) == chat["choices"][0]["message"]["content"]

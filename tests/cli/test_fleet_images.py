@@ -194,7 +194,7 @@ def test_an_image_is_encoded_by_whichever_encode_worker_is_left(nats: str) -> No
 def test_a_tenants_image_is_in_nobody_elses_cache() -> None:
     keys = ("key-of-a", "key-of-b")
     with serving(
-        demo.vision_dir(), "--served-model-name", "m", "--dtype", "float32",
+        demo.vision_dir(), "--served-model-name", "m", "--dtype", "float32", "--block-size", 16,
         *(word for key in keys for word in ("--api-key", key)),
     ) as server:  # fmt: skip
 

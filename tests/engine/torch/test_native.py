@@ -266,7 +266,7 @@ def test_a_compiler_that_fails_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\ntest \"$1\" = --version\n")
+    compiler.write_text('#!/bin/sh\ntest "$1" = --version\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", str(compiler))

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,6 @@ from tests.quantised_models import FORMS, write
 
 IDS = [int(n) for n in torch.randint(3, 250, (40,), generator=torch.Generator().manual_seed(7))]
 NEW = 20
-
-
-@cache
-def pair(form: str) -> tuple[Path, Path]:
-    return write(form)
 
 
 def load(directory: Path, dtype: str = "float32") -> CausalModel:
@@ -159,7 +153,7 @@ def test_what_is_not_a_number_stays_so() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_published_checkpoint_decodes_as_transformers_does_of_its_values(form: str) -> None:
-    quantised, plain = pair(form)
+    quantised, plain = write(form)
     model = load(quantised)
     kept = [each for each in model._model.modules() if isinstance(each, QuantisedLinear)]
     # Two layers: query, key and value in one product, gate and up, output, down. Inputs in an order
@@ -171,7 +165,7 @@ def test_a_published_checkpoint_decodes_as_transformers_does_of_its_values(form:
 
 @pytest.mark.parametrize("form", ["pack-quantized, 4 bits", "awq", "fp8", "int-quantized"])
 def test_in_bfloat16_scores_are_as_near_as_those_of_the_values(form: str) -> None:
-    quantised, plain = pair(form)
+    quantised, plain = write(form)
     model = load(quantised, "auto")
     assert model.dtype == torch.bfloat16
     (found,) = [output.logprobs[0] for output in outputs(model, 1, logprobs=20)]
@@ -183,7 +177,7 @@ def test_in_bfloat16_scores_are_as_near_as_those_of_the_values(form: str) -> Non
 
 
 def test_without_native_kernels_the_tokens_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    quantised, plain = pair("gptq, 4 bits, zeros, ordered")
+    quantised, plain = write("gptq, 4 bits, zeros, ordered")
     monkeypatch.setattr(linear, "kernels", lambda: None)
     monkeypatch.setattr("inlay.engine.torch.model.kernels", lambda: None)
     assert continued(load(quantised)) == reference.greedy(plain, Prompt.of(Tokens(IDS)), NEW)
@@ -193,7 +187,7 @@ def test_without_native_kernels_the_tokens_are_the_same(monkeypatch: pytest.Monk
 async def test_adapters_are_added_and_all_is_the_same_after_sleep(
     form: str, tmp_path: Path
 ) -> None:
-    quantised, plain = pair(form)
+    quantised, plain = write(form)
     settings_ = EngineSettings(
         model=str(quantised), device="cpu", num_threads=1, dtype="float32", enable_lora=True,
         max_lora_rank=8, kv_cache_memory_bytes=8 << 20,
@@ -221,7 +215,7 @@ async def test_adapters_are_added_and_all_is_the_same_after_sleep(
 
 def changed(form: str, directory: Path, **fields: Any) -> Path:
     """A copy of a checkpoint with other fields in its `quantization_config`."""
-    shutil.copytree(pair(form)[0], directory)
+    shutil.copytree(write(form)[0], directory)
     file = directory / "config.json"
     config = json.loads(file.read_text())
     config["quantization_config"] |= fields
