@@ -1,7 +1,7 @@
 """The walk through a pipeline, with scripted stages: nothing is left, lost, doubled or unbounded."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,15 +13,17 @@ from msgspec.structs import replace
 from inlay.address import Address
 from inlay.commands import Drain, ReadStats
 from inlay.edges import Feed, Lease, Window
+from inlay.engine.inflow import Inflow
 from inlay.errors import EngineError, OverloadedError, RateLimitedError
 from inlay.prompt import Buffer
-from inlay.request import Input, Output, Payload, Request
+from inlay.request import Emit, Input, Output, Payload, Request
 from inlay.router import resume, stages
 from inlay.router.making import Making, Running
 from inlay.router.settings import RouterSettings
 from inlay.router.stages import StageOutput, admitted, plan, walk
 from inlay.stages.kinds import STREAMS
 from inlay.worker.held import HeldPayloads
+from inlay.worker.leased import LeasedInputs
 from tests.router.scripted_stages import (
     SEQS,
     ScriptedStage,
@@ -160,6 +162,69 @@ async def test_an_abort_before_the_first_step_of_a_fetch_ends_the_request() -> N
         assert [output.finish_reason for output in outputs] == ["abort"]
         await settled(world)
     assert len(outputs) == 1
+
+
+class _Held:
+    """Peers of which one worker keeps everything."""
+
+    def __init__(self, held: HeldPayloads) -> None:
+        self.held = held
+
+    async def payloads(self, _: Address, ask: Request) -> Sequence[Payload]:
+        done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        self.held.answer(ask, done.set_result)
+        output = await done
+        if output.error is not None:
+            raise output.error.to_error()
+        return output.payloads
+
+
+async def test_two_streams_of_one_worker_come_side_by_side() -> None:
+    held = HeldPayloads(lambda _: None, lambda _, __: None)
+    address = Address("sim", 0, b"")
+    leases: list[Lease] = []
+
+    def told(output: Output) -> None:
+        leases.extend([output.lease] if output.lease is not None else [])
+
+    emits = {}
+    for port in ("embeds", "latents"):
+        request = replace(stage_request("m", ()), id=port)
+        emits[port] = held.keep(request, Window(), told, address)
+        emits[port](Output(port, 0, 0, payloads=(_sound(port, b"a"),)))
+    feeds = tuple(
+        Feed(lease, ((port, port),), Window(1)) for lease, port in zip(leases, emits, strict=True)
+    )
+    came: list[Inflow] = []
+
+    def admit(_: Request, __: Emit, inflow: Inflow | None = None, /) -> None:
+        assert inflow is not None
+        came.append(inflow)
+
+    inputs: Any = _Held(held)
+    LeasedInputs(inputs, admit).fetch(replace(stage_request("m", ()), feeds=feeds), lambda _: None)
+    await until(lambda: came)
+    found: list[Input] = []
+
+    def taken() -> bool:
+        found.extend(came[0].take())
+        return came[0].ended and len(found) == 4
+
+    def both_wait() -> bool:
+        found.extend(came[0].take())
+        return len(found) == 2 and len(held._asking) == 2
+
+    await until(both_wait)
+    for port, emit in emits.items():
+        emit(Output(port, 0, 0, finish_reason="stop", payloads=(_sound(port, b"b"),)))
+    await until(taken)
+    assert sorted((one.port, bytes(one.value.data.view)) for one in found) == [
+        (port, data) for port in ("embeds", "latents") for data in (b"a", b"b")
+    ]
+
+
+def _sound(port: str, data: bytes) -> Payload:
+    return Payload(port, "uint8", (1,), Buffer(data))
 
 
 async def test_a_deadline_frees_what_is_kept() -> None:

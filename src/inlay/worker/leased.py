@@ -124,7 +124,8 @@ class LeasedInputs:
 
     async def _ask(self, request: Request, feed: Feed, start: int, window: Window) -> list[Payload]:
         ask = Request(
-            id=request.id,
+            # One worker may make several feeds of a request.
+            id=f"{request.id}-{feed.lease.key.hex()}",
             task=Task.FETCH,
             prompts=(),
             params=Fetch(key=feed.lease.key, start=start, window=window),
