@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,6 +196,35 @@ async def test_another_secret_is_no_neighbour(ends: Ends) -> None:
         await ends.dial(Secret(bytes(32)))
     assert ends.accepted.empty()
     assert shares((await ends.pair())[0])
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_listener_that_closes_while_neighbours_come_leaves_no_socket(turns: int) -> None:
+    before = _sockets()
+    async with Ends.open(neighbours=True) as ends:
+        name = neighbours._name(ends.port, ends.identity.fingerprint)
+        # As it begins to listen, and as the first has been accepted.
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        coming = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        for one in coming:
+            one.connect(name)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ends.listener.close()
+        for one in coming:
+            one.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert _sockets() - before == set()
+
+
+def _sockets() -> set[int]:
+    """Inodes of the sockets of this process."""
+    gc.collect()
+    # The last is that of the listing itself.
+    links = [str(fd.readlink()) for fd in list(Path("/proc/self/fd").iterdir()) if fd.is_symlink()]
+    return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
 
 
 def _unsealed() -> list[int]:

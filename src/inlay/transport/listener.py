@@ -88,19 +88,32 @@ class Listener:
             log.warning("neighbours will use TCP: %s", error)
         else:
             if near is not None:
-                self._greet(self._accept_neighbours(near))
+                self._greet(self._accept_neighbours(near), near)
         return port
 
-    def _greet(self, doing: Coroutine[Any, Any, None]) -> None:
+    def _greet(self, doing: Coroutine[Any, Any, None], sock: socket.socket) -> None:
+        """Start a task, after whose cancellation `sock` is closed, even if it never ran."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._greeting.discard(task)
+            if task.cancelled():
+                sock.close()
+
         task = asyncio.create_task(doing)
         self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+        task.add_done_callback(ended)
 
     async def _accept_neighbours(self, listening: socket.socket) -> None:
         with listening:
             while True:
+                accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listening))
                 try:
-                    near, _ = await asyncio.get_running_loop().sock_accept(listening)
+                    near, _ = await asyncio.shield(accepting)
+                except asyncio.CancelledError:
+                    # One that was accepted in the same turn is nobody's.
+                    if not accepting.cancel():
+                        _close_accepted(accepting)
+                    raise
                 except OSError as error:
                     log.warning("no neighbour is accepted: %s", error)
                     await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
@@ -108,7 +121,7 @@ class Listener:
                 if len(self._greeting) + len(self._unproven) > MAX_UNPROVEN:
                     near.close()
                 else:
-                    self._greet(self._accept_neighbour(near))
+                    self._greet(self._accept_neighbour(near), near)
 
     async def _accept_neighbour(self, near: socket.socket) -> None:
         try:
@@ -153,6 +166,11 @@ class Listener:
             task.cancel()
         for connection in tuple(self._unproven):
             connection.abort()
+
+
+def _close_accepted(accepting: "asyncio.Future[tuple[socket.socket, Any]]") -> None:
+    if accepting.exception() is None:
+        accepting.result()[0].close()
 
 
 async def dial(
