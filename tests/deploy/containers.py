@@ -94,10 +94,11 @@ def _pip() -> tuple[str, ...]:
     values = {name.rpartition(".")[2]: value.strip("'") for name, value in settings.items()}
     file = ROOT / "build" / "deploy-tools" / "pip.conf"
     file.write_text("\n".join(("[global]", *(f"{key} = {values[key]}" for key in values), "")))
-    # Directories of wheels and certificates of one's own are there in the build too.
+    # Wheels, certificates and constraints of one's own are there in the build too.
     places = {
         Path("/etc/ssl/certs"),
         *(Path(word) for word in values.get("find-links", "").split()),
+        *(Path(word).parent for word in values.get("constraint", "").split()),
     }
     mounts = [f"--volume={place}:{place}:ro" for place in sorted(places) if place.is_dir()]
     return ("--secret", f"id=pip,src={file}", *mounts)
