@@ -29,7 +29,7 @@ from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.media.requests import MediaRequests
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.exchange import PageExchange
-from inlay.engine.torch.receiver import Receiver, admit
+from inlay.engine.torch.receiver import Receiver, Receivers, admit
 from inlay.engine.torch.replies import answering, reject, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
@@ -64,7 +64,7 @@ class TorchEngine:
         self._failing = asyncio.Event()
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
-        self._receivers: dict[str, Receiver] = {}
+        self._receivers = Receivers(self._ended, self.abort)
         self._waits: GrammarWaits | None = None
         self._images: MediaRequests | None = None
         self._encodes: EncodeRequests | None = None
@@ -103,7 +103,9 @@ class TorchEngine:
 
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         ready: asyncio.Future[None] = loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name="inlay-engine", daemon=True
+        )
         self._thread.start()
         await ready
 
@@ -122,7 +124,7 @@ class TorchEngine:
         if self._waits is not None:
             stopped += self._waits.stop_all()
             self._waits.close()
-        self._deliver([self._receivers[request_id].aborted() for request_id in stopped])
+        self._receivers.deliver([self._receivers[request_id].aborted() for request_id in stopped])
         await self._end()
         if self._exchange is not None:
             await self._exchange.close()
@@ -219,7 +221,7 @@ class TorchEngine:
             return
         self._admission.check(request)
         expires = None if request.deadline is None else time.monotonic() + request.deadline
-        receiver = self._receivers[request.id] = Receiver(request, emit, expires)
+        receiver = self._receivers.add(request, emit, expires)
         proceed = partial(self._proceed, receiver)
         if self._exchange is None or not self._exchange.start(request, self._peers, proceed):
             proceed()
@@ -228,7 +230,7 @@ class TorchEngine:
         """Have the core admit a request, once its grammar is ready."""
         request = receiver.request
         if request.prefetch:
-            self._deliver([request.end("stop")])
+            self._receivers.deliver([request.end("stop")])
         elif request.sampling.grammar is None or self._waits is None:
             self._send(partial(admit, receiver, receiver.expires, None))
         else:
@@ -243,15 +245,14 @@ class TorchEngine:
     def _grammar_ready(self, request_id: str, found: GrammarState | InlayError) -> None:
         receiver = self._receivers[request_id]
         if isinstance(found, InlayError):
-            self._deliver([receiver.lost(found)])
+            self._receivers.deliver([receiver.lost(found)])
         else:
             self._send(partial(admit, receiver, receiver.expires, found))
 
     def _encode(self, request_id: str, run: Media) -> None:
         """Encode an image that the core asked for."""
-        receiver = self._receivers.get(request_id)
-        if receiver is not None and self._images is not None:
-            self._images.start(receiver.request, run, self._peers)
+        if request_id in self._receivers and self._images is not None:
+            self._images.start(self._receivers[request_id].request, run, self._peers)
 
     def _encoded(self, request_id: str, digest: bytes, found: Rows | InlayError) -> None:
         self._send(lambda core: core.encoded(request_id, digest, found))
@@ -268,7 +269,7 @@ class TorchEngine:
         """End a request before the next step."""
         waits = [part for part in (self._exchange, self._waits) if part is not None]
         if any(part.stop(request_id) for part in waits):
-            self._deliver([self._receivers[request_id].aborted()])
+            self._receivers.deliver([self._receivers[request_id].aborted()])
         elif request_id in self._receivers:
             self._send(lambda core: core.abort(request_id))
         else:
@@ -353,7 +354,8 @@ class TorchEngine:
     async def probe(self) -> float:
         """Run one token through the model before all waiting requests; return the seconds it took.
 
-        Raises `EngineError` when the engine has failed.
+        Raises:
+            EngineError: the engine has failed.
         """
         return await probe(self)
 
@@ -363,27 +365,18 @@ class TorchEngine:
         return stats if self._exchange is None else self._exchange.counted(stats)
 
     def _now(self) -> Stats:
+        """Return the counters since the engine last woke."""
         return self._stats if self.encoder is None else self.encoder.counted(self._stats)
 
     def _send(self, command: Callable[[Core], Iterable[Output]]) -> None:
         self._commands.append(command)
         self._wake.set()
 
-    def _deliver(self, outputs: Iterable[Output]) -> None:
-        for output in outputs:
-            ended = output.finish_reason is not None
-            receiver = self._receivers[output.request_id]
-            if ended:
-                del self._receivers[output.request_id]
-            if ended and self._images is not None:
-                self._images.stop(output.request_id)
-            try:
-                receiver.emit(output)
-            except Exception:
-                # Its client misses this output for good, so the request ends with an error.
-                log.exception("the receiver of request %s failed", output.request_id)
-                if not ended:
-                    self.abort(output.request_id)
+    def _ended(self, request_id: str) -> None:
+        if self._images is not None:
+            self._images.stop(request_id)
+
+    # In the engine's thread
 
     def _run(self, ready: "asyncio.Future[None]") -> None:
         with ExitStack() as undo:
@@ -448,13 +441,13 @@ class TorchEngine:
             self._exchange.stop_all()
         if self._waits is not None:
             self._waits.stop_all()
-        self._deliver([receiver.lost(error) for receiver in tuple(self._receivers.values())])
+        self._receivers.fail_all(error)
         for done in self._asked:
             reject(done, error)
 
     def _post(self, outputs: list[Output]) -> None:
         if outputs:
-            self._call(partial(self._deliver, outputs))
+            self._call(partial(self._receivers.deliver, outputs))
 
     def _call(self, function: Callable[[], object]) -> None:
         if self._loop is None:

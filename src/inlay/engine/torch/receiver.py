@@ -1,7 +1,7 @@
 """Requests of an engine, and who receives their outputs."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -37,6 +37,54 @@ class Receiver(NamedTuple):
         return replace(self.request.end(reason, error), usage=usage)
 
 
+class Receivers:
+    """The requests that have not ended, and where their outputs go. On the event loop.
+
+    Args:
+        ended: called with the id of each that ends.
+        abort: ends a request whose receiver has failed.
+    """
+
+    def __init__(self, ended: Callable[[str], None], abort: Callable[[str], None]) -> None:
+        self._by_id: dict[str, Receiver] = {}
+        self._ended = ended
+        self._abort = abort
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def __getitem__(self, request_id: str) -> Receiver:
+        return self._by_id[request_id]
+
+    def add(self, request: Request, emit: Emit, expires: float | None) -> Receiver:
+        """Return the receiver of a new request."""
+        receiver = self._by_id[request.id] = Receiver(request, emit, expires)
+        return receiver
+
+    def deliver(self, outputs: Iterable[Output]) -> None:
+        """Emit outputs; a last one ends its request."""
+        for output in outputs:
+            ended = output.finish_reason is not None
+            receiver = self._by_id[output.request_id]
+            if ended:
+                del self._by_id[output.request_id]
+                self._ended(output.request_id)
+            try:
+                receiver.emit(output)
+            except Exception:
+                # Its client misses this output for good, so the request ends with an error.
+                log.exception("the receiver of request %s failed", output.request_id)
+                if not ended:
+                    self._abort(output.request_id)
+
+    def fail_all(self, error: InlayError) -> None:
+        """End every request with `error`."""
+        self.deliver([receiver.lost(error) for receiver in tuple(self._by_id.values())])
+
+
 def admit(
     receiver: Receiver, expires: float | None, grammar: GrammarState | None, core: Core
 ) -> Iterable[Output]:
@@ -50,4 +98,4 @@ def admit(
         return [receiver.lost(EngineError(f"the request was not admitted: {type(error).__name__}"))]
 
 
-__all__ = ["Receiver", "admit"]
+__all__ = ["Receiver", "Receivers", "admit"]
