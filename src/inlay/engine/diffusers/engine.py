@@ -21,23 +21,14 @@ from inlay.engine.diffusers.model_card import bounds_of, card_of
 from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
+from inlay.engine.jobs import Jobs
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.sleep import TAGS, SleepState
-from inlay.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.fair_queue import FairQueue
+from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, Emit, Output, Payload, Request
 
 log = logging.getLogger(__name__)
-
-_BACKLOG = 8
-"""Requests in the engine at most, as a multiple of `max_num_seqs`: the router keeps fewer there."""
 
 IMAGE, PREVIEW, LATENTS = "image", "preview", "latents"
 """Ports of what is made: files of images, of previews, and latents [images, ...]."""
@@ -56,9 +47,7 @@ class DiffusersEngine:
         self._thread = ComputeThread()
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
         self._card: ModelCard | None = None
-        self._jobs: dict[str, Job] = {}
-        self._queue: FairQueue[Job] = FairQueue()
-        self._work = asyncio.Event()
+        self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the images were done")
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
         self._asleep: SleepState[Loaded] | None = None
@@ -110,7 +99,7 @@ class DiffusersEngine:
             self._asleep = SleepState(partial(load, self._settings), self.card.weights_id)
             # What is still computed for a request that has left ends before its models go.
             self._closing = True
-            self._work.set()
+            self._jobs.work.set()
             await self._driver
             models: list[Loaded | None] = [self._loaded]
             del self._loaded, self._painter
@@ -139,9 +128,7 @@ class DiffusersEngine:
     async def close(self) -> None:
         """Abort all requests, stop the threads and release the models."""
         self._closing = True
-        for request_id in tuple(self._jobs):
-            self.abort(request_id)
-        self._work.set()
+        self._jobs.abort_all()
         if self._driver is not None:
             await self._driver
         await asyncio.to_thread(self._thread.close)
@@ -158,51 +145,25 @@ class DiffusersEngine:
             raise OverloadedError("the engine is asleep", retry_after=1)
         if self._closing:
             raise OverloadedError("the engine is closing")
-        if request.id in self._jobs:
-            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
-        if request.adapter is not None:
-            raise InvalidRequestError(
-                f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
-            )
+        self._jobs.check(request)
         if not isinstance(request.params, Diffusion):
             raise InvalidRequestError(
                 f"this engine makes images; got parameters of {type(request.params).__name__}"
             )
         inputs = inputs_of(request)
         self._bounds.check(request.params, inputs)
-        most = _BACKLOG * self._settings.max_num_seqs
-        if len(self._jobs) >= most:
-            raise OverloadedError(f"{most} requests are queued already", retry_after=1.0)
         self._admit(request, request.params, inputs, emit)
 
     def _admit(
         self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
     ) -> None:
-        job = self._jobs[request.id] = Job(request, params, inputs, emit)
-        if request.deadline is not None:
-            loop = asyncio.get_running_loop()
-            job.timer = loop.call_later(request.deadline, self._expire, job)
-        self._queue.push(job, job.client, job.priority)
-        self._work.set()
+        job = Job(request, params, inputs, emit)
+        self._jobs.add(job)
+        self._jobs.enqueue(job)
 
     def abort(self, request_id: str) -> None:
         """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
-        job = self._jobs.get(request_id)
-        if job is not None:
-            self._leave(job)
-            job.end("abort")
-
-    def _expire(self, job: Job) -> None:
-        self._fail(job, DeadlineExceededError("the deadline passed before the images were done"))
-
-    def _fail(self, job: Job, error: InlayError) -> None:
-        self._leave(job)
-        job.end("error", error=error)
-
-    def _leave(self, job: Job) -> None:
-        """Take a job out, wherever it is; its work, if it has any now, is dropped when done."""
-        if self._jobs.pop(job.request.id, None) is not None and job in self._queue:
-            self._queue.remove(job, job.client, job.priority)
+        self._jobs.abort(request_id)
 
     async def probe(self) -> float:
         """Make the smallest image, or its part, before all that wait; return the seconds it took.
@@ -244,12 +205,11 @@ class DiffusersEngine:
 
     async def _drive(self) -> None:
         while not self._closing:
-            jobs = take(
-                self._queue, self._settings.max_num_batched_tokens, self._settings.max_num_seqs
-            )
+            queue = self._jobs.queue
+            jobs = take(queue, self._settings.max_num_batched_tokens, self._settings.max_num_seqs)
             if not jobs:
-                self._work.clear()
-                await self._work.wait()
+                self._jobs.work.clear()
+                await self._jobs.work.wait()
                 continue
             self._running = len(jobs)
             began = time.monotonic()
@@ -265,7 +225,7 @@ class DiffusersEngine:
                 self._fail_all(jobs, failed)
             self._busy += time.monotonic() - began
             self._running = 0
-            put_back(self._queue, [job for job in jobs if self._goes_on(job)])
+            put_back(queue, [job for job in jobs if self._goes_on(job)])
 
     def _goes_on(self, job: Job) -> bool:
         """Return True if more is to be computed for a job."""
@@ -278,7 +238,7 @@ class DiffusersEngine:
 
     def _fail_all(self, jobs: Sequence[Job], error: InlayError) -> None:
         for job in jobs:
-            self._fail(job, error)
+            self._jobs.fail(job, error)
 
     async def _do(self, jobs: Sequence[Job]) -> None:
         job = jobs[0]
@@ -329,7 +289,7 @@ class DiffusersEngine:
             if job.ended:
                 continue
             if error is not None:
-                self._fail(job, error)
+                self._jobs.fail(job, error)
             elif painting.done:
                 self._finish(job)
             elif job.params.preview_every and painting.step % job.params.preview_every == 0:
@@ -368,7 +328,7 @@ class DiffusersEngine:
         error = file.exception()
         if error is not None:
             log.error("an image was not written", exc_info=error)
-            self._fail(job, EngineError(f"the image was not written: {error}"))
+            self._jobs.fail(job, EngineError(f"the image was not written: {error}"))
             return
         data = file.result()
         found = Payload(sketch.port, "uint8", (len(data),), Buffer(data), sketch.last)
@@ -380,7 +340,7 @@ class DiffusersEngine:
     def _end(self, job: Job, *payloads: Payload) -> None:
         params = job.params
         made = self._loaded.facts.positions(params.width, params.height) * params.count
-        self._leave(job)
+        self._jobs.leave(job)
         job.end("stop", *payloads, positions=0 if self._loaded.part == "text_encoder" else made)
 
 

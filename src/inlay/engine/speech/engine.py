@@ -10,25 +10,16 @@ from inlay.card import AudioCard, Limits, ModelCard, Stats
 from inlay.digest import Secret
 from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.inflow import Inflow
+from inlay.engine.jobs import Jobs
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.job import Job
 from inlay.engine.speech.loading import Loaded, load
 from inlay.engine.speech.vocoder import SAMPLE_RATE
-from inlay.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    OverloadedError,
-)
-from inlay.fair_queue import FairQueue
+from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.request import Emit, Request, Task
 from inlay.speech import Speech
 
 log = logging.getLogger(__name__)
-
-_BACKLOG = 8
-"""Requests in the engine at most, as a multiple of `max_num_seqs`: the router keeps fewer there."""
 
 
 class SpeechEngine:
@@ -44,10 +35,8 @@ class SpeechEngine:
         self._secret = secret
         self._thread = ComputeThread()
         self._card: ModelCard | None = None
-        self._jobs: dict[str, Job] = {}
-        self._queue: FairQueue[Job] = FairQueue()
+        self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the sound was made")
         self._turn: Job | None = None
-        self._work = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
         self._steps = self._made = 0
@@ -77,9 +66,7 @@ class SpeechEngine:
     async def close(self) -> None:
         """Abort all requests, stop the thread and release the model."""
         self._closing = True
-        for request_id in tuple(self._jobs):
-            self.abort(request_id)
-        self._work.set()
+        self._jobs.abort_all()
         if self._driver is not None:
             await self._driver
         await asyncio.to_thread(self._thread.close)
@@ -97,8 +84,7 @@ class SpeechEngine:
         """
         if self._closing:
             raise OverloadedError("the engine is closing")
-        if request.id in self._jobs:
-            raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        self._jobs.check(request)
         params = request.params
         if not isinstance(params, Speech):
             raise InvalidRequestError(
@@ -109,14 +95,8 @@ class SpeechEngine:
                 f"voice is {params.voice!r}; allowed: {', '.join(self._model.voices)}",
                 param="voice",
             )
-        most = _BACKLOG * self._settings.max_num_seqs
-        if len(self._jobs) >= most:
-            raise OverloadedError(f"{most} requests are queued already", retry_after=1.0)
         job = Job(request, self._model.begin(params), inflow, emit)
-        self._jobs[request.id] = job
-        if request.deadline is not None:
-            loop = asyncio.get_running_loop()
-            job.timer = loop.call_later(request.deadline, self._expire, job)
+        self._jobs.add(job)
         inflow.watch(partial(self._enqueue, job))
         self._enqueue(job)
 
@@ -125,33 +105,18 @@ class SpeechEngine:
         job = self._jobs.get(request_id)
         if job is not None:
             job.paused = paused
-            if paused and job in self._queue:
-                self._queue.remove(job, job.request.client, job.request.priority)
+            if paused:
+                self._jobs.dequeue(job)
             self._enqueue(job)
 
     def abort(self, request_id: str) -> None:
         """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
-        job = self._jobs.get(request_id)
-        if job is not None:
-            self._leave(job)
-            job.end("abort")
-
-    def _expire(self, job: Job) -> None:
-        self._fail(job, DeadlineExceededError("the deadline passed before the sound was made"))
-
-    def _fail(self, job: Job, error: InlayError) -> None:
-        self._leave(job)
-        job.end("error", error)
-
-    def _leave(self, job: Job) -> None:
-        if self._jobs.pop(job.request.id, None) is not None and job in self._queue:
-            self._queue.remove(job, job.request.client, job.request.priority)
+        self._jobs.abort(request_id)
 
     def _enqueue(self, job: Job) -> None:
         """Give a request a turn, if there is something to do for it."""
-        if job.can_go_on and job is not self._turn and job not in self._queue:
-            self._queue.push(job, job.request.client, job.request.priority)
-            self._work.set()
+        if job.can_go_on and job is not self._turn:
+            self._jobs.enqueue(job)
 
     async def probe(self) -> float:
         """Make a little of nothing between two turns; return the seconds it took.
@@ -182,11 +147,11 @@ class SpeechEngine:
 
     async def _drive(self) -> None:
         while not self._closing:
-            if not self._queue:
-                self._work.clear()
-                await self._work.wait()
+            if not self._jobs.queue:
+                self._jobs.work.clear()
+                await self._jobs.work.wait()
                 continue
-            job = self._turn = self._queue.take()
+            job = self._turn = self._jobs.queue.take()
             began = time.monotonic()
             try:
                 inputs = job.take()
@@ -196,14 +161,14 @@ class SpeechEngine:
                 if not job.ended:
                     self._made += sum(payload.shape[0] for payload in piece.payloads)
                     if piece.done:
-                        self._leave(job)
+                        self._jobs.leave(job)
                     job.put(piece)
             except InlayError as error:
-                self._fail(job, error)
+                self._jobs.fail(job, error)
             except Exception as error:
                 log.exception("request %s failed", job.request.id)
                 failed = EngineError(f"the model failed: {type(error).__name__}: {error}")
-                self._fail(job, failed)
+                self._jobs.fail(job, failed)
             self._busy += time.monotonic() - began
             self._turn = None
             self._enqueue(job)

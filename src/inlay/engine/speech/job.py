@@ -104,6 +104,7 @@ class Job:
     def end(
         self,
         reason: FinishReason,
+        *,
         error: InlayError | None = None,
         payloads: tuple[Payload, ...] = (),
     ) -> None:
