@@ -150,5 +150,8 @@ def test_a_rank_that_is_killed_is_started_again_with_its_worker(served: Served) 
         assert again.pid != worker.pid
         (following,) = ranks_of(again)
         assert following.pid != rank.pid
-    _, alive = psutil.wait_procs([again, following], PATIENCE)
-    assert not alive
+        # One that is stopped ends with its worker too.
+        following.suspend()
+        again.kill()
+        _, alive = psutil.wait_procs([again, following], PATIENCE)
+        assert not alive

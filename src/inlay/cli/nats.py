@@ -1,7 +1,6 @@
 """`inlay nats`: the real NATS server, set up for a fleet."""
 
 import asyncio
-import ctypes
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from inlay.cli.nats_access import public_key, says_who, wants_key
@@ -17,13 +17,12 @@ from inlay.cli.process import Console
 from inlay.cli.settings import NatsServerSettings
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.address import check_address
+from inlay.parent import end_with_parent
 
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0
 _LOG_BYTES = 16 * 1024 * 1024
 _SHOWN_LINES = 5
-_SET_PDEATHSIG = 1
-"""Of Linux's prctl."""
 _PING = "15s"
 """Period of the server's pings to its clients.
 
@@ -112,7 +111,7 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
             stdin=asyncio.subprocess.DEVNULL,
             # Ctrl-C in a terminal is for this process, which ends the server.
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
         waiting = [asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())]
         lines = (
@@ -131,15 +130,6 @@ async def _host(settings: NatsServerSettings, rest: Sequence[str], console: Cons
                 task.cancel()
     if ended is not None:
         raise EngineError(f"the NATS server ended with status {ended}: {_last_words(log, logged)}")
-
-
-def _end_with_parent() -> None:
-    """Have the system end the process that calls this when its parent dies, however that happens.
-
-    On Linux.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _here(settings: NatsServerSettings) -> str:

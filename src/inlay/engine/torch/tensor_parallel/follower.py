@@ -19,9 +19,12 @@ from inlay.engine.torch.tensor_parallel.commands import (
 )
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.errors import EngineError, InvalidRequestError
+from inlay.parent import end_with_parent
 
 
-def follow(settings: EngineSettings, rank: int, store: Path, commands: Connection) -> None:
+def follow(
+    settings: EngineSettings, rank: int, store: Path, commands: Connection, parent: int
+) -> None:
     """Load this rank's share of the model and run commands until rank 0 is gone.
 
     Args:
@@ -29,9 +32,12 @@ def follow(settings: EngineSettings, rank: int, store: Path, commands: Connectio
         rank: of this process.
         store: where the ranks meet.
         commands: from rank 0, which gets an empty message when this process is there.
+        parent: id of rank 0's process, with which this one ends.
     """
     # Ctrl-C in a terminal is for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One that waits for another in a sum reads no commands, and one that is stopped does nothing.
+    end_with_parent(signal.SIGKILL, parent)
     commands.send_bytes(b"")
     group = TensorParallelGroup.connect(settings, rank, store)
     try:

@@ -1,5 +1,6 @@
 """Start and end of the processes of a model's other ranks."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
@@ -63,7 +64,7 @@ def _follower(settings: EngineSettings, rank: int, store: Path) -> Iterator[Conn
     ours, theirs = context.Pipe()
     process = context.Process(
         target=follow,
-        args=(settings, rank, store, theirs),
+        args=(settings, rank, store, theirs, os.getpid()),
         name=f"inlay-rank-{rank}",
         daemon=True,
     )
