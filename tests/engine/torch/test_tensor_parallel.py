@@ -18,11 +18,13 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
+from inlay.engine.torch.checks import check_settings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Request
+from tests.embedding_models import tiny_embedding
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engine.torch.test_vision_engine import PARTS, prompt_of
 from tests.models import tiny
@@ -154,6 +156,13 @@ async def test_what_does_not_go_together_is_refused(changes: dict[str, Any], sai
     assert caught.value.param == "tensor_parallel_size"
     await engine.close()
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("task", ["auto", "embed", "encode"])
+def test_a_model_that_makes_vectors_is_not_divided(task: str) -> None:
+    directory = vision("llava") if task == "encode" else tiny_embedding("bert")
+    with pytest.raises(InvalidRequestError, match=r"the task (embed|encode) runs in one process"):
+        check_settings(settings(directory, task=task), directory)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "phi3", "deepseek_v3", "int-quantized"])

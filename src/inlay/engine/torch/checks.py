@@ -42,11 +42,11 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     if directory is None:
         return
     config = config_of(directory)
-    check_ranks(settings, config)
     scheme_of(config)
     if on_cpu:
         dtype_name(settings.dtype, config, on_cpu=True)
     task = task_of(directory)[0] if settings.task == "auto" else settings.task
+    check_ranks(settings, config, task)
     # What a configuration with a tower leaves out of its `text_config` is known when it loads.
     if task == "generate" and family_of(config).language is None:
         context_length(settings.max_model_len, config)
@@ -62,12 +62,13 @@ def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
         )
 
 
-def check_ranks(settings: EngineSettings, config: Mapping[str, Any]) -> None:
+def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) -> None:
     """Refuse what a model that is divided over ranks does not do.
 
     Args:
         settings: settings of the engine.
         config: the model's `config.json`.
+        task: what the engine does with the model.
 
     Raises:
         InvalidRequestError: a setting that does not go together with `tensor_parallel_size`, or
@@ -87,7 +88,7 @@ def check_ranks(settings: EngineSettings, config: Mapping[str, Any]) -> None:
         "--enable-kv-fetch, --kv-offloading-size, --kv-offloading-dir and --role)": (
             settings.moves_kv
         ),
-        f"--task {settings.task} runs in one process": settings.task not in ("auto", "generate"),
+        f"the task {task} runs in one process": task != "generate",
         f"{size} ranks do not divide {heads} query heads and {shared} key and value heads": (
             heads % size or shared % size
         ),

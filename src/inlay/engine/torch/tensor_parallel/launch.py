@@ -38,7 +38,8 @@ def load(settings: EngineSettings, undo: ExitStack) -> CausalModel:
     size = settings.tensor_parallel_size
     if size == 1:
         return CausalModel.load(settings)
-    check_ranks(settings, config_of(directory_of(settings.model, settings.revision)))
+    directory = directory_of(settings.model, settings.revision)
+    check_ranks(settings, config_of(directory), "generate")
     devices = torch.cuda.device_count()
     if device_of(settings.device).type == "cuda" and devices < size:
         raise InvalidRequestError(
