@@ -8,6 +8,7 @@ import urllib.request
 import wave
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import openai
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
+from inlay.engine.speech.loading import SPEAKERS
 from inlay.render import Renderer
 from inlay.speech import Speech
 from tests.cli.test_models_in_a_row import documented
@@ -26,15 +29,29 @@ from tests.serving import Served, serving
 pytestmark = pytest.mark.slow
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "what is the capital of the island?"}]
-VOICE = "Ethan"
+VOICE, FURTHER = "Ethan", "Nobody"
+_PARTS = "bos_token", "cond", "ref_mel"
 SEED = 5
 
 
-def graph_of_the_page() -> dict[str, Any]:
-    """The graph of the page, with a talker that is greedy."""
+def with_a_further_voice(directory: Path) -> Path:
+    """The model in a directory of its own, with a voice that others of its stages lack."""
+    directory.mkdir()
+    for file in omni().iterdir():
+        if file.name != SPEAKERS:
+            (directory / file.name).symlink_to(file)
+    parts = load_file(omni() / SPEAKERS)
+    more = {f"{FURTHER}.{part}": parts[f"{VOICE}.{part}"].clone() for part in _PARTS}
+    save_file(parts | more, directory / SPEAKERS)
+    return directory
+
+
+def graph_of_the_page(directory: Path) -> dict[str, Any]:
+    """The graph of the page, with a talker that is greedy, and lacks one of the voices."""
     graph = documented("omni.yaml")
     for stage in graph["stages"].values():
         stage["model"] = str(omni())
+    graph["stages"]["vocoder"]["model"] = str(with_a_further_voice(directory))
     graph["stages"]["talker"] |= {"max_tokens": 40, "speech": {"temperature": 0}}
     graph["stages"]["vocoder"]["speech"] = {"chunk": 4}
     return graph
@@ -43,8 +60,8 @@ def graph_of_the_page() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("omni") / "omni.yaml"
-    path.write_text(yaml.safe_dump(graph_of_the_page()))
-    with serving(path, "--dtype", "float32") as found:
+    path.write_text(yaml.safe_dump(graph_of_the_page(path.parent / "vocoder")))
+    with serving(path, "--dtype", "float32", "--enable-prompt-embeds") as found:
         yield found
 
 
@@ -158,6 +175,13 @@ def counted(served: Served, name: str) -> float:
     return sum(map(float, numbers))
 
 
+def nothing_is_kept(served: Served) -> None:
+    """Wait until no stage has a request, or payloads of one."""
+    names = ("inlay:held_payloads", "vllm:num_requests_running", "vllm:num_requests_waiting")
+    while any(counted(served, name) for name in names):
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("events", [1, 4, 9])
 def test_a_client_that_leaves_frees_what_every_stage_keeps(served: Served, events: int) -> None:
     fields: dict[str, Any] = {"messages": CHAT, "modalities": ["text", "audio"], "max_tokens": 400}
@@ -167,9 +191,19 @@ def test_a_client_that_leaves_frees_what_every_stage_keeps(served: Served, event
         for _ in range(events):
             next(stream)
         stream.close()
-    names = ("inlay:held_payloads", "vllm:num_requests_running", "vllm:num_requests_waiting")
-    while any(counted(served, name) for name in names):
-        time.sleep(0.1)
+    nothing_is_kept(served)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sound_that_fails_ends_the_text_that_waits_for_its_reader(
+    served: Served, stream: bool
+) -> None:
+    audio = {"voice": FURTHER, "format": "pcm16"}
+    # More than the window between the stages: the thinker waits until all of it is heard.
+    longest: dict[str, Any] = {"max_tokens": 400, "logit_bias": {"2": -100}, "audio": audio}
+    with pytest.raises(openai.APIError, match="voice is 'Nobody'; allowed: Chelsie, Ethan"):
+        ask(served, stream=stream, **longest)
+    nothing_is_kept(served)
 
 
 @pytest.mark.parametrize(

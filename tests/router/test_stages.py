@@ -390,3 +390,26 @@ async def test_a_stream_is_made_again_where_the_worker_of_a_stage_is_lost(lost: 
             vocoder.held.set()
         assert await asking == expected_sound(b"fox")
         await settled(world)
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_what_waits_for_a_reader_that_has_failed_ends_with_its_error(early: bool) -> None:
+    async with asyncio.timeout(BOUND), World.around(ScriptedStage("thinker")) as world:
+        request = stage_request("speaker", (Input("prompt", prompt_payload(b"fox")),))
+        (stream,) = await world.router.send("speaker", [replace(request, hold=Window(WINDOW))])
+        making = Making()
+        if early:
+            making.give_up(EngineError("no reader"))
+        making.made_by(stream)
+        if not early:
+            await until(lambda: world.engines[0].paused)
+            making.give_up(EngineError("no reader"))
+
+        async def follow() -> None:
+            async for outputs in stream:
+                for output in outputs:
+                    making.told(output)
+
+        with pytest.raises(EngineError, match="no reader"):
+            await follow()
+        await settled(world)

@@ -34,9 +34,10 @@ class Making:
         self._attempt = 0
         self._stale = -1
         self._changed = asyncio.Event()
+        self._stop: Callable[[], None] = lambda: None
         self.lease: Lease | None = None
         self.made = payloads is not None
-        self.error: InlayError | None = None
+        self.error: Exception | None = None
 
     def take(self, output: Output) -> None:
         """Note what an output says of the payloads."""
@@ -50,11 +51,18 @@ class Making:
         self._changed.set()
 
     def made_by(self, stream: ResumingStream) -> None:
-        """Have `stream` begin anew where what its worker keeps is lost."""
-        self._again = stream.restart
+        """Have `stream` begin anew where what its worker keeps is lost, and end where all ends."""
+        self._again, self._stop = stream.restart, stream.cancel
+        if self.error is not None:
+            stream.cancel()
 
     def told(self, output: Output) -> Output:
-        """Take an output of a language model; return it without what it says of payloads."""
+        """Take an output of a language model; return it without what it says of payloads.
+
+        Raises the error of `give_up`.
+        """
+        if self.error is not None:
+            raise self.error
         self.take(output)
         if output.held is None:
             return msgspec.structs.replace(output, payloads=(), lease=None)
@@ -63,10 +71,15 @@ class Making:
             self.fail(OverloadedError("what a stage has made is lost", retry_after=1))
         return msgspec.structs.replace(output, payloads=(), held=None, finish_reason=output.held)
 
-    def fail(self, error: InlayError) -> None:
+    def fail(self, error: Exception) -> None:
         """Nothing follows, because of an error."""
         self.error = error
         self._changed.set()
+
+    def give_up(self, error: Exception) -> None:
+        """End the request: its reader has failed, for which it would wait for ever."""
+        self.fail(error)
+        self._stop()
 
     def renew(self, lost: Lease) -> None:
         """Have what was kept under a lease made again, if it is the last.
@@ -87,7 +100,7 @@ class Making:
             streamed: once there is a lease; else once all is made.
 
         Raises:
-            InlayError: the request has failed.
+            Exception: the request has failed, by an `InlayError` unless it was given up.
         """
         while True:
             self._changed.clear()

@@ -14,7 +14,6 @@ from inlay.card import ModelCard
 from inlay.edges import Feed, Lease, Ports, Window, renamed
 from inlay.errors import (
     LEASE_LOST,
-    InlayError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -339,7 +338,7 @@ class _Walk:
                 making.renew(self._used[source])
 
 
-def _is_lost(error: InlayError) -> bool:
+def _is_lost(error: Exception) -> bool:
     return isinstance(error, NotFoundError) and error.code == LEASE_LOST
 
 

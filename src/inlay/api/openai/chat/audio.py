@@ -97,20 +97,25 @@ class ChatAudio:
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
         self._ended = False
         self._speaking = asyncio.create_task(self._speak())
+        # The text raises it, where that has not ended yet.
+        self._speaking.add_done_callback(lambda task: task.cancelled() or task.exception())
         call.ending.callback(self._speaking.cancel)
 
     async def _speak(self) -> None:
         router = self._call.server.router
-        for step in self._steps:
-            await self._call.server.awake(step.model, Task.STAGE)
         given: dict[str | None, Making] = {self.model.name: self._making}
         try:
+            for step in self._steps:
+                await self._call.server.awake(step.model, Task.STAGE)
             async with aclosing(walk(router, self._steps, given, self._make)) as outputs:
                 async for found in outputs:
                     self.usages = found.usages
                     for payload in found.payloads:
                         if payload.port == "audio":
                             await self._pieces.put(_pcm16(payload.data))
+        except Exception as error:
+            self._making.give_up(error)
+            raise
         finally:
             self._ended = True
             if not self._pieces.full():
