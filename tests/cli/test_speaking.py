@@ -159,6 +159,20 @@ def test_a_stream_brings_the_same_piece_by_piece_and_ends_once(served: Served) -
     assert set(chunks[-1].usage.stages) == {"thinker", "talker", "vocoder"}
 
 
+def test_a_prompt_that_is_embeddings_is_spoken_as_its_text(served: Served) -> None:
+    text = CHAT[0]["content"]
+    ids = Renderer.load(omni()).encode(text, add_special_tokens=False)
+    rows = whole().thinker.get_input_embeddings()(torch.tensor(ids)).detach()
+    file = io.BytesIO()
+    torch.save(rows, file)
+    part = {"type": "prompt_embeds", "data": base64.b64encode(file.getvalue()).decode()}
+    found, wanted = (
+        ask(served, messages=[{"role": "user", "content": content}]).choices[0].message.audio
+        for content in ([part], text)
+    )
+    assert (found.transcript, found.data) == (wanted.transcript, wanted.data)
+
+
 def test_an_answer_without_sound_is_a_chat_as_any(served: Served) -> None:
     text, _ = expected()
     answer = ask(served, modalities=["text"], audio=openai.NOT_GIVEN)
