@@ -34,8 +34,8 @@ class Inflow:
 
     @property
     def ended(self) -> bool:
-        """All is taken, and nothing more comes."""
-        return not self._streams and not self._waiting
+        """All is taken, and nothing more comes: there is no end to what breaks off by an error."""
+        return not self._streams and not self._waiting and self.error is None
 
     @property
     def has_news(self) -> bool:
