@@ -236,6 +236,17 @@ def test_a_sound_that_fails_ends_the_text_that_waits_for_its_reader(
         ({"modalities": ["text", "image"]}, "modalities", "text alone"),
         ({"n": 2}, "n", "an answer with sound is one"),
         ({"logprobs": True}, "logprobs", "does not go with audio"),
+        ({"stop": ["."]}, "stop", "does not go with audio"),
+        (
+            {"extra_body": {"prompt_logprobs": 0}},
+            "prompt_logprobs",
+            "prompt_logprobs does not go with audio",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a" * 498}], "max_tokens": 1},
+            "messages",
+            "the prompt has 510 positions; `omni/talker` speaks behind at most 509",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -26,9 +26,12 @@ from inlay.speech import Speech
 
 _WAITING = 16
 """Pieces of sound that wait for the response before the last stage's stream is read on."""
+_SPEECH_POSITIONS = 3
+"""Of a talker, behind the prompt: the beginning of its speech and one code."""
 _BYTES_PER_SAMPLE = 8
 """Of sound while it is answered: as it comes from the worker, as 16 bits, and in base64."""
-_NOT_WITH_AUDIO = ("logprobs", "tools", "response_format", "structured_outputs")
+_NOT_WITH_AUDIO = ("logprobs", "tools", "response_format", "structured_outputs", "stop")
+"""Fields of what is shown with text. Behind a stop string the talker would go on to hear."""
 
 
 class ChatAudio:
@@ -59,16 +62,19 @@ class ChatAudio:
             )
         if (request.n or 1) > 1:
             raise InvalidRequestError(f"n is {request.n}; an answer with sound is one", param="n")
-        for name in _NOT_WITH_AUDIO:
-            if getattr(request, name, None):
-                raise InvalidRequestError(f"{name} does not go with audio", param=name)
+        (choice,) = generation.choices
+        refused = [name for name in _NOT_WITH_AUDIO if getattr(request, name, None)]
+        if choice.request.sampling.prompt_logprobs is not None:
+            refused.append("prompt_logprobs")
+        for name in refused:
+            raise InvalidRequestError(f"{name} does not go with audio", param=name)
         router = call.server.router
         steps = plan(router, model, "audio", text=True)
+        _check_length(len(choice.request.prompt), router.card(steps[0].model))
         card = router.card(steps[-1].model).audio
         if card is None or model.hidden_layers is None:
             raise EngineError(f"the workers of the pipeline `{model.name}` do not speak")
         self.format, voice = _options(request, card)
-        (choice,) = generation.choices
         graph = stage.graph
         params = {
             step.model: graph.stages[str(step.stage)].speech.params(
@@ -174,6 +180,16 @@ def audio_of(
             param="audio",
         )
     return None
+
+
+def _check_length(positions: int, talker: ModelCard) -> None:
+    """Raise `InvalidRequestError` for a prompt behind which the talker has no room to speak."""
+    most = talker.limits.max_model_len - _SPEECH_POSITIONS
+    if positions > most:
+        raise InvalidRequestError(
+            f"the prompt has {positions} positions; `{talker.name}` speaks behind at most {most}",
+            param="messages",
+        )
 
 
 def _options(request: ChatRequest, card: AudioCard) -> tuple[str, str]:
