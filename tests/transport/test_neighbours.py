@@ -4,11 +4,12 @@ import asyncio
 import errno
 import gc
 import os
+import resource
 import socket
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.address import Address
 from inlay.digest import Secret
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
@@ -24,6 +26,7 @@ from inlay.transport import Connection
 from inlay.transport.listener import MAX_UNPROVEN
 from inlay.transport.local import neighbours
 from inlay.transport.local.neighbours import NOTHING_SHARED
+from inlay.transport.memory import ReceiveMemory
 from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Message, Offered
 from tests.transport.test_transport import Ends, Note, counted
 
@@ -363,3 +366,44 @@ def test_what_is_said_to_be_written_and_cannot_be_ends_the_connection(
         memory.feed(
             bytes([8, 0, 0, 0]) + number.to_bytes(4, "little") + length.to_bytes(4, "little")
         )
+
+
+@pytest.mark.parametrize("left", range(6))
+async def test_a_process_out_of_descriptors_keeps_none_of_a_neighbour(
+    ends: Ends, left: int
+) -> None:
+    address = Address("127.0.0.1", ends.port, ends.identity.fingerprint)
+    before = len(open_descriptors())
+    with no_descriptors_but(left), suppress(OSError):
+        found = neighbours.dialled(address, ReceiveMemory(1 << 28))
+        assert found is not None
+        found[0].close()
+        assert left == 5
+        del found
+    gc.collect()
+    assert len(open_descriptors()) == before
+
+
+def open_descriptors() -> list[int]:
+    """Those of this process, one of which is of the listing itself."""
+    return sorted(int(each.name) for each in Path("/proc/self/fd").iterdir())
+
+
+@contextmanager
+def no_descriptors_but(left: int) -> Iterator[None]:
+    """Have the system give this process so many descriptors more, and no others."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    most = max(open_descriptors()) + 8
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(left):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)

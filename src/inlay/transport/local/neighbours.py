@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 import sys
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from inlay.address import Address
@@ -109,14 +110,14 @@ def _offered(sock: socket.socket, memory: ReceiveMemory) -> SharedMemory:
     if not memory.may_share(ARENA_BYTES):
         sock.sendall(_greeting.pack(0, 0))
         return NOTHING_SHARED
-    ours, theirs = _sealed_file(ARENA_BYTES), _sealed_file(ARENA_BYTES)
-    try:
+    with ExitStack() as handed_over:
+        # The mappings have descriptors of their own.
+        ours = _sealed_file(ARENA_BYTES)
+        handed_over.callback(os.close, ours)
+        theirs = _sealed_file(ARENA_BYTES)
+        handed_over.callback(os.close, theirs)
         socket.send_fds(sock, [_greeting.pack(ARENA_BYTES, ARENA_BYTES)], [ours, theirs])
         return _shared(ours, theirs, memory)
-    finally:
-        # The mappings have descriptors of their own.
-        os.close(ours)
-        os.close(theirs)
 
 
 async def greeted(sock: socket.socket, memory: ReceiveMemory) -> SharedMemory:
@@ -166,9 +167,13 @@ def _shared(ours: int | None, theirs: int, memory: ReceiveMemory) -> SharedMemor
 
 def _sealed_file(size: int) -> int:
     fd = os.memfd_create("inlay", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    try:
+        os.ftruncate(fd, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
