@@ -17,8 +17,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.job import Piece, tensor_of
 from inlay.engine.speech.loading import load
 from inlay.engine.speech.talker import Talk, Talker
-from inlay.engine.speech.vocoder import Vocoder
-from inlay.errors import InvalidRequestError
+from inlay.engine.speech.vocoder import Sounding, Vocoder
+from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer
 from inlay.request import Input, Payload
 from inlay.speech import Speech
@@ -200,6 +200,16 @@ def test_sound_in_chunks_is_nearly_that_of_all_codes(chunk: int) -> None:
     assert expected.abs().max() < 1
     assert error < CHUNK_ERROR
     assert torch.equal(found, torch.cat(list(sounds(codes, chunk, at_once=9))))
+
+
+def test_sound_that_is_not_finite_is_an_error() -> None:
+    (voice, *_) = vocoder()._voices.values()
+    nothing = torch.full_like(voice.condition, torch.nan)
+    state = Sounding(vocoder(), Speech(voice="Ethan"), voice._replace(condition=nothing))
+    data = Buffer(torch.tensor(some_codes(4), dtype=torch.int32).numpy().tobytes())
+    codes = Input("codes", Payload("codes", "int32", (4,), data))
+    with pytest.raises(EngineError, match="sound is not finite"):
+        state.advance([codes], ended=True)
 
 
 def test_the_sound_of_a_spectrum_does_not_depend_on_where_it_is_cut() -> None:

@@ -165,7 +165,10 @@ class Sounding:
         return bool(self._chunk) and len(self._codes) >= self._diffused + self._chunk + ahead
 
     def advance(self, inputs: Sequence[Input], *, ended: bool) -> Piece:
-        """Take codes, and make the sound of the next chunk if that can be."""
+        """Take codes, and make the sound of the next chunk if that can be.
+
+        Raises `EngineError` for sound that is not finite.
+        """
         for given in inputs:
             self._codes += tensor_of(given.value).flatten().tolist()
         self._over = self._over or ended
@@ -177,6 +180,8 @@ class Sounding:
             self._diffuse(stop)
         done = self._over and self._diffused == total
         sound = self._sound(last=done)
+        if not torch.isfinite(sound).all():
+            raise EngineError("the vocoder's sound is not finite")
         return Piece((_payload(sound, last=done),) if len(sound) else (), done=done)
 
     def _diffuse(self, stop: int) -> None:
