@@ -99,7 +99,7 @@ def test_batches_base64_and_pipes_are_converted(
         (["huge", "--dtype", "float16", "--output", "out"], "no room for 1 of the values", 2),
         (["huge", "-o", "json"], "needs --output FILE", 2),
         (["huge", "--output", "/nowhere/out"], "--output /nowhere/out: No such file", 2),
-        (["text", "--output", "out"], "must be a torch.Tensor", 1),
+        (["text", "--output", "out"], "text: must be a torch.Tensor", 1),
         (["huge", "--dtype", "int8", "--output", "out"], "--dtype: must be 'auto'", 2),
     ],
 )

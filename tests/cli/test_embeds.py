@@ -245,9 +245,10 @@ def test_inspect_tells_of_rows_a_server_would_refuse(
 @pytest.mark.parametrize(
     ("data", "said", "status"),
     [
-        (None, "No such file", 2),
-        (b"hello", "at least 100 bytes", 1),
-        (b"\0" * 200, "must be a torch.Tensor", 1),
+        (None, "rows: No such file", 2),
+        (b"hello", "rows: decoded data must be at least 100 bytes", 1),
+        (b"\0" * 200, "rows: must be a torch.Tensor", 1),
+        (b"A" * 401, "rows: not valid base64", 1),
     ],
 )
 def test_a_file_that_is_no_embeddings_is_said_in_one_line(
@@ -257,6 +258,14 @@ def test_a_file_that_is_no_embeddings_is_said_in_one_line(
     if data is not None:
         path.write_bytes(data)
     assert said in failed(capsys, "embeds", "inspect", str(path), status=status)
+
+
+def test_standard_input_that_is_no_embeddings_is_called_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"\0" * 200)
+    said = failed(capsys, "embeds", "inspect", "-", status=1)
+    assert "standard input: must be a torch.Tensor" in said
 
 
 def test_inspect_prints_json_for_programs(

@@ -106,6 +106,13 @@ def test_a_missing_file_is_refused_by_name() -> None:
         load("nowhere.pt")
 
 
+def test_a_file_that_is_no_embeddings_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("no tensor at all\n" * 20)
+    with pytest.raises(EmbeddingsError, match=r"notes\.txt': must be a torch\.Tensor"):
+        load(path)
+
+
 def test_joined_rows_stand_in_order_and_keep_the_wider_dtype_and_the_stamp() -> None:
     narrow = EmbeddedPrompt(ROWS.astype(ml_dtypes.bfloat16), "aa")
     joined = EmbeddedPrompt(ROWS) + narrow

@@ -10,11 +10,11 @@ import pybase64
 
 from inlay.cli.client_settings import ConvertSettings
 from inlay.cli.command import UsageError
+from inlay.cli.files import named, write_bytes
 from inlay.cli.files import read as read_file
-from inlay.cli.files import write_bytes
 from inlay.cli.process import Console
 from inlay.cli.written import as_json, check_destination
-from inlay.client.prompts import container
+from inlay.client.prompts import container, naming
 from inlay.errors import EmbeddingsError, EngineError
 from inlay.tensors import ReadLimits, read, write
 
@@ -30,8 +30,10 @@ def run(settings: ConvertSettings) -> int:
         EmbeddingsError: the file holds no embeddings.
     """
     check_destination(settings)
-    data = container(read_file(settings.file))
-    tensor = read(data, limits=ReadLimits(max_bytes=max(len(data), 1)))
+    data = read_file(settings.file)
+    with naming(named(settings.file)):
+        data = container(data)
+        tensor = read(data, limits=ReadLimits(max_bytes=max(len(data), 1)))
     array, changed = _cast(tensor.array, settings.dtype)
     kept = None if settings.format == "npy" else tensor.table_id
     try:

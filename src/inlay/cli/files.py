@@ -33,6 +33,11 @@ def read(path: Path, name: str | None = None) -> bytes:
         return path.read_bytes()
 
 
+def named(path: Path) -> str:
+    """Name of the file in errors; standard input where `path` is -."""
+    return "standard input" if str(path) == "-" else str(path)
+
+
 def standard_input() -> str:
     """All of standard input. Raises `UsageError` where it is not UTF-8 text."""
     try:

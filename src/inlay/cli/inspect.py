@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from inlay.cli.files import read
+from inlay.cli.files import named, read
 from inlay.cli.process import Console
 from inlay.cli.settings import InspectSettings
 from inlay.client import EmbeddedPrompt, Neighbour, PromptEmbedder, loads, nearest
-from inlay.client.prompts import Array
+from inlay.client.prompts import Array, naming
 
 
 def run(settings: InspectSettings) -> int:
@@ -21,7 +21,9 @@ def run(settings: InspectSettings) -> int:
         FileError: the file cannot be read.
         InvalidRequestError: it is not embeddings, or not of the model's hidden size.
     """
-    prompts = loads(read(settings.file))
+    data = read(settings.file)
+    with naming(named(settings.file)):
+        prompts = loads(data)
     embedder = (
         PromptEmbedder.from_pretrained(settings.model) if settings.model is not None else None
     )

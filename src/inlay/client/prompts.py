@@ -2,6 +2,8 @@
 
 import binascii
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -226,7 +228,8 @@ def load(path: str | Path) -> EmbeddedPrompt:
         InvalidRequestError: the file cannot be read, or holds anything but the rows of one prompt.
     """
     try:
-        prompts = loads(Path(path).read_bytes())
+        with naming(repr(str(path))):
+            prompts = loads(Path(path).read_bytes())
     except OSError as error:
         raise InvalidRequestError(f"{str(path)!r}: {error.strerror}") from error
     if len(prompts) != 1:
@@ -243,6 +246,16 @@ def loads(data: bytes) -> list[EmbeddedPrompt]:
     data = container(data)
     tensor = read(data, limits=ReadLimits(max_bytes=max(len(data), 1)))
     return [EmbeddedPrompt(prompt.array, prompt.table_id) for prompt in prompts_of(tensor)]
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Within it, an error about embeddings begins with `file` in place of a request's field."""
+    try:
+        yield
+    except EmbeddingsError as error:
+        message = error.message.removeprefix(f"{error.param} ")
+        raise EmbeddingsError(f"{file}: {message}", param=error.param) from error
 
 
 def container(data: bytes) -> bytes:
