@@ -356,7 +356,7 @@ class Simulation:
         assert len({span.sequence for span in plan.chunks}) == len(plan.chunks)
         adapters = {span.sequence.request.adapter for span in plan.chunks} - {None}
         assert self.max_loras is None or len(adapters) <= self.max_loras
-        assert before or bool(plan.chunks) == bool(self.live)
+        assert before or bool(plan.chunks) == any(not each.paused for each in self.live)
         for span in plan.chunks:
             sequence, stop = span.sequence, span.start + span.count
             unread = sum(other.count for other, _ in before if other.sequence is sequence)

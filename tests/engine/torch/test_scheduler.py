@@ -173,6 +173,25 @@ def test_requests_that_share_a_prompt_go_on_when_the_first_is_aborted() -> None:
     assert simulation.ended == [second]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_nobody_waits_for_pages_of_a_request_that_is_paused(late: bool) -> None:
+    simulation = Simulation(bounds(num_pages=64))
+    maker = simulation.admit(Tokens([1] * 100))
+    simulation.step()
+    if late:
+        simulation.admit(Tokens([1] * 100))
+        simulation.step()
+    maker.paused = True
+    others = [simulation.admit(Tokens([1] * 100)) for _ in range(2)]
+    for _ in range(40):
+        simulation.step()
+    assert set(simulation.live) == {maker}
+    assert others[1].cached_tokens == 96
+    maker.paused = False
+    simulation.drain()
+    assert maker in simulation.ended
+
+
 def test_nobody_waits_for_pages_whose_maker_found_them_in_the_cache_meanwhile() -> None:
     simulation = Simulation(bounds(num_pages=64, max_num_batched_tokens=16))
     maker = simulation.admit(Tokens([1] * 100))

@@ -108,7 +108,8 @@ class PagesInProgress:
     def add(self, sequence: Sequence, computed: int) -> None:
         """A sequence has started: it computes its known pages from position `computed` on."""
         for digest in self._digests(sequence, computed):
-            self._makers.setdefault(digest, sequence)
+            if self._makers.setdefault(digest, sequence).paused:
+                self._makers[digest] = sequence
 
     def remove(self, sequence: Sequence, computed: int) -> None:
         """A sequence has stopped; its positions up to `computed` were committed."""
@@ -123,7 +124,8 @@ class PagesInProgress:
     def computes_next(self, sequence: Sequence, hits: int) -> bool:
         """True if a sequence before `sequence` computes the page that it would compute next.
 
-        Then waiting for it is cheaper: requests that share a prompt compute it once.
+        Then waiting for it is cheaper: requests that share a prompt compute it once. Nobody knows
+        when one that is paused goes on.
 
         Args:
             sequence: waiting.
@@ -134,7 +136,7 @@ class PagesInProgress:
             return False
         digest = sequence.page_digest(hits, self._size)
         maker = None if digest is None else self._makers.get(digest)
-        return maker is not None and maker.order < sequence.order
+        return maker is not None and not maker.paused and maker.order < sequence.order
 
     def _digests(self, sequence: Sequence, computed: int) -> Iterable[bytes]:
         for index in range(computed // self._size, sequence.length // self._size):
