@@ -3,9 +3,9 @@
     python -m benchmarks.encode_hop [--rounds N] [--skip-chats]
 
 First the hop alone. Another process answers with ready rows of 1, 10 and 40 MB, over a connection
-of one worker to another as it is in a fleet (TLS); the rows are copied into memory of their own, as
-the cache of rows does. The floor is the same bytes over a blocking TLS socket between the same two
-processes, and one memcpy. Both take turns; the median of each and their ratio are printed.
+of one worker to another as it is between machines (TLS); the rows are copied into memory of their
+own, as the cache of rows does. The floor is the same bytes over a blocking TLS socket between the
+same two processes, and one memcpy. Both take turns; the median of each and their ratio are printed.
 
 Then chats about an image that no cache has: a fleet whose worker encodes itself beside one with
 --language-model-only and an encode worker, with the demo's model. Milliseconds to the only token.
@@ -79,7 +79,9 @@ async def serve() -> None:
     engine = Ready()
     await engine.start()
     cache = EmbedsCache(0)
-    endpoint = Endpoint(EngineHost(engine, embeds_cache=cache), SECRET, identity, cache)
+    host = EngineHost(engine, embeds_cache=cache)
+    # Neighbours would share memory, which no floor of TLS is beside.
+    endpoint = Endpoint(host, SECRET, identity, cache, neighbours=False)
     address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
     plain = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_send, args=(plain, identity.context), daemon=True).start()
