@@ -413,3 +413,15 @@ async def test_what_waits_for_a_reader_that_has_failed_ends_with_its_error(early
         with pytest.raises(EngineError, match="no reader"):
             await follow()
         await settled(world)
+
+
+async def test_a_talker_that_is_lost_after_the_end_of_the_text_ends_the_answer() -> None:
+    engines = [ScriptedStage(stage) for stage in (*SPEAKING, "talker")]
+    async with asyncio.timeout(BOUND), World.around(*engines) as world:
+        asking = asyncio.create_task(ask_aloud(world, b"fox"))
+        await until(lambda: world.hosts[0]._held.num_made)
+        (at,) = [number for number in (1, 3) if engines[number].running]
+        world.kill(at)
+        with pytest.raises(OverloadedError, match="what a stage has made is lost"):
+            await asking
+        await settled(world)
