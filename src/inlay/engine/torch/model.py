@@ -4,7 +4,6 @@ import copy
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from transformers import AutoConfig
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
@@ -34,6 +32,7 @@ from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.tensor_parallel.sharding import is_divided, shard
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
+from inlay.engine.torch.weights.division import drop_tower_layers, head_of, split_tower
 from inlay.engine.torch.weights.families import (
     PER_LAYER,
     check_positions,
@@ -130,7 +129,7 @@ class CausalModel:
         generation = generation_config(directory)
         table = EmbeddingTable.open(directory)
         self._model = model
-        self._head = _head_of(model)
+        self._head = head_of(model)
         self._divided_head = is_divided(model)
         self._embed = model.base_model.get_input_embeddings()
         self._float32_scores = family.float32_scores
@@ -410,60 +409,6 @@ class CausalModel:
         return embeds
 
 
-@dataclass
-class _HiddenStates(MoeModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
-    """Result of a body, with the fields that Gemma 4 and models with a tower read."""
-
-    shared_kv_states: None = None
-    image_hidden_states: None = None
-    video_hidden_states: None = None
-    audio_hidden_states: None = None
-    rope_deltas: None = None
-    attention_mask: None = None
-    labels: None = None
-
-
-class _EmbeddingStub(nn.Module):
-    """Stand-in for a model's body that returns its input as last hidden states."""
-
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _HiddenStates:
-        return _HiddenStates(last_hidden_state=inputs_embeds)
-
-
-def split_tower(model: Any, family: Family) -> tuple[Any, Any]:
-    """Take `model` apart; it is not whole afterwards.
-
-    Returns:
-        The causal language model, and the body without it, which computes image features; None if
-        the family has no tower.
-    """
-    body: Any = None
-    if family.language is not None:
-        body = model if family.own_head else getattr(model, model.base_model_prefix)
-        language = getattr(body, family.language)
-        delattr(body, family.language)
-        if family.own_head:
-            model = language
-        else:
-            setattr(model, model.base_model_prefix, language)
-    if not hasattr(model, model.base_model_prefix):
-        # Llama 4's causal model gives the attribute of the whole model.
-        model.base_model_prefix = "model"
-    return model, body
-
-
-def drop_tower_layers(config: Any) -> None:
-    """Have transformers build a model without the layers of its tower, whose weights are not read.
-
-    What is around them is read into memory of the CPU, to be dropped.
-    """
-    for part in ("vision_config", "audio_config"):
-        tower = getattr(config, part, None)
-        for name in ("num_hidden_layers", "depth", "encoder_layers"):
-            if hasattr(tower, name):
-                setattr(tower, name, 0)
-
-
 def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:
     """Return the arguments by which a body adds features after its first layers (DeepStack)."""
     if batch.features is None:
@@ -471,16 +416,6 @@ def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:
     rows = batch.positions.new_zeros(1, len(batch.positions) + padding, dtype=torch.bool)
     rows[0, batch.row_index] = True
     return {"visual_pos_masks": rows, "deepstack_visual_embeds": list(batch.features)}
-
-
-def _head_of(model: Any) -> Any:
-    """Return `model` without its body: hidden states to logits.
-
-    Includes all steps of its family (soft caps, scales).
-    """
-    head = copy.copy(model)
-    head._modules = {**model._modules, model.base_model_prefix: _EmbeddingStub()}
-    return head
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.processing import BACKEND
 from inlay.engine.torch.media.readers import readers_of
 from inlay.engine.torch.media.tower import Tower
-from inlay.engine.torch.model import split_tower
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
+from inlay.engine.torch.weights.division import split_tower
 from inlay.engine.torch.weights.families import context_length, family_of
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, Family
 from inlay.engine.weights import directory_of, weights_id
