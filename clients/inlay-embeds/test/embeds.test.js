@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import test from "node:test";
 
-import { chatPart, completionArgs, InlayError, safetensors, Uploader } from "../index.js";
+import { chatPart, completionArgs, InlayError, safetensors, Uploader } from "inlay-embeds";
 
 const url = process.env.INLAY_URL;
 const hiddenSize = Number(process.env.INLAY_HIDDEN_SIZE ?? 48);
