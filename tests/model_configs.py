@@ -27,8 +27,11 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 VOCAB_SIZE = 384
@@ -83,6 +86,24 @@ _LATENT = {
 }
 """Multi-head latent attention, and experts in groups."""
 
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+"""Three layers of the gated delta rule, whose states fit into pages of 16 positions, and one of attention."""
+
+_SPARSE = {
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"hidden_size": 48, "num_attention_heads": 6}),
     "llama2": (LlamaConfig, {"num_key_value_heads": 4}),
@@ -124,6 +145,42 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "num_experts": 8,
             "num_experts_per_tok": 2,
             "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        {
+            **DELTA,
+            **_SPARSE,
+            "mlp_only_layers": [1],
+            "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "qwen3_5_text": (
+        Qwen3_5TextConfig,
+        {
+            **DELTA,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
+    "qwen3_5_moe_text": (
+        Qwen3_5MoeTextConfig,
+        {
+            **DELTA,
+            **_SPARSE,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
         },
     ),
     "mixtral": (

@@ -72,6 +72,9 @@ def make(
             for name, parameter in model.named_parameters():
                 if name.endswith("norm.weight"):
                     parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+                elif name.endswith("A_log"):
+                    # States last for some fifty positions.
+                    parameter.copy_(torch.randn_like(parameter) - 4)
                 elif name.endswith("bias"):
                     parameter.copy_(0.3 * torch.randn_like(parameter))
                 elif name.endswith("embed_tokens.weight"):

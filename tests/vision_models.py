@@ -17,7 +17,7 @@ import transformers
 from tokenizers import AddedToken
 from transformers import GenerationConfig, PreTrainedConfig
 
-from tests.model_configs import EOS_ID, VOCAB_SIZE
+from tests.model_configs import DELTA, EOS_ID, VOCAB_SIZE
 from tests.models import models_root, tokenizer
 
 IMAGE, VISION_START, VISION_END, VIDEO = 380, 381, 382, 383
@@ -210,7 +210,8 @@ def _gemma4() -> _Parts:
 
 def _qwen(name: str, processor: str = "Qwen2VL", **tower: Any) -> _Parts:
     # As published: transformers interleaves the axes of Qwen3-VL in any case, vLLM if it is told.
-    rope = {**_MROPE, "mrope_interleaved": True} if name.startswith("Qwen3VL") else _MROPE
+    interleaved = name.startswith(("Qwen3VL", "Qwen3_5"))
+    rope = {**_MROPE, "mrope_interleaved": True} if interleaved else _MROPE
     text = {**_TEXT, "rope_parameters": rope, "head_dim": 16, **_MORE.get(name, {})}
     if name in ("Qwen2VL", "Qwen2_5_VL"):
         del text["head_dim"]
@@ -277,6 +278,7 @@ _QWEN3: dict[str, Any] = {
     "num_position_embeddings": 64,
     "deepstack_visual_indexes": [0, 1],
 }
+_QWEN3_5 = {key: value for key, value in _QWEN3.items() if key != "deepstack_visual_indexes"}
 _GLM: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -286,10 +288,20 @@ _GLM: dict[str, Any] = {
     "image_size": 32,
 }
 _HALF_ROTATED = {**_MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+_HALF_INTERLEAVED = {**_HALF_ROTATED, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 _MORE: dict[str, dict[str, Any]] = {
     # As published: transformers does without the second, vLLM does not.
     "Glm4v": {"rope_parameters": _HALF_ROTATED, "attention_bias": True},
     "Qwen3VLMoe": {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2},
+    "Qwen3_5": {**DELTA, "rope_parameters": _HALF_INTERLEAVED},
+    "Qwen3_5Moe": {
+        **DELTA,
+        "rope_parameters": _HALF_INTERLEAVED,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+    },
     "Glm4vMoe": {
         "moe_intermediate_size": 24,
         "n_routed_experts": 6,
@@ -323,6 +335,8 @@ _FAMILIES: dict[str, Callable[[], _Parts]] = {
     ),
     "qwen3_vl": lambda: _qwen("Qwen3VL", **_QWEN3),
     "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", **_QWEN3),
+    "qwen3_5": lambda: _qwen("Qwen3_5", **_QWEN3_5),
+    "qwen3_5_moe": lambda: _qwen("Qwen3_5Moe", **_QWEN3_5),
     "glm4v": lambda: _qwen("Glm4v", "Glm4v", **_GLM),
     "glm4v_moe": lambda: _qwen("Glm4vMoe", "Glm4v", **_GLM),
 }
@@ -383,7 +397,7 @@ def vision(family: str, head_dim: int | None = None) -> Path:
         model = transformers.AutoModelForImageTextToText.from_config(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                _draw(name, parameter)
+                _draw(name, parameter, centred=family.startswith("qwen3_5"))
     finally:
         torch.random.set_rng_state(state)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=0)
@@ -425,10 +439,15 @@ def _save_tokenizer(directory: Path, names: tuple[str, ...] | None) -> None:
     made.save_pretrained(directory)
 
 
-def _draw(name: str, parameter: torch.Tensor) -> None:
-    """Draw the values of one parameter."""
+def _draw(name: str, parameter: torch.Tensor, *, centred: bool = False) -> None:
+    """Draw the values of one parameter; norms multiply by one plus theirs if `centred`."""
     noise = torch.randn_like(parameter)
-    if parameter.ndim == 1:
+    if name.endswith("A_log"):
+        # States last for some twenty positions.
+        parameter.copy_(noise - 3)
+    elif parameter.ndim == 1 and centred and name.endswith("norm.weight"):
+        parameter.copy_(0.2 * noise)
+    elif parameter.ndim == 1:
         parameter.copy_(1 + 0.2 * noise if name.endswith("weight") else 0.3 * noise)
     elif name.endswith("embed_tokens.weight"):
         parameter.copy_(0.5 * noise)

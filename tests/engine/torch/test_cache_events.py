@@ -53,7 +53,7 @@ def listened(limits: Any, **options: Any) -> tuple[Simulation, Listener, CacheEv
     events = CacheEvents(told, SECRET)
     events.publisher = listener
     events.tell = listener.feed.take
-    events.begin(limits.windows)
+    events.begin(limits.windows, limits.page_size)
     return Simulation(limits, events=events, **options), listener, events
 
 
@@ -188,7 +188,7 @@ def test_routing_keys_are_those_of_the_prompts_own_chain() -> None:
 
 def test_nothing_is_kept_where_nobody_listens() -> None:
     events = CacheEvents(EngineSettings(model="m"), SECRET)
-    events.begin((None,))
+    events.begin((None,), 32)
     simulation = Simulation(bounds(), events=events)
     simulation.admit(Tokens([1] * 40))
     simulation.drain()

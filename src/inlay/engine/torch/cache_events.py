@@ -114,8 +114,9 @@ class CacheEvents:
     def _heard(self) -> bool:
         return self.tell is not None or self.publisher is not None
 
-    def begin(self, windows: Sequence[int | None]) -> None:
+    def begin(self, windows: Sequence[int | None], page_size: int) -> None:
         """Start with an empty cache whose page groups have these `windows`."""
+        self._page_size = page_size
         self._windows = tuple(windows)
         self._routed = self._windows.index(None) if None in self._windows else 0
 

@@ -13,6 +13,7 @@ from typing import Any
 from inlay.engine.settings import EngineSettings
 from inlay.engine.task import task_of
 from inlay.engine.torch.weights.families import context_length, family_of
+from inlay.engine.torch.weights.media_families import Family
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import config_of
@@ -48,7 +49,11 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     task = task_of(directory)[0] if settings.task == "auto" else settings.task
     check_ranks(settings, config, task)
     # What a configuration with a tower leaves out of its `text_config` is known when it loads.
-    if task == "generate" and family_of(config).language is None:
+    if task != "generate":
+        return
+    family = family_of(config)
+    check_recurrent(settings, family)
+    if family.language is None:
         context_length(settings.max_model_len, config)
 
 
@@ -60,6 +65,41 @@ def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
             "--kv-cache-memory-bytes says how large the KV cache is",
             param="gpu_memory_utilization",
         )
+
+
+def check_recurrent(settings: EngineSettings, family: Family) -> None:
+    """Refuse what a model with recurrent layers does not do.
+
+    Args:
+        settings: settings of the engine.
+        family: of the model.
+
+    Raises:
+        InvalidRequestError: a setting that it cannot be used with, and why.
+    """
+    if not family.recurrent:
+        return
+    refused = {
+        "speculative_config": (
+            settings.speculative_config is not None,
+            "drafts that are not accepted would stay in its state",
+        ),
+        "enable_lora": (settings.enable_lora, "adapters of such layers are not supported"),
+        "tensor_parallel_size": (
+            settings.tensor_parallel_size > 1,
+            "such layers are not divided over ranks",
+        ),
+        "enable_kv_fetch": (
+            settings.moves_kv,
+            "its states stay in this worker (see also --role and --kv-offloading-*)",
+        ),
+    }
+    for name, (asked, reason) in refused.items():
+        if asked:
+            raise InvalidRequestError(
+                f"--{name.replace('_', '-')}: {family.model_type} has recurrent layers; {reason}",
+                param=name,
+            )
 
 
 def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) -> None:

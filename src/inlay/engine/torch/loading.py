@@ -1,5 +1,6 @@
 """Construction of a torch engine from its settings: core, metadata, request checks."""
 
+import logging
 import os
 from collections.abc import Callable
 
@@ -40,6 +41,8 @@ from inlay.errors import EngineError
 from inlay.prompt import Media, Tokens
 from inlay.request import Task
 
+_logger = logging.getLogger(__name__)
+
 
 def core_of(
     settings: EngineSettings,
@@ -64,6 +67,7 @@ def core_of(
         InvalidRequestError: the configured cache does not hold one sequence.
         EngineError: there is not enough memory.
     """
+    settings = _with_large_pages(settings, model)
     speculation = speculative_config(settings)
     draft = None if speculation is None else draft_model_of(settings, speculation, model)
     if num_blocks is None:
@@ -103,6 +107,18 @@ def core_of(
         encode=encode,
         speculator=speculator_of(speculation, draft, bounds, model.vocab_size),
     )
+
+
+def _with_large_pages(settings: EngineSettings, model: CausalModel) -> EngineSettings:
+    """Return `settings` with pages that hold the states of recurrent layers."""
+    size = max(settings.block_size, model.least_page_size)
+    if size > settings.block_size:
+        _logger.info(
+            "pages have %d positions, not %d: each holds the state of a recurrent layer",
+            size,
+            settings.block_size,
+        )
+    return settings.model_copy(update={"block_size": size})
 
 
 def draft_model_of(

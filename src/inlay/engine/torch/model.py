@@ -19,12 +19,13 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.choice import attention
 from inlay.engine.torch.attention.gathered import Workspace
-from inlay.engine.torch.attention.layers import LayerShape, observe
+from inlay.engine.torch.attention.layers import LayerShape, least_page_size, observe
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
 from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.recurrent import RecurrentStates, keep_states
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cache.kv_layout import PageGroup, group_layers
-from inlay.engine.torch.checks import refuse_gpu_settings
+from inlay.engine.torch.checks import check_recurrent, refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
@@ -63,7 +64,9 @@ class CausalModel:
         vocab_size: width of the logits.
         hidden_size: elements of an embedding vector.
         max_model_len: maximum number of positions of a sequence.
-        layers: shape of each attention layer's keys and values.
+        layers: shape of each layer's keys and values, or state.
+        recurrent: some layers keep a state.
+        least_page_size: positions that a page must have at least.
         lora: adapter slots, or None.
         page_groups: layers that share pages.
         windows: window of each page group, None for full attention.
@@ -141,7 +144,9 @@ class CausalModel:
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
-        self.layers: tuple[LayerShape, ...] = observe(model.base_model)
+        self.recurrent = keep_states(model)
+        self.layers: tuple[LayerShape, ...] = observe(model.base_model, recurrent=self.recurrent)
+        self.least_page_size = least_page_size(self.layers, self.dtype)
         check_windows(config, self.layers)
         self.page_groups = _page_groups(self.layers, max_model_len)
         self.decoder_layers: tuple[nn.Module, ...] = tuple(getattr(model.base_model, "layers", ()))
@@ -182,6 +187,7 @@ class CausalModel:
         family = family_of(config)
         device = device_of(settings.device) if group is None else group.device
         refuse_gpu_settings(settings, on_cpu=device.type == "cpu")
+        check_recurrent(settings, family)
         if family.language is None:
             context_length(settings.max_model_len, config)
         if device.type == "cpu":
@@ -196,7 +202,7 @@ class CausalModel:
         parsed = getattr(parsed, "thinker_config", parsed)
         text = parsed.get_text_config()
         max_model_len = context_length(settings.max_model_len, text.to_dict())
-        check_positions(text, max_model_len)
+        check_positions(text, max_model_len, recurrent=family.recurrent)
         if getattr(text, "attn_temperature_tuning", None):
             # It is 1 at the positions that were allowed; transformers computes it from places in
             # the batch, where another sequence's may be.
@@ -325,6 +331,7 @@ class CausalModel:
                     position_ids=F.pad(positions, (0, padding)),
                     use_cache=False,
                     paged=paged,
+                    **({"states": RecurrentStates(batch, pages)} if self.recurrent else {}),
                     **_inner_features(batch, padding),
                     **self._per_layer_inputs(batch, padding),
                 ).last_hidden_state[0]
@@ -428,5 +435,5 @@ def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _page_groups(layers: tuple[LayerShape, ...], max_model_len: int) -> tuple[PageGroup, ...]:
     """Divide layers into page groups; one group if their shapes per position differ."""
-    alike = len({layer._replace(window=None) for layer in layers}) == 1
+    alike = len({layer.page for layer in layers}) == 1
     return group_layers([layer.window if alike else None for layer in layers], max_model_len)

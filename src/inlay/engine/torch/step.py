@@ -91,7 +91,7 @@ class Core:
             None if capture is None else DecodeGraphs.of(model, self.pages, bounds, capture)
         )
         if events is not None:
-            events.begin(bounds.windows)
+            events.begin(bounds.windows, bounds.page_size)
         self.scheduler = Scheduler(
             bounds,
             prefix_caching=prefix_caching,

@@ -1,16 +1,19 @@
-"""Shapes of a model's attention layers, found by running one position through the model."""
+"""Shapes of what a model's layers keep, found by running one position through the model."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from inlay.digest import BLOCK_SIZE
 from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.attention.recurrent import WINDOW, state_size
 from inlay.errors import EngineError, InvalidRequestError
 
 
 class LayerShape(NamedTuple):
-    """Keys and values that one attention layer stores per position.
+    """Keys and values that one attention layer stores per position, or a state.
 
     Attributes:
         window: a position sees itself and the `window - 1` before it; None for all before it.
@@ -18,6 +21,8 @@ class LayerShape(NamedTuple):
         key_size: elements of a key head.
         value_size: elements of a value head.
         latent: a value is the first part of its key, and only the key is kept.
+        state_size: of a recurrent layer, float32 elements of its state, which a page keeps in place
+            of keys and values; they are then those of the model's attention layers.
     """
 
     window: int | None
@@ -25,6 +30,7 @@ class LayerShape(NamedTuple):
     key_size: int
     value_size: int
     latent: bool = False
+    state_size: int = 0
 
     @property
     def kept(self) -> tuple[int, int, int]:
@@ -37,12 +43,23 @@ class LayerShape(NamedTuple):
         heads, *sizes = self.kept
         return heads * sum(sizes)
 
+    @property
+    def page(self) -> "LayerShape":
+        """The shape as far as it decides what a page is."""
+        return self._replace(window=None, state_size=0)
+
 
 class _Observer:
-    """Attention that records the shapes it is called with and returns zeros."""
+    """Attention and recurrence that record the shapes they are called with and return zeros."""
 
     def __init__(self) -> None:
         self.seen: dict[int, LayerShape] = {}
+        self.states: dict[int, int] = {}
+
+    def compute(self, module: Any, hidden: Tensor) -> Tensor:
+        """Record the size of a recurrent layer's state; return zeros."""
+        self.states[module.layer_idx] = state_size(module)
+        return torch.zeros_like(hidden)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -56,11 +73,16 @@ class _Observer:
         return value.new_zeros(query.shape[1], query.shape[0], size)
 
 
-def observe(model: nn.Module) -> tuple[LayerShape, ...]:
-    """Return the shape of each attention layer of a transformers model's body, in order.
+def observe(model: nn.Module, *, recurrent: bool = False) -> tuple[LayerShape, ...]:
+    """Return the shape of each layer of a transformers model's body, in order.
+
+    Args:
+        model: the body.
+        recurrent: it has recurrent layers, as `keep_states` left them.
 
     Raises:
-        InvalidRequestError: a layer uses an option that this engine's attention does not support.
+        InvalidRequestError: a layer uses an option that this engine's attention does not support,
+            or recurrent layers stand beside unlike attention layers.
     """
     observer = _Observer()
     position = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
@@ -71,9 +93,35 @@ def observe(model: nn.Module) -> tuple[LayerShape, ...]:
                 position_ids=position,
                 use_cache=False,
                 paged=observer,
+                **({"states": observer} if recurrent else {}),
             )
     except EngineError as error:
         raise InvalidRequestError(f"the model cannot be served: {error.message}") from error
-    if sorted(observer.seen) != list(range(len(observer.seen))):
-        raise InvalidRequestError(f"the model numbers its attention layers {sorted(observer.seen)}")
-    return tuple(observer.seen[layer] for layer in range(len(observer.seen)))
+    seen = observer.seen
+    if observer.states:
+        alike = set(seen.values())
+        if len(alike) != 1:
+            raise InvalidRequestError(
+                f"beside recurrent layers, attention layers must be alike; got {len(alike)} kinds"
+            )
+        like = alike.pop()
+        seen |= {
+            layer: like._replace(window=WINDOW, state_size=size)
+            for layer, size in observer.states.items()
+        }
+    if sorted(seen) != list(range(len(seen))):
+        raise InvalidRequestError(f"the model numbers its layers {sorted(seen)}")
+    return tuple(seen[layer] for layer in range(len(seen)))
+
+
+def least_page_size(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
+    """Return the least positions of a page that holds the state of every recurrent layer.
+
+    A multiple of `inlay.digest.BLOCK_SIZE`, the smallest one without such layers.
+    """
+    least = 1
+    for layer in layers:
+        # Each key and value head has an equal part of the state.
+        part = -(-layer.state_size // layer.num_heads) * torch.float32.itemsize
+        least = max(least, -(-part * layer.num_heads // (layer.elements * dtype.itemsize)))
+    return -(-least // BLOCK_SIZE) * BLOCK_SIZE

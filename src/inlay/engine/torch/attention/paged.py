@@ -19,8 +19,11 @@ IMPLEMENTATION = "inlay_paged"
 """Name of this attention in transformers."""
 
 _WITHOUT_EFFECT = frozenset(
-    {"dropout", "is_causal", "output_router_logits", "past_key_values", "position_ids", "use_cache"}
-)
+    {
+        "dropout", "is_causal", "output_router_logits", "past_key_values", "position_ids", "states",
+        "use_cache",
+    }
+)  # fmt: skip
 """Keyword arguments of attention layers that have no effect on the result here."""
 
 

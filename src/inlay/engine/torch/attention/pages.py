@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.transfers import upload
+from inlay.errors import EngineError
 
 _HUGE = 1 << 22
 """Bytes from which memory is asked for in huge pages, which are of 2 MiB on most systems."""
@@ -106,6 +108,39 @@ class Pages:
         """
         for pages, new in zip(self.kept[layer], (keys, values), strict=False):
             pages.view(pages.shape[0], -1, pages.shape[3]).index_copy_(1, slots, new)
+
+    def read_states(self, layer: int, pages: Tensor, size: int) -> Tensor:
+        """Return the states of a recurrent layer in `pages` [B] int64: float32 [B, size]."""
+        parts = [
+            part.index_select(1, pages)[..., :length] for part, length in self._parts(layer, size)
+        ]
+        whole = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+        return whole.transpose(0, 1).flatten(1)[:, :size]
+
+    def write_states(self, layer: int, pages: Tensor, states: Tensor) -> None:
+        """Store the states of a recurrent layer: float32 [B, size] into `pages` [B] int64."""
+        heads = self.kept[layer][0].shape[0]
+        padded = F.pad(states, (0, -states.shape[1] % heads))
+        whole = padded.view(len(states), heads, -1).transpose(0, 1)
+        first = 0
+        for part, length in self._parts(layer, states.shape[1]):
+            part[..., :length].index_copy_(1, pages, whole[..., first : first + length])
+            first += length
+
+    def _parts(self, layer: int, size: int) -> list[tuple[Tensor, int]]:
+        """Return where the states of a layer are, as float32 [H, 1 + N, elements], and how many.
+
+        A head has an equal part of a state of `size` elements, in its keys, then in its values.
+        """
+        tensors = [pages.flatten(2).view(torch.float32) for pages in self.kept[layer]]
+        left, parts = -(-size // len(tensors[0])), []
+        for tensor in tensors:
+            length = min(left, tensor.shape[2])
+            parts.append((tensor, length))
+            left -= length
+        if left:
+            raise EngineError(f"pages of {self.page_size} positions do not hold {size} float32")
+        return [(tensor, length) for tensor, length in parts if length]
 
     def scrub(self, page_ids: Sequence[int]) -> None:
         """Overwrite pages with zeros in every layer."""

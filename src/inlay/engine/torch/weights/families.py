@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.engine.embed.families import FAMILIES as EMBEDDING_FAMILIES
-from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, Family
+from inlay.engine.torch.weights.media_families import DELTA, MEDIA_FAMILIES, Family
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -52,33 +52,33 @@ FAMILIES: dict[str, Family] = {
         Family("qwen2", "Qwen2ForCausalLM", float32_scores=True),
         Family("qwen2_moe", "Qwen2MoeForCausalLM", float32_scores=True),
         Family("qwen3", "Qwen3ForCausalLM"),
+        Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", fused=DELTA, recurrent=True),
+        Family("qwen3_5_text", "Qwen3_5ForCausalLM", fused=DELTA, recurrent=True),
         Family("qwen3_moe", "Qwen3MoeForCausalLM"),
+        Family("qwen3_next", "Qwen3NextForCausalLM", fused=DELTA, recurrent=True),
     )
 }
 
 PER_LAYER = "its layers need further embeddings of the token ids, which prompt embeddings lack"
 _AUDIO = "its positions interleave audio and video, which are not supported"
-_STATE = "its layers keep a recurrent state instead of keys and values"
+_MAMBA = "its Mamba layers are not supported"
 _SPARSE = "its sparse attention is not supported"
 
 REFUSED: dict[str, str] = {
     "aya_vision": "its language model (cohere2) is not supported",
     "deepseek_v32": _SPARSE,
     "deepseek_v4": _SPARSE,
-    "falcon_mamba": _STATE,
+    "falcon_mamba": _MAMBA,
     "gemma3n": PER_LAYER,
     "gemma3n_text": PER_LAYER,
     "glm_moe_dsa": _SPARSE,
-    "jamba": _STATE,
-    "mamba": _STATE,
-    "mamba2": _STATE,
+    "jamba": _MAMBA,
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA,
     "mllama": "its layers have cross-attention to an image",
-    "nemotron_h": _STATE,
+    "nemotron_h": _MAMBA,
     "paligemma": "its attention is bidirectional in the whole prompt",
     "phi4_multimodal": "its language model takes ids and pixels, not rows",
-    "qwen3_5": _STATE,
-    "qwen3_5_moe": _STATE,
-    "qwen3_next": _STATE,
     "qwen3_omni_moe": _AUDIO,
 }
 """Models that would silently be wrong here, or cannot run, with the reason."""
@@ -168,12 +168,13 @@ def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
     return own if asked is None else asked
 
 
-def check_positions(config: Any, max_model_len: int) -> None:
+def check_positions(config: Any, max_model_len: int, *, recurrent: bool = False) -> None:
     """Refuse a configuration whose positions cannot be computed for each sequence separately.
 
     Args:
         config: transformers configuration of the language model.
         max_model_len: maximum number of positions of a sequence.
+        recurrent: as in `Family`.
 
     Raises:
         InvalidRequestError: rotary embeddings that depend on the rest of the batch, or layers of an
@@ -198,7 +199,7 @@ def check_positions(config: Any, max_model_len: int) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if "chunked_attention" in kinds:
         _check_first_chunk(config, max_model_len)
-    unknown = kinds - set(_LAYER_TYPES)
+    unknown = kinds - set(_LAYER_TYPES) - ({"linear_attention"} if recurrent else set())
     if unknown:
         raise InvalidRequestError(
             f"layers of type {', '.join(sorted(map(str, unknown)))} are not served; allowed: "
@@ -237,7 +238,7 @@ def check_windows(config: Any, layers: "Sequence[LayerShape]") -> None:
     for index, (kind, layer) in enumerate(
         zip(getattr(config, "layer_types", None) or (), layers, strict=False)
     ):
-        if (kind == "sliding_attention") != (layer.window is not None):
+        if (kind == "sliding_attention") != (layer.window is not None) and not layer.state_size:
             raise InvalidRequestError(
                 f"layer {index} is of type {kind} and asks for a window of {layer.window}: "
                 "its mask would not be what transformers makes of it"

@@ -19,6 +19,7 @@ class Family:
         rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
         bidirectional: layers in which the positions of an atomic segment see all of it: none,
             those with a sliding window, or all.
+        recurrent: some of its layers keep a state in place of keys and values.
     """
 
     model_type: str
@@ -30,9 +31,18 @@ class Family:
     own_head: bool = False
     rope_axes: int = 1
     bidirectional: Literal["none", "sliding", "all"] = "none"
+    recurrent: bool = False
 
 
 _LANGUAGE = "language_model"
+
+DELTA = (
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    ("in_proj_qkvz", "in_proj_ba"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+)
+"""Projections of layers of the gated delta rule, and of those between them."""
 
 MEDIA_FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -76,6 +86,22 @@ MEDIA_FAMILIES: dict[str, Family] = {
             "Qwen2AudioForConditionalGeneration",
             float32_scores=True,
             language=_LANGUAGE,
+        ),
+        Family(
+            "qwen3_5",
+            "Qwen3_5ForConditionalGeneration",
+            fused=DELTA,
+            recurrent=True,
+            language=_LANGUAGE,
+            rope_axes=3,
+        ),
+        Family(
+            "qwen3_5_moe",
+            "Qwen3_5MoeForConditionalGeneration",
+            fused=DELTA,
+            recurrent=True,
+            language=_LANGUAGE,
+            rope_axes=3,
         ),
         Family("qwen3_vl", "Qwen3VLForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
         Family(

@@ -1,0 +1,155 @@
+"""Models with recurrent layers: what their states in pages must hold beyond other families."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.attention.layers import least_page_size
+from inlay.engine.torch.cache.kv_layout import EngineLimits, PageGroup
+from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.checks import check_settings
+from inlay.engine.torch.loading import card_of, core_of
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.step import Core
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Output, Request, Sampling
+from tests.engine import reference
+from tests.models import VOCAB_SIZE, make, tiny
+
+SECRET = Secret(bytes(32))
+PAGE = 16
+
+
+@cache
+def model() -> CausalModel:
+    settings = EngineSettings(model=str(tiny("qwen3_5_text")), device="cpu", num_threads=1)
+    return CausalModel.load(settings)
+
+
+def core(num_pages: int = 64, *, overlap: bool = False) -> Core:
+    bounds = EngineLimits(
+        max_model_len=150,
+        max_num_seqs=4,
+        max_num_batched_tokens=40,
+        page_size=PAGE,
+        num_pages=num_pages,
+    )
+    return Core(model(), bounds, SECRET, overlap=overlap)
+
+
+def ids(seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB_SIZE, (count,), generator=generator).tolist()
+
+
+def ask(engine: Core, prompt: list[int], new: int) -> tuple[list[int], int]:
+    """The output for a prompt, and how many of its positions were cached."""
+    sampling = Sampling(max_tokens=new, temperature=0.0, ignore_eos=True)
+    request = Request(id="one", prompts=(Prompt.of(Tokens(prompt)),), params=sampling)
+    outputs: list[Output] = engine.admit(request)
+    while len(engine):
+        outputs += engine.step()
+    usage = outputs[-1].usage
+    assert usage is not None
+    return [id_ for output in outputs for id_ in output.token_ids], usage.cached_tokens
+
+
+@cache
+def truth(prompt: tuple[int, ...], new: int) -> list[int]:
+    return reference.greedy(tiny("qwen3_5_text"), Prompt.of(Tokens(list(prompt))), new)
+
+
+def test_a_sequence_begins_with_no_state_in_pages_that_others_have_left() -> None:
+    engine = core()
+    for seed in range(3):
+        ask(engine, ids(seed, 100), 20)
+    engine.reset_prefix_cache()
+    for first in range(3, 9):
+        assert ask(engine, [first], 6)[0] == truth((first,), 6)
+
+
+def test_a_prefix_goes_on_at_the_last_end_of_a_page_it_shares() -> None:
+    engine, prompt = core(), ids(1, 70)
+    for shared, cached in ((70, 0), (70, 64), (69, 64), (64, 48), (50, 48), (33, 32), (10, 0)):
+        own = prompt[:shared] + ids(2, 70 - shared if shared < 64 else 0)
+        found, hits = ask(engine, own, 8)
+        assert (found, hits) == (truth(tuple(own), 8), cached), shared
+        engine = core()
+        ask(engine, prompt, 1)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in_turn", "overlap"])
+def test_a_conversation_goes_on_wherever_its_last_answer_ended(overlap: bool) -> None:
+    """One more step may be launched than a sequence has positions; it must not be in its state."""
+    prompt = ids(3, 21)
+    for new in range(8, 13):
+        engine = core(overlap=overlap)
+        answer, _ = ask(engine, prompt, new)
+        more = [*prompt, *answer, *ids(4, 9)]
+        found, cached = ask(engine, more, 8)
+        assert found == truth(tuple(more), 8)
+        assert cached == (len(prompt) + new - 1) // PAGE * PAGE
+
+
+def test_states_that_were_evicted_are_computed_again() -> None:
+    engine = core(num_pages=44)
+    prompts = [ids(seed, 90) for seed in range(4)]
+    for _ in range(2):
+        for prompt in prompts:
+            assert ask(engine, prompt, 8)[0] == truth(tuple(prompt), 8)
+    assert engine.scheduler.table.used == 0
+
+
+def test_layers_with_states_are_groups_with_a_window_of_two_positions() -> None:
+    attention, *states = sorted(model().page_groups, key=lambda group: group.window or 0)
+    assert attention == PageGroup(None, (2,))
+    assert states == [PageGroup(2, (0,)), PageGroup(2, (1,)), PageGroup(2, (3,))]
+
+
+def test_pages_are_as_large_as_a_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = make("qwen3_5_text", tmp_path, linear_key_head_dim=32, linear_value_head_dim=32)
+    settings = EngineSettings(model=str(directory), device="cpu", num_threads=1, block_size=16)
+    large = CausalModel.load(settings)
+    # 4 heads of 32 x 32, and 3 columns of 2 * 2 * 32 + 4 * 32; 2 x 2 x 16 elements a position.
+    state = 4 * 32 * 32 + 3 * (2 * 2 * 32 + 4 * 32)
+    assert large.least_page_size == -(-state // 64 // 16) * 16 == 80
+    assert least_page_size(large.layers, torch.bfloat16) == 160
+    with caplog.at_level("INFO"):
+        engine = core_of(settings, large, SECRET, CacheEvents(settings, SECRET))
+    assert "pages have 80 positions, not 16" in caplog.text
+    assert card_of(settings, engine, SECRET).block_size == 80
+    prompt = ids(5, 170)
+    for cached in (0, 160):
+        expected = reference.greedy(directory, Prompt.of(Tokens(prompt)), 8)
+        assert ask(engine, prompt, 8) == (expected, cached)
+
+
+def test_smaller_pages_are_refused_before_anything_is_written() -> None:
+    pages = model().new_pages(4, PAGE)
+    with pytest.raises(EngineError, match="pages of 16 positions do not hold 1025 float32"):
+        pages.write_states(0, torch.tensor([1]), torch.zeros(1, 1025))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"speculative_config": '{"method": "ngram"}'}, "--speculative-config: qwen3_5_text has"),
+        ({"enable_lora": True}, "--enable-lora: qwen3_5_text has recurrent layers; adapters"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size: "),
+        ({"enable_kv_fetch": True}, "--enable-kv-fetch: .* its states stay in this worker"),
+        ({"role": "prefill"}, "see also --role"),
+    ],
+)
+def test_what_states_do_not_go_with_is_refused_before_loading(
+    settings: dict[str, Any], message: str
+) -> None:
+    directory = tiny("qwen3_5_text")
+    asked = EngineSettings(model=str(directory), device="cpu", **settings)
+    with pytest.raises(InvalidRequestError, match=message):
+        check_settings(asked, directory)
