@@ -222,7 +222,7 @@ class Ours:
             Secret.random(),
             prefix_caching=False,
             max_cpu_loras=max_loras,
-            speculator=speculator_of(speculation, None, bounds, self.model.vocab_size),
+            speculator=speculator_of(speculation, None, bounds, self.model),
         )
         self._works = 0
         self._grammar: Grammar | None = None

@@ -1,6 +1,6 @@
 """`--speculative-config`: settings of speculative decoding, with vLLM's keys."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,17 +13,24 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    method: Literal["ngram", "draft_model"] = "draft_model"
+    method: Literal["ngram", "draft_model", "eagle3"] = "draft_model"
     model: str | None = None
     revision: str | None = None
     num_speculative_tokens: int = Field(default=8, ge=1, le=64)
     prompt_lookup_min: int = Field(default=2, ge=1, le=16)
     prompt_lookup_max: int = Field(default=5, ge=1, le=16)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        """Take a model with "eagle3" in its name for a head, as vLLM does."""
+        named = isinstance(given, dict) and "eagle3" in str(given.get("model")).lower()
+        return {"method": "eagle3", **given} if named else given
+
     @model_validator(mode="after")
     def _check(self) -> "SpeculativeConfig":
-        if self.method == "draft_model" and self.model is None:
-            raise ValueError("draft_model needs model, a directory or a name on the hub")
+        if self.method in ("draft_model", "eagle3") and self.model is None:
+            raise ValueError(f"{self.method} needs model, a directory or a name on the hub")
         if self.method == "ngram" and self.model is not None:
             raise ValueError("ngram has no model")
         if self.prompt_lookup_min > self.prompt_lookup_max:
@@ -32,6 +39,11 @@ class SpeculativeConfig(BaseModel):
                 f"({self.prompt_lookup_max})"
             )
         return self
+
+    @property
+    def reads_states(self) -> bool:
+        """True if the drafts are those of a head that reads hidden states of the served model."""
+        return self.method == "eagle3"
 
 
 def speculative_config(settings: EngineSettings) -> SpeculativeConfig | None:

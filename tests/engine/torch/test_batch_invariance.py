@@ -6,6 +6,7 @@ over pages of another engine. Logprobs are compared as the numbers they are.
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +23,15 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.sampling.sampler import Sampler
 from inlay.engine.torch.speculation import Speculator
+from inlay.engine.torch.speculation.draft_head import HeadDrafter
+from inlay.engine.torch.speculation.eagle import load_eagle
 from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.invariance import RotaryTable
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import PromptLogprobs, Request, Sampling, TokenLogprobs
+from tests.draft_heads import write_eagle
 from tests.engine import conformance
 from tests.engine.conformance import run
 from tests.engine.torch.sequences import sequence_of
@@ -170,6 +174,15 @@ def test_guesses_that_are_verified_change_no_bit(options: dict[str, Any]) -> Non
     found = outputs(engine, make_request("guessed", prompts()[0], **options))["guessed"]
     assert engine.stats().num_accepted_tokens
     assert found == alone(0, sampled=bool(options))
+
+
+def test_guesses_of_a_head_that_are_verified_change_no_bit(tmp_path: Path) -> None:
+    said = sorted({*alone(0)[0]})
+    head = write_eagle(tmp_path, demo.model_dir(), layers=(1, 2, 3), tokens=said)
+    drafter = HeadDrafter(load_eagle(head, model()), model(), 400, 32)
+    engine = core(speculator=Speculator(drafter, 5, drafter))
+    assert outputs(engine, make_request("guessed", prompts()[0]))["guessed"] == alone(0)
+    assert engine.stats().num_draft_tokens
 
 
 async def test_pages_of_another_engine_change_no_bit() -> None:

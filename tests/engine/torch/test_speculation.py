@@ -368,7 +368,8 @@ def test_a_machine_that_stood_still_does_not_end_speculation() -> None:
     [
         ("{", "Invalid JSON"),
         ("[]", "Input should be an object"),
-        ('{"method": "eagle3"}', "method: Input should be 'ngram' or 'draft_model'"),
+        ('{"method": "eagle"}', "method: Input should be 'ngram', 'draft_model' or 'eagle3'"),
+        ('{"method": "eagle3"}', "eagle3 needs model"),
         ('{"num_speculative_tokens": 3}', "draft_model needs model"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: "),
         ('{"method": "ngram", "model": "x"}', "ngram has no model"),

@@ -144,6 +144,10 @@ REFUSED = {
     "lora": ({"enable_lora": True}, "--enable-lora"),
     "sleep": ({"enable_sleep_mode": True}, "--enable-sleep-mode"),
     "kv": ({"enable_kv_fetch": True}, "--enable-kv-fetch"),
+    "a head": (
+        {"speculative_config": '{"method": "eagle3", "model": "x"}'},
+        "a head that guesses tokens",
+    ),
     "three": ({"tensor_parallel_size": 4}, "4 ranks do not divide 6 query heads"),
 }
 

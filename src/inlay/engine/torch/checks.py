@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.speculation import speculative_config
 from inlay.engine.task import task_of
 from inlay.engine.torch.weights.families import context_length, family_of
 from inlay.engine.torch.weights.media_families import Family
@@ -117,6 +118,7 @@ def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) 
     size = settings.tensor_parallel_size
     if size == 1:
         return
+    speculation = speculative_config(settings)
     text = config.get("text_config") or config
     heads = text.get("num_attention_heads") or 1
     shared = text.get("num_key_value_heads") or heads
@@ -129,6 +131,9 @@ def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) 
             settings.moves_kv
         ),
         f"the task {task} runs in one process": task != "generate",
+        "a head that guesses tokens (--speculative-config) is not divided": (
+            speculation is not None and speculation.reads_states
+        ),
         f"{size} ranks do not divide {heads} query heads and {shared} key and value heads": (
             heads % size or shared % size
         ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Run
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,26 +53,56 @@ class SpanStates:
         )
 
 
-class Recorder:
-    """Hidden states of one step that requests want."""
+class StateReader(Protocol):
+    """A reader of the states of all positions of every step, on the device.
 
-    def __init__(self, layers: Run[int], parts: Run[tuple[ScheduledChunk, int, int, int]]) -> None:
+    Attributes:
+        layers: numbers of the layers that it reads.
+    """
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """As above."""
+        ...
+
+    def observe(self, chunks: Run[ScheduledChunk], states: Run[Tensor]) -> None:
+        """Take the states of a step, [T, C] for each of `layers`."""
+        ...
+
+
+class Recorder:
+    """Hidden states of one step that requests, or a reader, want."""
+
+    def __init__(
+        self,
+        layers: Run[int],
+        parts: Run[tuple[ScheduledChunk, int, int, int]],
+        chunks: Run[ScheduledChunk] = (),
+        reader: StateReader | None = None,
+    ) -> None:
         """Use `of`.
 
         Args:
             layers: numbers of the layers to record.
             parts: of each span that wants some: (it, first position, number of positions, index of
                 the first in the step).
+            chunks: of the step.
+            reader: gets all positions of the layers that it reads.
         """
         self._layers = layers
         self._parts = parts
-        self._index = torch.cat([torch.arange(at, at + count) for _, _, count, at in parts])
+        self._chunks = chunks
+        self._reader = reader
+        self._count = sum(chunk.count for chunk in chunks)
+        indices = [torch.arange(at, at + count) for _, _, count, at in parts]
+        self._index = torch.cat(indices) if indices else torch.empty(0, dtype=torch.int64)
         self._found: dict[int, Tensor] = {}
+        self._whole: dict[int, Tensor] = {}
         self._told: Download | None = None
 
     @classmethod
-    def of(cls, spans: Run[ScheduledChunk]) -> "Recorder | None":
-        """Return the recorder of a step; None if no span of it wants any."""
+    def of(cls, spans: Run[ScheduledChunk], reader: StateReader | None = None) -> "Recorder | None":
+        """Return the recorder of a step; None if neither a span of it nor a reader wants any."""
         offsets = accumulate((span.count for span in spans), initial=0)
         layers: set[int] = set()
         parts: list[tuple[ScheduledChunk, int, int, int]] = []
@@ -83,14 +113,15 @@ class Recorder:
             if count > 0 and span.sequence.sampling.hidden_states is not None:
                 parts.append((span, first, count, offset + first - span.start))
                 layers.update(span.sequence.sampling.hidden_states.layers)
-        return cls(sorted(layers), parts) if parts else None
+        wanted_at_all = parts or reader is not None
+        return cls(sorted(layers), parts, spans, reader) if wanted_at_all else None
 
     @contextmanager
     def watching(self, layers: Run[nn.Module], device: torch.device) -> Iterator[None]:
         """Record what passes between the decoder layers of a model within this context."""
         self._index = upload(self._index, device)
         hooks = []
-        for layer in self._layers:
+        for layer in sorted({*self._layers, *self._read_layers}):
             if layer == 0:
                 hooks.append(
                     layers[0].register_forward_pre_hook(self._take_input, with_kwargs=True)
@@ -104,12 +135,16 @@ class Recorder:
                 hook.remove()
 
     def end(self, hidden: Tensor, num_layers: int, projector: Projector | None) -> None:
-        """Start the copies to the host, with the last states [T, C] of the step.
+        """Start the copies to the host, with the last states [T, C] of the step; tell the reader.
 
         With a `projector`, of what it makes of the states.
         """
-        if num_layers in self._layers:
-            self._found[num_layers] = hidden.index_select(0, self._index)
+        if num_layers in self._layers or num_layers in self._read_layers:
+            self._put(num_layers, hidden[None])
+        if self._reader is not None:
+            self._reader.observe(self._chunks, [self._whole[each] for each in self._read_layers])
+        if not self._parts:
+            return
         states = (self._found[layer] for layer in self._layers)
         self._told = Download(*(states if projector is None else map(projector, states)))
 
@@ -138,9 +173,16 @@ class Recorder:
 
         return take
 
+    @property
+    def _read_layers(self) -> tuple[int, ...]:
+        return () if self._reader is None else self._reader.layers
+
     def _put(self, layer: int, states: Tensor) -> None:
-        # A copy: later layers may add to the same memory.
-        self._found[layer] = states[0].index_select(0, self._index)
+        # Copies: later layers may add to the same memory.
+        if layer in self._layers:
+            self._found[layer] = states[0].index_select(0, self._index)
+        if layer in self._read_layers:
+            self._whole[layer] = states[0, : self._count].clone()
 
 
 def _payload(port: str, rows: Tensor, last: bool) -> Payload:
@@ -150,4 +192,4 @@ def _payload(port: str, rows: Tensor, last: bool) -> Payload:
     )
 
 
-__all__ = ["Recorder", "SpanStates"]
+__all__ = ["Recorder", "SpanStates", "StateReader"]

@@ -33,10 +33,12 @@ from inlay.engine.torch.pages.exchange import AskCore, PageExchange
 from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.tiers import PageTiers
 from inlay.engine.torch.speculation import Speculator
+from inlay.engine.torch.speculation.draft_head import DraftHead, HeadDrafter
 from inlay.engine.torch.speculation.draft_model import DraftModel, check_draft_model
-from inlay.engine.torch.speculation.drafter import Drafter
+from inlay.engine.torch.speculation.eagle import load_eagle
 from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
+from inlay.engine.weights import directory_of
 from inlay.errors import EngineError
 from inlay.prompt import Media, Tokens
 from inlay.request import Task
@@ -69,14 +71,13 @@ def core_of(
     """
     settings = _with_large_pages(settings, model)
     speculation = speculative_config(settings)
-    draft = None if speculation is None else draft_model_of(settings, speculation, model)
+    source = None if speculation is None else draft_source_of(settings, speculation, model)
     if num_blocks is None:
         on_gpu = model.device.type == "cuda"
         num_blocks = num_pages(
             settings,
-            page_bytes=sum(
-                each.page_bytes(settings.block_size) for each in (model, draft) if each is not None
-            ),
+            page_bytes=model.page_bytes(settings.block_size)
+            + draft_page_bytes(source, model, settings.block_size),
             windows=model.windows,
             max_model_len=model.max_model_len,
             available=available_memory(model.device),
@@ -97,15 +98,12 @@ def core_of(
         bounds,
         secret,
         prefix_caching=settings.enable_prefix_caching,
-        # A captured step would have to be replayed by every rank.
-        capture=(
-            CudaCapture() if on_gpu and not settings.enforce_eager and model.group is None else None
-        ),
+        capture=CudaCapture() if on_gpu and captures(settings, model, speculation) else None,
         events=events,
         overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         max_cpu_loras=settings.cpu_loras,
         encode=encode,
-        speculator=speculator_of(speculation, draft, bounds, model.vocab_size),
+        speculator=speculator_of(speculation, source, bounds, model),
     )
 
 
@@ -121,16 +119,29 @@ def _with_large_pages(settings: EngineSettings, model: CausalModel) -> EngineSet
     return settings.model_copy(update={"block_size": size})
 
 
-def draft_model_of(
+def captures(
+    settings: EngineSettings, model: CausalModel, speculation: SpeculativeConfig | None
+) -> bool:
+    """Return True if decode steps are captured on a GPU.
+
+    A captured step would have to be replayed by every rank, and gives a head no hidden states.
+    """
+    reads_states = speculation is not None and speculation.reads_states
+    return not (settings.enforce_eager or model.group is not None or reads_states)
+
+
+def draft_source_of(
     settings: EngineSettings, speculation: SpeculativeConfig, model: CausalModel
-) -> CausalModel | None:
-    """Load the model that drafts tokens for `model`, if one does.
+) -> CausalModel | DraftHead | None:
+    """Load the model or the head that drafts tokens for `model`, if one does.
 
     Raises:
         InvalidRequestError: it cannot be loaded, or does not go with `model`.
     """
     if speculation.model is None:
         return None
+    if speculation.method == "eagle3":
+        return load_eagle(directory_of(speculation.model, speculation.revision), model)
     draft = CausalModel.load(
         EngineSettings(
             model=speculation.model,
@@ -144,21 +155,31 @@ def draft_model_of(
     return draft
 
 
+def draft_page_bytes(
+    source: CausalModel | DraftHead | None, model: CausalModel, page_size: int
+) -> int:
+    """Return the bytes of a page of what drafts tokens for `model`."""
+    if source is None or isinstance(source, CausalModel):
+        return 0 if source is None else source.page_bytes(page_size)
+    return source.shape.elements * page_size * model.dtype.itemsize
+
+
 def speculator_of(
     speculation: SpeculativeConfig | None,
-    draft: CausalModel | None,
+    source: CausalModel | DraftHead | None,
     bounds: EngineLimits,
-    vocab_size: int,
+    model: CausalModel,
 ) -> Speculator | None:
     """Return the speculator of a core within `bounds`; None if none is set."""
     if speculation is None:
         return None
-    drafter: Drafter = (
-        NgramDrafter(speculation)
-        if draft is None
-        else DraftModel(draft, bounds.num_pages, bounds.page_size, vocab_size)
-    )
-    return Speculator(drafter, speculation.num_speculative_tokens)
+    most, size = speculation.num_speculative_tokens, bounds.page_size
+    if source is None:
+        return Speculator(NgramDrafter(speculation), most)
+    if isinstance(source, CausalModel):
+        return Speculator(DraftModel(source, bounds.num_pages, size, model.vocab_size), most)
+    drafter = HeadDrafter(source, model, bounds.num_pages, size)
+    return Speculator(drafter, most, drafter)
 
 
 def largest_step(model: CausalModel, settings: EngineSettings) -> tuple[Batch, Pages]:

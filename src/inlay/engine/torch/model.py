@@ -327,7 +327,7 @@ class CausalModel:
             positions = batch.positions[None] if batch.rope is None else batch.rope[:, None]
             with self._adapted(batch, padding):
                 states: Tensor = self._model.base_model(
-                    inputs_embeds=F.pad(self._inputs(batch), (0, 0, 0, padding))[None],
+                    inputs_embeds=F.pad(self.inputs(batch), (0, 0, 0, padding))[None],
                     position_ids=F.pad(positions, (0, padding)),
                     use_cache=False,
                     paged=paged,
@@ -397,12 +397,13 @@ class CausalModel:
                 vars(module).clear()
                 vars(module).update(attributes)
 
-    def _inputs(self, batch: Batch) -> Tensor:
+    def inputs(self, batch: Batch, table: nn.Module | None = None) -> Tensor:
         """Compute the embeddings of a batch [T, C].
 
-        Tokens by look-up (with the model's own scale), embedding vectors by copy.
+        Tokens by look-up in `table` (unless given the model's own, with its scale), embedding
+        vectors by copy.
         """
-        embeds: Tensor = self._embed(batch.token_ids)
+        embeds: Tensor = (self._embed if table is None else table)(batch.token_ids)
         if len(batch.row_index):
             if (
                 batch.row_values.dtype != self.dtype

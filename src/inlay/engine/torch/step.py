@@ -108,6 +108,7 @@ class Core:
         self._encode = encode
         self._overlap = overlap and speculator is None
         self._speculator = speculator
+        self._reader = None if speculator is None else speculator.reader
         self._in_flight: InFlightStep | None = None
         self._factory = SequenceFactory(model, self.adapters, secret, prefix_caching=prefix_caching)
         self._sequences: dict[str, Sequence] = {}
@@ -320,7 +321,7 @@ class Core:
         self._chooser.prepare(
             span for span in spans if span.samples and not span.sequence.has_pending_token
         )
-        recorder = Recorder.of(spans)
+        recorder = Recorder.of(spans, self._reader)
         hidden, logits = self._forward(spans, before, recorder)
         self._steps += 1
         self._progress += sum(span.count for span in spans)

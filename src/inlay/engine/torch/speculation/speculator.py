@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from inlay.engine.torch.cache.table import PageTable
+from inlay.engine.torch.hidden_states import StateReader
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk
 from inlay.engine.torch.sampling.chooser import ChosenTokens
 from inlay.engine.torch.sampling.sampler import SampledToken
@@ -63,12 +64,20 @@ class Speculator:
 
     Attributes:
         counts: totals.
+        reader: gets hidden states of the served model, or None.
     """
 
-    def __init__(self, drafter: Drafter, most: int) -> None:
-        """Start without knowledge of costs; `most` drafts of a sequence in a step."""
+    def __init__(self, drafter: Drafter, most: int, reader: StateReader | None = None) -> None:
+        """Start without knowledge of costs.
+
+        Args:
+            drafter: makes the drafts.
+            most: maximum number of drafts of a sequence in a step.
+            reader: the drafter's part that reads hidden states, if it has one.
+        """
         self._drafter = drafter
         self._most = most
+        self.reader = reader
         self._costs = StepCosts()
         self._acceptance: dict[Sequence, float] = {}
         self.counts = SpeculationCounts()
