@@ -35,7 +35,7 @@ from inlay.engine.torch import lora, prompt_logprobs
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.lora import AdaptedLinear, LowRankPair
-from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.native import Kernels, Products
 from inlay.engine.torch.threads import environment
 from inlay.engine.torch.weights.linear import RMSNorm
 from inlay.engine.torch.weights.linear_methods import LinearMethod
@@ -307,7 +307,7 @@ def main() -> None:
             return Ours(directory, 1, options.batch, positions, max_loras=options.loras)
 
         ours = load()
-        with patch.object(Kernels, "product_rows", lambda *_: 0):
+        with patch.object(Products, "product_rows", lambda *_: 0):
             peer = load()
     names = put_adapters(ours, options.loras, options.rank) if options.loras else []
     for context in options.contexts:

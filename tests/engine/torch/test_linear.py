@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from inlay.engine.torch.native import Kernels, Panels, kernels
+from inlay.engine.torch.native import Panels, Products, kernels
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm, accelerate
 from inlay.engine.torch.weights.linear_methods import PackedLinear, PlainLinear, packs
@@ -51,7 +51,7 @@ def test_products_of_a_few_rows_equal_those_of_onednn(bias: bool) -> None:
     if native is None or not packs(torch.bfloat16):
         pytest.skip("no packed linears in bfloat16, or no compiler, here")
     original = nn.Linear(96, 192, bias=bias).bfloat16().requires_grad_(False)
-    fast = PackedLinear(original.weight, original.bias, kernels=native)
+    fast = PackedLinear(original.weight, original.bias, products=native.products)
     slow = PackedLinear(original.weight, original.bias)
     assert slow.native_rows == 0
     for rows in (1, 2, 4, 5, 31, 64, 65):
@@ -61,7 +61,7 @@ def test_products_of_a_few_rows_equal_those_of_onednn(bias: bool) -> None:
 
 
 class _Wrong:
-    """Kernels whose products are not products."""
+    """Products that are none."""
 
     def product_rows(self, panels: Panels) -> int:
         return 4
@@ -74,7 +74,7 @@ def test_native_products_that_disagree_with_onednn_are_not_used() -> None:
     if not packs(torch.bfloat16):
         pytest.skip("no packed linears in bfloat16 here")
     weight = torch.randn(64, 64).bfloat16()
-    packed = PackedLinear(weight, None, kernels=cast("Kernels", _Wrong()))
+    packed = PackedLinear(weight, None, products=cast("Products", _Wrong()))
     assert packed.native_rows == 0
     x = torch.randn(1, 64).bfloat16()
     torch.testing.assert_close(packed(x), F.linear(x, weight), atol=1e-1, rtol=1e-2)

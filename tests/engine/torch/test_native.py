@@ -74,13 +74,13 @@ def test_a_product_with_a_packed_weight_is_the_product(
     extra = torch.randn(panels * width).bfloat16() if bias else None
     laid, packed = packed_by_hand(weight, width)
     for rows in (1, 2, 3, 4, 5, 16, 17, 32, 33, 64):
-        if rows > native.product_rows(packed):
+        if rows > native.products.product_rows(packed):
             continue
         x = torch.randn(rows, 96).bfloat16()
-        found = native.product(x, packed, extra)
+        found = native.products.product(x, packed, extra)
         expected = F.linear(x.double(), weight.double(), None if extra is None else extra.double())
         torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-2)
-        assert torch.equal(found, native.product(x[None], packed, extra)[0])
+        assert torch.equal(found, native.products.product(x[None], packed, extra)[0])
     del laid
 
 
@@ -91,12 +91,12 @@ def test_what_is_not_finite_stays_in_its_row_of_a_product(
 ) -> None:
     weight = torch.randn(32, 64).bfloat16()
     laid, packed = packed_by_hand(weight, 32)
-    if rows > native.product_rows(packed):
+    if rows > native.products.product_rows(packed):
         pytest.skip("no tiles here")
     x = torch.randn(rows, 64).bfloat16()
-    clean = native.product(x, packed, None)
+    clean = native.products.product(x, packed, None)
     x[rows - 1, 7] = bad
-    found = native.product(x, packed, None)
+    found = native.products.product(x, packed, None)
     assert not torch.isfinite(found[-1]).any()
     assert torch.equal(found[:-1], clean[:-1])
     del laid
@@ -109,11 +109,11 @@ def test_a_row_of_a_product_has_the_same_bits_whatever_rows_are_beside_it(
 ) -> None:
     laid, packed = packed_by_hand(torch.randn(3 * 64, 96).bfloat16(), width)
     packed = packed._replace(invariant=True)
-    if not (native.invariant_product(packed) and native.invariance_is_free):
+    if not (native.products.invariant_product(packed) and native.invariance_is_free):
         pytest.skip("no pairs here, or tiles, which were never run this way")
     x = torch.randn(601, 96).bfloat16()
     added = torch.randn(192).bfloat16() if bias else None
-    whole = native.product(x, packed, added)
+    whole = native.products.product(x, packed, added)
     for start, rows in (
         (0, 1),
         (7, 2),
@@ -125,7 +125,7 @@ def test_a_row_of_a_product_has_the_same_bits_whatever_rows_are_beside_it(
         (8, 33),
         (90, 250),
     ):
-        part = native.product(x[start : start + rows], packed, added)
+        part = native.products.product(x[start : start + rows], packed, added)
         assert torch.equal(part, whole[start : start + rows])
     del laid
 
@@ -135,13 +135,13 @@ def test_a_product_by_several_threads_is_the_same(native: Kernels) -> None:
     laid, packed = packed_by_hand(weight, 32)
     before = torch.get_num_threads()
     try:
-        most = min(500, native.product_rows(packed))
+        most = min(500, native.products.product_rows(packed))
         for rows in (1, 4, min(20, most), most):
             x = torch.randn(rows, 64).bfloat16()
             torch.set_num_threads(1)
-            alone = native.product(x, packed, None)
+            alone = native.products.product(x, packed, None)
             torch.set_num_threads(3)
-            assert torch.equal(native.product(x, packed, None), alone)
+            assert torch.equal(native.products.product(x, packed, None), alone)
     finally:
         torch.set_num_threads(before)
     del laid

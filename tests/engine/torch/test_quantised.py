@@ -3,12 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,7 +21,7 @@ from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.checks import check_settings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.native import kernels
+from inlay.engine.torch.native import Products, kernels
 from inlay.engine.torch.native.build import cpu_features
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights import linear
@@ -91,27 +92,43 @@ def defined(codes: Codes) -> Tensor:
     return (value - zeros) * codes.scales.double()[:, groups]
 
 
-@settings(deadline=None, max_examples=40)
+def products_here(tiles: bool = False) -> Products | None:
+    """The compiled products; `tiles`: with tiles, which loops stand for on CPUs that have none."""
+    native = kernels()
+    if native is None:
+        return None
+    found = copy(native.products)
+    if "amx_bf16" not in cpu_features():
+        found.tiles = tiles
+    return found
+
+
+@settings(deadline=None, max_examples=60)
 @given(
-    kind=st.sampled_from(Kind), outputs=st.integers(1, 70), words=st.integers(1, 50),
-    group=st.sampled_from([8, 16, 32, 128, 1024]), zeros=st.booleans(), rows=st.integers(1, 19),
-    most=st.sampled_from([0, 4, 1 << 40]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    kind=st.sampled_from(Kind), outputs=st.integers(1, 70), inputs=st.integers(1, 50),
+    unit=st.sampled_from([8, 32]), group=st.sampled_from([8, 16, 32, 128, 1024, 2048]),
+    zeros=st.booleans(), rows=st.one_of(st.integers(1, 40), st.just(251)),
+    way=st.sampled_from(["torch", "native", "tiles"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
+@example(Kind.INT4, 70, 50, 32, 128, True, 13, "native", torch.bfloat16)
+@example(Kind.INT8, 64, 80, 32, 2048, True, 19, "native", torch.bfloat16)
+@example(Kind.INT4, 70, 80, 32, 128, True, 60, "tiles", torch.bfloat16)
+@example(Kind.FP8, 64, 80, 32, 2048, True, 251, "tiles", torch.bfloat16)
 def test_a_product_is_that_of_the_exact_values_rounded_once(
-    kind: Kind, outputs: int, words: int, group: int, zeros: bool, rows: int, most: int,
+    kind: Kind, outputs: int, inputs: int, unit: int, group: int, zeros: bool, rows: int, way: str,
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    codes = random_codes(kind, outputs, words * 8, group, zeros)
+    codes = random_codes(kind, outputs, inputs * unit, group, zeros)
     assert codes.fits
     weight = defined(codes)
     torch.testing.assert_close(codes.dense().double(), weight, rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(codes.kept().dense().double(), weight, rtol=1e-5, atol=1e-3)
     bias = torch.randn(outputs, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x = torch.randn(rows, words * 8, generator=torch.Generator().manual_seed(2)).to(dtype)
-    native = kernels() if most else None
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(rows, inputs * unit, generator=generator).to(dtype)
+    native = None if way == "torch" else products_here(way == "tiles")
     product = QuantisedLinear(codes.kept(), bias, native)
-    # As on a CPU with tiles, where it takes 64 rows.
-    product._most = most * words * 8
     found = product(x).double()
     expected = F.linear(x.double(), weight, bias.double())
     # float32 sums of the values and of their zeros; in bfloat16 one rounding, and another of each
@@ -119,24 +136,46 @@ def test_a_product_is_that_of_the_exact_values_rounded_once(
     size = x.double().abs() @ (weight.abs() + 16 * codes.scales.double().max()).T
     bound = 1e-6 * size
     if dtype is torch.bfloat16:
-        bound = bound + expected.abs() / 256 + (0 if native and rows <= most else size / 256)
+        bound = bound + expected.abs() / 256 + (0 if native else size / 256)
     assert bool(((found - expected).abs() <= bound).all())
 
 
+@pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("kind", Kind)
-def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(kind: Kind) -> None:
-    native = kernels()
-    if native is None or "avx512_bf16" not in cpu_features():
+def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(kind: Kind, zeros: bool) -> None:
+    native = products_here()
+    if native is None or not native.pairs:
         pytest.skip("no compiler, or no products of bfloat16, here")
-    product = QuantisedLinear(random_codes(kind, 56, 320, 64, True).kept(), None, native)
-    x = torch.randn(21, 320).bfloat16()
+    # More inputs than are widened at once, and more rows than share them.
+    codes = random_codes(kind, 56, 1120, 64, zeros).kept()
+    product = QuantisedLinear(codes, None, native, invariant=True)
+    assert product.invariant
+    x = torch.randn(251, 1120).bfloat16()
     whole = product(x)
-    for rows in (1, 2, 3, 4, 5, 8, 13):
-        assert torch.equal(product(x[:rows]), whole[:rows])
+    for start, rows in ((0, 1), (3, 2), (5, 4), (238, 6), (1, 7), (240, 8), (20, 13), (7, 100)):
+        assert torch.equal(product(x[start : start + rows]), whole[start : start + rows])
 
 
-def test_what_is_not_a_number_stays_so() -> None:
-    native = kernels()
+@pytest.mark.parametrize("tiles", [False, True])
+def test_a_product_by_several_threads_is_the_same(tiles: bool) -> None:
+    product = QuantisedLinear(
+        random_codes(Kind.INT8, 200, 256, 64, True).kept(), None, products_here(tiles)
+    )
+    before = torch.get_num_threads()
+    try:
+        for rows in (1, 9, 250):
+            x = torch.randn(rows, 256).bfloat16()
+            torch.set_num_threads(1)
+            alone = product(x)
+            torch.set_num_threads(3)
+            assert torch.equal(product(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_what_is_not_a_number_stays_so(tiles: bool) -> None:
+    native = products_here(tiles)
     if native is None:
         pytest.skip("no compiler here")
     codes = random_codes(Kind.FP8, 32, 64, 32, False)
@@ -168,6 +207,8 @@ def test_in_bfloat16_scores_are_as_near_as_those_of_the_values(form: str) -> Non
     quantised, plain = write(form)
     model = load(quantised, "auto")
     assert model.dtype == torch.bfloat16
+    native = kernels()
+    assert model.batch_invariant == (native is not None and native.invariance_is_free)
     (found,) = [output.logprobs[0] for output in outputs(model, 1, logprobs=20)]
     with torch.no_grad():
         exact = model_of(plain)(torch.tensor([IDS])).logits[0, -1].log_softmax(-1)

@@ -1,17 +1,19 @@
 """C++ kernels for operations that torch and oneDNN do slowly on a CPU, compiled on first use.
 
-`build.py` compiles a source for this CPU and caches the library; `kernels.py` calls it with
-tensors. Without a compiler, torch's own operators are used.
+`build.py` compiles a source for this CPU and caches the library; `kernels.py` and `products.py`
+call it with tensors. Without a compiler, torch's own operators are used.
 """
 
-from inlay.engine.torch.native.kernels import (
-    ALL_ROWS,
-    AttentionShape,
-    Codes,
-    Kernels,
-    PageTable,
-    Panels,
-    kernels,
-)
+from inlay.engine.torch.native.kernels import AttentionShape, Kernels, PageTable, kernels
+from inlay.engine.torch.native.products import ALL_ROWS, Codes, Panels, Products
 
-__all__ = ["ALL_ROWS", "AttentionShape", "Codes", "Kernels", "PageTable", "Panels", "kernels"]
+__all__ = [
+    "ALL_ROWS",
+    "AttentionShape",
+    "Codes",
+    "Kernels",
+    "PageTable",
+    "Panels",
+    "Products",
+    "kernels",
+]

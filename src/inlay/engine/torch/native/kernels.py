@@ -1,8 +1,7 @@
 """The native kernels as functions on tensors."""
 
 import ctypes
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -10,112 +9,40 @@ import torch
 from torch import Tensor
 
 from inlay.engine.torch.native.build import load
+from inlay.engine.torch.native.calls import NAMES, functions, integer, number, pointer, structure
+from inlay.engine.torch.native.products import Products
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-
-_pointer, _integer, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-def _structure(name: str, **fields: type) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
-
-
-_PagedAttention = _structure(
-    "_PagedAttention", query=_pointer, keys=_pointer, values=_pointer, out=_pointer,
-    block_table=_pointer, spans=_pointer, rows=_pointer, counts=_pointer, contexts=_pointer,
-    ends=_pointer, sinks=_pointer, workspace=_pointer, query_stride_t=_integer,
-    query_stride_q=_integer, table_stride=_integer, sequences=_integer, decoding=_integer,
-    heads=_integer, group=_integer, num_pages=_integer, page_size=_integer, key_size=_integer,
-    value_size=_integer, value_stride=_integer, window=_integer, scaling=_number, softcap=_number,
+_PagedAttention = structure(
+    "_PagedAttention", query=pointer, keys=pointer, values=pointer, out=pointer,
+    block_table=pointer, spans=pointer, rows=pointer, counts=pointer, contexts=pointer,
+    ends=pointer, sinks=pointer, workspace=pointer, query_stride_t=integer,
+    query_stride_q=integer, table_stride=integer, sequences=integer, decoding=integer,
+    heads=integer, group=integer, num_pages=integer, page_size=integer, key_size=integer,
+    value_size=integer, value_stride=integer, window=integer, scaling=number, softcap=number,
     threads=ctypes.c_int32, invariant=ctypes.c_int32,
 )  # fmt: skip
 
-_Prepare = _structure(
-    "_Prepare", projected=_pointer, cosine=_pointer, sine=_pointer, query_norm=_pointer,
-    key_norm=_pointer, slots=_pointer, query=_pointer, keys=_pointer, values=_pointer,
-    positions=_integer, stored=_integer, query_heads=_integer, heads=_integer, size=_integer,
-    rotated=_integer, slots_per_head=_integer, eps=_number, threads=ctypes.c_int32,
+_Prepare = structure(
+    "_Prepare", projected=pointer, cosine=pointer, sine=pointer, query_norm=pointer,
+    key_norm=pointer, slots=pointer, query=pointer, keys=pointer, values=pointer,
+    positions=integer, stored=integer, query_heads=integer, heads=integer, size=integer,
+    rotated=integer, slots_per_head=integer, eps=number, threads=ctypes.c_int32,
 )  # fmt: skip
 
 
-_PackedProduct = _structure(
-    "_PackedProduct",
-    x=_pointer, weight=_pointer, bias=_pointer, out=_pointer,
-    rows=_integer, inputs=_integer, outputs=_integer, width=_integer, threads=ctypes.c_int32,
-    invariant=ctypes.c_int32,
+_Adapt = structure(
+    "_Adapt", x=pointer, out=pointer, down=pointer, ups=pointer, sizes=pointer, rows=pointer,
+    slots=pointer, count=integer, parts=integer, rank=integer, inputs=integer,
+    outputs=integer, threads=ctypes.c_int32,
 )  # fmt: skip
 
-_Adapt = _structure(
-    "_Adapt", x=_pointer, out=_pointer, down=_pointer, ups=_pointer, sizes=_pointer, rows=_pointer,
-    slots=_pointer, count=_integer, parts=_integer, rank=_integer, inputs=_integer,
-    outputs=_integer, threads=ctypes.c_int32,
-)  # fmt: skip
-
-_QuantisedProduct = _structure(
-    "_QuantisedProduct", x=_pointer, codes=_pointer, scales=_pointer, shifts=_pointer,
-    bias=_pointer, out=_pointer, rows=_integer, inputs=_integer, outputs=_integer, group=_integer,
-    kind=ctypes.c_int32, threads=ctypes.c_int32,
-)  # fmt: skip
-
-_CopyPages = _structure(
-    "_CopyPages", tensors=_pointer, heads=_pointer, runs=_pointer, pages=_pointer, records=_pointer,
-    count=_integer, num_pages=_integer, num_records=_integer, stride=_integer,
+_CopyPages = structure(
+    "_CopyPages", tensors=pointer, heads=pointer, runs=pointer, pages=pointer, records=pointer,
+    count=integer, num_pages=integer, num_records=integer, stride=integer,
     to_pages=ctypes.c_int32,
 )  # fmt: skip
 
 _LIBRARIES = ("kernels", "products", "adapters", "quantised", "attention")
-
-_VECTOR_ROWS = 4
-"""Maximum number of rows for a packed product with neither tiles nor pairs."""
-
-_TILE_ROWS = 64
-"""Maximum number of rows for which tiles are faster than oneDNN.
-
-By a third for 8 and 32, a fifth for 64, a twentieth for 128.
-"""
-
-ALL_ROWS = sys.maxsize
-"""No limit of rows."""
-
-
-class Panels(NamedTuple):
-    """A bfloat16 weight packed by oneDNN.
-
-    Attributes:
-        address: address of [outputs / width, inputs / 2, width, 2].
-        outputs: a multiple of `width`.
-        inputs: even.
-        width: 32 or 64.
-        invariant: True: the bits of a row must not depend on the number of rows.
-    """
-
-    address: int
-    outputs: int
-    inputs: int
-    width: int
-    invariant: bool = False
-
-
-class Codes(NamedTuple):
-    """A quantised weight, in the layout of `quantised.cpp`.
-
-    Attributes:
-        kind: 0 for codes of four bits, 1 for eight, 2 for float8 e4m3.
-        words: [panels, inputs / n, 64] int32.
-        scales: [panels, groups, 64] float32.
-        shifts: as scales, or None.
-        inputs: of the weight.
-        outputs: of the weight.
-        group: inputs that share a scale.
-    """
-
-    kind: int
-    words: Tensor
-    scales: Tensor
-    shifts: Tensor | None
-    inputs: int
-    outputs: int
-    group: int
 
 
 class AttentionShape(NamedTuple):
@@ -176,6 +103,9 @@ class Kernels:
 
     All tensors are on the CPU, float32 or bfloat16, and of one dtype per call. Attention takes
     float16 too, if the compiler knows it.
+
+    Attributes:
+        products: products with packed and quantised weights.
     """
 
     def __init__(
@@ -186,54 +116,34 @@ class Kernels:
         quantised: ctypes.CDLL,
         attention: ctypes.CDLL,
     ) -> None:
-        attended = _NAMES
+        attended = NAMES
         if hasattr(attention, "inlay_paged_attention_float16"):
-            attended = {**_NAMES, torch.float16: "float16"}
-        self._attention = self._functions(attention, "paged_attention", _pointer, dtypes=attended)
-        self._attention_bytes = self._functions(
-            attention, "paged_attention_bytes", _pointer, dtypes=attended, result=_integer
+            attended = {**NAMES, torch.float16: "float16"}
+        self._attention = functions(attention, "paged_attention", pointer, dtypes=attended)
+        self._attention_bytes = functions(
+            attention, "paged_attention_bytes", pointer, dtypes=attended, result=integer
         )
-        self._prepare = self._functions(library, "prepare", _pointer)
-        self._rms_norm = self._functions(
-            library, "rms_norm", _pointer, _pointer, _pointer, _number, _integer, _integer,
+        self._prepare = functions(library, "prepare", pointer)
+        self._rms_norm = functions(
+            library, "rms_norm", pointer, pointer, pointer, number, integer, integer,
             ctypes.c_int32,
         )  # fmt: skip
-        self._silu = self._functions(
-            library, "silu_and_multiply", _pointer, _pointer, _integer, _integer, ctypes.c_int32
+        self._silu = functions(
+            library, "silu_and_multiply", pointer, pointer, integer, integer, ctypes.c_int32
         )
 
-        by_row = (_pointer, _pointer, _integer, _integer, ctypes.c_int32)
-        self._argmax = self._functions(library, "argmax", *by_row)
-        self._finite = self._functions(library, "finite", *by_row)
-        self._adapt = self._functions(adapters, "adapt", _pointer)
-        self._quantised = self._functions(quantised, "quantised_product", _pointer)
-        self._dequantise = self._functions(quantised, "dequantise", _pointer)
-        self._product = products.inlay_packed_product_bfloat16
-        self._product.argtypes, self._product.restype = (_pointer,), None
+        by_row = (pointer, pointer, integer, integer, ctypes.c_int32)
+        self._argmax = functions(library, "argmax", *by_row)
+        self._finite = functions(library, "finite", *by_row)
+        self._adapt = functions(adapters, "adapt", pointer)
         self._copy_pages = library.inlay_copy_pages
-        self._copy_pages.argtypes, self._copy_pages.restype = (_pointer,), None
-        self._tiles = bool(products.inlay_have_tiles())
-        self._pairs = bool(products.inlay_have_pairs())
-
-    @staticmethod
-    def _functions(
-        library: ctypes.CDLL,
-        name: str,
-        *arguments: type,
-        dtypes: Mapping[torch.dtype, str] = _NAMES,
-        result: type | None = None,
-    ) -> "dict[torch.dtype, ctypes._NamedFuncPointer]":
-        found = {}
-        for dtype, suffix in dtypes.items():
-            function = getattr(library, f"inlay_{name}_{suffix}")
-            function.argtypes, function.restype = arguments, result
-            found[dtype] = function
-        return found
+        self._copy_pages.argtypes, self._copy_pages.restype = (pointer,), None
+        self.products = Products(products, quantised)
 
     @staticmethod
     def serve(dtype: torch.dtype) -> bool:
         """Return True if there are kernels for `dtype`."""
-        return dtype in _NAMES
+        return dtype in NAMES
 
     def attends(self, dtype: torch.dtype) -> bool:
         """Return True if `paged_attention` reads `dtype`."""
@@ -321,83 +231,10 @@ class Kernels:
         )
         return out
 
-    def product_rows(self, panels: Panels) -> int:
-        """Return the maximum number of rows for which `product` is faster than oneDNN."""
-        if self._tiles:
-            return _TILE_ROWS if self._fit_tiles(panels) else _VECTOR_ROWS
-        return ALL_ROWS if self._pairs else _VECTOR_ROWS
-
-    def invariant_product(self, panels: Panels) -> bool:
-        """Return True if `product` takes any number of rows, and each has the same bits in all."""
-        return self._fit_tiles(panels) if self._tiles else self._pairs
-
-    @staticmethod
-    def _fit_tiles(panels: Panels) -> bool:
-        return panels.width == 32 and panels.inputs % 32 == 0
-
-    def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
-        """Multiply `x` [..., inputs], bfloat16, with a packed weight; returns [..., outputs].
-
-        `x` has at most `product_rows` rows; any number where `invariant_product` is true.
-
-        `bias` is [outputs] bfloat16, contiguous.
-        """
-        x = x.contiguous()
-        out = x.new_empty(*x.shape[:-1], panels.outputs)
-        call = _PackedProduct(
-            x.data_ptr(), panels.address, None if bias is None else bias.data_ptr(), out.data_ptr(),
-            x.numel() // panels.inputs, panels.inputs, panels.outputs, panels.width,
-            torch.get_num_threads(), panels.invariant,
-        )  # fmt: skip
-        self._product(ctypes.byref(call))
-        return out
-
-    def quantised_product_rows(self) -> int:
-        """Return the maximum number of rows for which `quantised_product` is the fastest way."""
-        return _TILE_ROWS if self._tiles else ALL_ROWS
-
-    @property
-    def invariant_quantised_product(self) -> bool:
-        """True if the bits of a row of `quantised_product` do not depend on the number of rows."""
-        return self._pairs
-
     @property
     def invariance_is_free(self) -> bool:
         """True if the fastest way of all products and of attention in bfloat16 is invariant."""
-        return self._pairs and not self._tiles
-
-    def quantised_product(self, x: Tensor, codes: Codes, bias: Tensor | None) -> Tensor:
-        """Multiply `x` [..., inputs] with a quantised weight; returns [..., outputs].
-
-        `bias` is [outputs] in the dtype of `x`, contiguous.
-        """
-        x = x.contiguous()
-        out = x.new_empty(*x.shape[:-1], codes.outputs)
-        self._call_quantised(self._quantised, out, codes, x, bias)
-        return out
-
-    def dequantised(self, codes: Codes, dtype: torch.dtype) -> Tensor:
-        """Return the weight [outputs, inputs] in float32 or bfloat16."""
-        out = torch.empty(codes.outputs, codes.inputs, dtype=dtype)
-        self._call_quantised(self._dequantise, out, codes, None, None)
-        return out
-
-    @staticmethod
-    def _call_quantised(
-        functions: "dict[torch.dtype, ctypes._NamedFuncPointer]",
-        out: Tensor,
-        codes: Codes,
-        x: Tensor | None,
-        bias: Tensor | None,
-    ) -> None:
-        call = _QuantisedProduct(
-            None if x is None else x.data_ptr(), codes.words.data_ptr(), codes.scales.data_ptr(),
-            None if codes.shifts is None else codes.shifts.data_ptr(),
-            None if bias is None else bias.data_ptr(), out.data_ptr(),
-            0 if x is None else x.numel() // codes.inputs, codes.inputs, codes.outputs,
-            codes.group, codes.kind, torch.get_num_threads(),
-        )  # fmt: skip
-        functions[out.dtype](ctypes.byref(call))
+        return self.products.pairs and not self.products.tiles
 
     def adapt(
         self,
@@ -419,8 +256,8 @@ class Kernels:
             slots: int32, slot of each of `rows`.
         """
         _, parts, rank, inputs = down.shape
-        sizes = (_integer * parts)(*(up.shape[2] for up in ups))
-        addresses = (_pointer * parts)(*(up.data_ptr() for up in ups))
+        sizes = (integer * parts)(*(up.shape[2] for up in ups))
+        addresses = (pointer * parts)(*(up.data_ptr() for up in ups))
         call = _Adapt(
             x.data_ptr(), out.data_ptr(), down.data_ptr(), ctypes.addressof(addresses),
             ctypes.addressof(sizes), rows.data_ptr(), slots.data_ptr(), len(rows), parts, rank,

@@ -189,12 +189,13 @@ class _Swap(NamedTuple):
     def _method(self, weights: Sequence[Tensor], bias: Tensor | None) -> LinearMethod:
         """Return the product with `weights`, one below another."""
         kept = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
+        products = None if self.native is None else self.native.products
         if kept:
             joined = QuantisedWeight.joined(kept)
-            return QuantisedLinear(joined, bias, self.native, invariant=self.invariant)
+            return QuantisedLinear(joined, bias, products, invariant=self.invariant)
         weight = weights[0].detach() if len(weights) == 1 else torch.cat(list(weights)).detach()
         return (
-            PackedLinear(weight, bias, kernels=self.native, invariant=self.invariant)
+            PackedLinear(weight, bias, products=products, invariant=self.invariant)
             if self.pack
             else PlainLinear(weight, bias)
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.native import ALL_ROWS, Codes, Kernels, Panels
+from inlay.engine.torch.native import ALL_ROWS, Codes, Panels, Products
 from inlay.engine.torch.weights.quantised.weight import QuantisedWeight
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PackedLinear(LinearMethod):
         bias: Tensor | None,
         *,
         gelu: bool = False,
-        kernels: Kernels | None = None,
+        products: Products | None = None,
         invariant: bool = False,
     ) -> None:
         """Pack `weight` [out, in].
@@ -62,7 +62,7 @@ class PackedLinear(LinearMethod):
             weight: weight of the `nn.Linear`.
             bias: its bias, or None.
             gelu: apply the exact GELU in the same pass.
-            kernels: used where possible and faster.
+            products: used where possible and faster.
             invariant: use them wherever that makes the layer invariant.
         """
         super().__init__()
@@ -71,20 +71,20 @@ class PackedLinear(LinearMethod):
         self._bias = None if bias is None else bias.detach()
         self.nbytes = torch.ops.mkldnn._nbytes(self._weight)
         self._end = ("gelu", "none") if gelu else ("none", "")
-        self._kernels = kernels
+        self._products = products
         self._panels: Panels | None = None
         self._most = 0
-        if kernels is not None and weight.dtype is torch.bfloat16 and not gelu:
-            self._panels = self._find_panels(kernels, *weight.shape)
-        if kernels is not None and self._panels is not None:
-            self.native_rows = kernels.product_rows(self._panels)
-            if invariant and kernels.invariant_product(self._panels):
+        if products is not None and weight.dtype is torch.bfloat16 and not gelu:
+            self._panels = self._find_panels(products, *weight.shape)
+        if products is not None and self._panels is not None:
+            self.native_rows = products.product_rows(self._panels)
+            if invariant and products.invariant_product(self._panels):
                 self._panels = self._panels._replace(invariant=True)
                 self.native_rows = ALL_ROWS
                 self.invariant = True
         self._most = self.native_rows * weight.shape[1]
 
-    def _find_panels(self, kernels: Kernels, outputs: int, inputs: int) -> Panels | None:
+    def _find_panels(self, products: Products, outputs: int, inputs: int) -> Panels | None:
         """Return the layout in which the native product agrees with oneDNN's, or None."""
         if inputs % 2 or self.nbytes != 2 * outputs * inputs:
             return None
@@ -95,9 +95,9 @@ class PackedLinear(LinearMethod):
                 continue
             panels = Panels(torch.ops.mkldnn.data_ptr(self._weight), outputs, inputs, width)
             # One row and five rows use different kernels.
-            samples = [rows for rows in (1, 5) if rows <= kernels.product_rows(panels)]
+            samples = [rows for rows in (1, 5) if rows <= products.product_rows(panels)]
             if all(
-                differ(kernels.product(x[:rows], panels, self._bias), expected[:rows])
+                differ(products.product(x[:rows], panels, self._bias), expected[:rows])
                 <= TOLERANCE[torch.bfloat16]
                 for rows in samples
             ):
@@ -107,8 +107,8 @@ class PackedLinear(LinearMethod):
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
         panels = self._panels
-        if self._kernels is not None and panels is not None and 0 < x.numel() <= self._most:
-            return self._kernels.product(x, panels, self._bias)
+        if self._products is not None and panels is not None and 0 < x.numel() <= self._most:
+            return self._products.product(x, panels, self._bias)
         end, algorithm = self._end
         return cast(
             "Tensor",
@@ -132,44 +132,36 @@ class PlainLinear(LinearMethod):
 
 
 class QuantisedLinear(LinearMethod):
-    """A linear layer whose weight stays quantised.
-
-    Without native kernels, and with tiles for many rows, every product dequantises it first.
-    """
+    """A linear layer whose weight stays quantised; without native products, each dequantises it."""
 
     def __init__(
         self,
         weight: QuantisedWeight,
         bias: Tensor | None,
-        kernels: Kernels | None = None,
+        products: Products | None = None,
         *,
         invariant: bool = False,
     ) -> None:
-        """Keep `weight`; `kernels` multiply with it, with `invariant` any number of rows."""
+        """Keep `weight`; `products` multiply with it, if `invariant` in one order of sums."""
         super().__init__()
         self._weight = weight
         self._bias = None if bias is None else bias.detach().contiguous()
-        self._kernels = kernels
+        self._products = products
         self.nbytes = weight.nbytes
-        self.native_rows = 0 if kernels is None else kernels.quantised_product_rows()
-        if invariant and kernels is not None and kernels.invariant_quantised_product:
-            self.native_rows = ALL_ROWS
-            self.invariant = True
-        self._most = self.native_rows * weight.inputs
+        self.native_rows = 0 if products is None else ALL_ROWS
+        self.invariant = invariant and products is not None and products.pairs
         self._codes = Codes(
             weight.kind, weight.words, weight.scales, weight.shifts, weight.inputs,
-            weight.outputs, weight.group,
+            weight.outputs, weight.group, self.invariant,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
-        if self._kernels is None:
+        if self._products is None:
             return F.linear(x, self._weight.dense().to(x.dtype), self._bias)
         if self._weight.order is not None:
             x = x[..., self._weight.order]
-        if x.numel() <= self._most:
-            return self._kernels.quantised_product(x, self._codes, self._bias)
-        return F.linear(x, self._kernels.dequantised(self._codes, x.dtype), self._bias)
+        return self._products.quantised_product(x, self._codes, self._bias)
 
 
 def differ(found: Tensor, expected: Tensor) -> float:

@@ -1,0 +1,141 @@
+"""Products with packed and with quantised weights."""
+
+import ctypes
+import sys
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.native.calls import functions, integer, pointer, structure
+
+_PackedProduct = structure(
+    "_PackedProduct",
+    x=pointer, weight=pointer, bias=pointer, out=pointer,
+    rows=integer, inputs=integer, outputs=integer, width=integer, threads=ctypes.c_int32,
+    invariant=ctypes.c_int32,
+)  # fmt: skip
+
+_QuantisedProduct = structure(
+    "_QuantisedProduct", x=pointer, codes=pointer, scales=pointer, shifts=pointer,
+    bias=pointer, out=pointer, rows=integer, inputs=integer, outputs=integer, group=integer,
+    kind=ctypes.c_int32, threads=ctypes.c_int32, tiles=ctypes.c_int32,
+)  # fmt: skip
+
+_VECTOR_ROWS = 4
+"""Maximum number of rows for a packed product with neither tiles nor pairs."""
+
+_TILE_ROWS = 64
+"""Maximum number of rows for which tiles are faster than oneDNN.
+
+By a third for 8 and 32, a fifth for 64, a twentieth for 128.
+"""
+
+ALL_ROWS = sys.maxsize
+"""No limit of rows."""
+
+
+class Panels(NamedTuple):
+    """A bfloat16 weight packed by oneDNN.
+
+    Attributes:
+        address: address of [outputs / width, inputs / 2, width, 2].
+        outputs: a multiple of `width`.
+        inputs: even.
+        width: 32 or 64.
+        invariant: True: the bits of a row must not depend on the number of rows.
+    """
+
+    address: int
+    outputs: int
+    inputs: int
+    width: int
+    invariant: bool = False
+
+
+class Codes(NamedTuple):
+    """A quantised weight, in the layout of `quantised.cpp`.
+
+    Attributes:
+        kind: 0 for codes of four bits, 1 for eight, 2 for float8 e4m3.
+        words: [panels, inputs / n, 64] int32.
+        scales: [panels, groups, 64] float32.
+        shifts: as scales, or None.
+        inputs: of the weight.
+        outputs: of the weight.
+        group: inputs that share a scale.
+        invariant: True: the bits of a row must not depend on the number of rows; needs `pairs`.
+    """
+
+    kind: int
+    words: Tensor
+    scales: Tensor
+    shifts: Tensor | None
+    inputs: int
+    outputs: int
+    group: int
+    invariant: bool = False
+
+
+class Products:
+    """The compiled products; tensors as for `Kernels`.
+
+    Attributes:
+        tiles: True if this CPU has tiles, and this process may use them.
+        pairs: True if it has products of pairs of bfloat16.
+    """
+
+    def __init__(self, products: ctypes.CDLL, quantised: ctypes.CDLL) -> None:
+        self._product = products.inlay_packed_product_bfloat16
+        self._product.argtypes, self._product.restype = (pointer,), None
+        self._quantised = functions(quantised, "quantised_product", pointer)
+        self.tiles = bool(products.inlay_have_tiles())
+        self.pairs = bool(products.inlay_have_pairs())
+
+    def product_rows(self, panels: Panels) -> int:
+        """Return the maximum number of rows for which `product` is faster than oneDNN."""
+        if self.tiles:
+            return _TILE_ROWS if self._fit_tiles(panels) else _VECTOR_ROWS
+        return ALL_ROWS if self.pairs else _VECTOR_ROWS
+
+    def invariant_product(self, panels: Panels) -> bool:
+        """Return True if `product` takes any number of rows, and each has the same bits in all."""
+        return self._fit_tiles(panels) if self.tiles else self.pairs
+
+    @staticmethod
+    def _fit_tiles(panels: Panels) -> bool:
+        return panels.width == 32 and panels.inputs % 32 == 0
+
+    def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+        """Multiply `x` [..., inputs], bfloat16, with a packed weight; returns [..., outputs].
+
+        `x` has at most `product_rows` rows; any number where `invariant_product` is true.
+
+        `bias` is [outputs] bfloat16, contiguous.
+        """
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], panels.outputs)
+        call = _PackedProduct(
+            x.data_ptr(), panels.address, None if bias is None else bias.data_ptr(), out.data_ptr(),
+            x.numel() // panels.inputs, panels.inputs, panels.outputs, panels.width,
+            torch.get_num_threads(), panels.invariant,
+        )  # fmt: skip
+        self._product(ctypes.byref(call))
+        return out
+
+    def quantised_product(self, x: Tensor, codes: Codes, bias: Tensor | None) -> Tensor:
+        """Multiply `x` [..., inputs] with a quantised weight; returns [..., outputs].
+
+        `bias` is [outputs] in the dtype of `x`, contiguous.
+        """
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], codes.outputs)
+        call = _QuantisedProduct(
+            x.data_ptr(), codes.words.data_ptr(), codes.scales.data_ptr(),
+            None if codes.shifts is None else codes.shifts.data_ptr(),
+            None if bias is None else bias.data_ptr(), out.data_ptr(), x.numel() // codes.inputs,
+            codes.inputs, codes.outputs, codes.group, codes.kind, torch.get_num_threads(),
+            self.tiles and not codes.invariant,
+        )  # fmt: skip
+        self._quantised[x.dtype](ctypes.byref(call))
+        return out
