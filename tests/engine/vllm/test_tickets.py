@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from inlay.digest import Secret
-from inlay.engine.vllm.tickets import TicketOffice
+from inlay.engine.vllm.tickets import LEASE_SECONDS, TicketOffice
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Request, Sampling
@@ -32,8 +32,10 @@ SAID: dict[str, Any] = {
 }
 
 
-def office(engine_id: str = "d", *, secret: Secret = SECRET, **card: Any) -> TicketOffice:
-    return TicketOffice(secret, replace(FORM, **card), engine_id, (1, 1, 1))
+def office(
+    engine_id: str = "d", *, secret: Secret = SECRET, now: float = 1000.0, **card: Any
+) -> TicketOffice:
+    return TicketOffice(secret, replace(FORM, **card), engine_id, (1, 1, 1), lambda: now)
 
 
 def asked(count: int = 40, salt: str | None = None, first: int = 1, **more: Any) -> Request:
@@ -108,6 +110,25 @@ def test_a_ticket_is_good_for_its_prompt_adapter_salt_and_form_alone() -> None:
         assert "of the form vllm-1/block-16" in refused
     for other_model in (office(weights_id="x"), office(dtype="bfloat16")):
         assert other_model.refused(opened, asked(salt="a"), "adapter") is not None
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (1000.0, None),
+        (1000.0 + LEASE_SECONDS / 2, None),
+        (1000.1 + LEASE_SECONDS / 2, "they have been kept for 15 s, allowed are 15"),
+        (995.0, None),
+        (994.0, "the clock of the worker that keeps them is 6 s ahead of the one here"),
+    ],
+)
+def test_a_ticket_is_good_for_half_a_lease_from_when_it_was_made(
+    now: float, reason: str | None
+) -> None:
+    """Wherever it was meanwhile: a frontend may have kept it."""
+    opened = office().opened(ticket(asked()))
+    assert office(now=now).late(opened) == reason
+    assert office(now=now).refused(opened, asked(), None) == reason
 
 
 def test_nobody_without_the_secret_makes_or_changes_one() -> None:

@@ -6,6 +6,7 @@ inlay.
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -283,10 +284,15 @@ async def test_what_the_decode_worker_does_not_come_for_is_given_up(
     pair.decode.submit(left.request, left)
     pair.decode.abort("left")
     await pair.nothing_is_held()
-    # It has waited so long that the blocks may be another prompt's.
-    ticket = await pair.ticket("c", prompt)
-    monkeypatch.setattr("inlay.engine.vllm.handovers.ADMISSION_SECONDS", -1.0)
-    (late,) = await run(pair.decode, make_request("late", prompt, COUNT, ticket=ticket))
+    # It is so old that the blocks may be another prompt's, when it comes or once it has waited.
+    for waited in ((16.0,), (0.0, 16.0)):
+        ticket, fetched, ages = await pair.ticket("c", prompt), pair.fetched, iter(waited)
+        with monkeypatch.context() as patch:
+            office = pair.decode._handovers._office
+            patch.setattr(office, "_clock", lambda ages=ages: time.time() + next(ages))
+            (late,) = await run(pair.decode, make_request("late", prompt, COUNT, ticket=ticket))
+        assert next(ages, None) is None
+        assert pair.fetched == fetched
     assert late.last.finish_reason == "length"
     await pair.nothing_is_held()
     # Nobody else is there: the prefill worker has its own ticket back.

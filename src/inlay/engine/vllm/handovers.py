@@ -10,7 +10,7 @@ from typing import Any
 
 from inlay.engine.vllm.adapters import VllmAdapters
 from inlay.engine.vllm.request_tracker import VllmRequestTracker
-from inlay.engine.vllm.tickets import ADMISSION_SECONDS, TO_KEEP, Ticket, TicketOffice
+from inlay.engine.vllm.tickets import TO_KEEP, Ticket, TicketOffice
 from inlay.errors import EngineError
 from inlay.request import Request
 
@@ -69,10 +69,12 @@ class Handovers:
         if follower.request.gives_ticket and self._office is not None:
             return {"kv_transfer_params": dict(TO_KEEP)}
         ticket = follower.ticket
-        if ticket is None:
+        if ticket is None or self._office is None:
             return None
-        if asyncio.get_running_loop().time() - follower.came > ADMISSION_SECONDS:
+        late = self._office.late(ticket)
+        if late is not None:
             # They may have been given up there. vLLM would take whatever is in their place now.
+            log.warning("request %s is computed here: %s", follower.request.id, late)
             follower.ticket = None
             self.refuse(ticket, follower.request)
             return None

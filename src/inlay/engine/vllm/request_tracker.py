@@ -3,7 +3,6 @@
 On the event loop; no vLLM.
 """
 
-import asyncio
 import math
 from array import array
 from typing import Any
@@ -17,7 +16,6 @@ class VllmRequestTracker(RequestTracker):
     """A request that vLLM runs.
 
     Attributes:
-        came: time at which it was submitted, by the event loop's clock.
         ticket: for its prompt's keys and values, until vLLM has been told of them.
         payloads: that come with its last output.
     """
@@ -26,7 +24,6 @@ class VllmRequestTracker(RequestTracker):
         self, request: Request, emit: Emit, request_id: str, ticket: Ticket | None
     ) -> None:
         super().__init__(request, emit, request_id)
-        self.came = asyncio.get_running_loop().time()
         self.ticket = ticket
         self.payloads: tuple[Payload, ...] = ()
 

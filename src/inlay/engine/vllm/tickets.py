@@ -6,7 +6,8 @@ what its vLLM says into a ticket with a keyed checksum, bound to the prompt and 
 blocks, and a decode worker gives its vLLM nothing but a ticket that it has checked. No vLLM here.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from hmac import compare_digest
 from typing import Any, TypeAlias
 
@@ -23,7 +24,9 @@ LEASE_SECONDS = 30
 """Seconds for which vLLM keeps blocks for a decode worker; one whose vLLM has the request and waits
 renews it."""
 ADMISSION_SECONDS = LEASE_SECONDS / 2
-"""Seconds after which a ticket is not used any more that came with a request."""
+"""Seconds after which a ticket is not used any more, wherever it spent them."""
+CLOCK_SECONDS = 5.0
+"""Seconds by which the clock of a decode worker may be behind that of a prefill worker."""
 TO_KEEP = {"do_remote_decode": True, "do_remote_prefill": False}
 """Parameters with which vLLM keeps a prompt's blocks."""
 _MAC = 32
@@ -44,6 +47,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         request_id: vLLM's, of the request that computed them.
         host: where vLLM answers others' questions.
         port: of it.
+        made_at: Unix time by the prefill worker's clock.
     """
 
     layout: str
@@ -54,6 +58,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     request_id: str
     host: str
     port: int
+    made_at: float
 
     def parameters(self, ranks: Ranks) -> dict[str, Any]:
         """The parameters for vLLM, where `ranks` are those of both workers."""
@@ -95,10 +100,19 @@ class TicketOffice:
         card: of this worker.
         engine_id: of its vLLM.
         ranks: of its vLLM.
+        clock: gives Unix time.
     """
 
-    def __init__(self, secret: Secret, card: ModelCard, engine_id: str, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        secret: Secret,
+        card: ModelCard,
+        engine_id: str,
+        ranks: Ranks,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.ranks = ranks
+        self._clock = clock
         self._secret = secret
         self._card = card
         self._engine_id = engine_id
@@ -140,6 +154,7 @@ class TicketOffice:
             kept.remote_request_id,
             kept.remote_host,
             kept.remote_port,
+            self._clock(),
         )
         body = msgspec.msgpack.encode(ticket)
         data = self._mac(body) + body
@@ -165,6 +180,15 @@ class TicketOffice:
             return (
                 f"{len(ticket.block_ids)} blocks cannot be those of {len(request.prompt)} positions"
             )
+        return self.late(ticket)
+
+    def late(self, ticket: Ticket) -> str | None:
+        """Why the blocks of a ticket may be another prompt's by now, or None if they are not."""
+        age = self._clock() - ticket.made_at
+        if age < -CLOCK_SECONDS:
+            return f"the clock of the worker that keeps them is {-age:.0f} s ahead of the one here"
+        if age > ADMISSION_SECONDS:
+            return f"they have been kept for {age:.0f} s, allowed are {ADMISSION_SECONDS:.0f}"
         return None
 
     def is_own(self, ticket: Ticket) -> bool:
@@ -189,4 +213,4 @@ class TicketOffice:
         return blake3(body, key=self._secret.tickets).digest(_MAC)
 
 
-__all__ = ["ADMISSION_SECONDS", "LEASE_SECONDS", "TO_KEEP", "Ranks", "Ticket", "TicketOffice"]
+__all__ = ["LEASE_SECONDS", "TO_KEEP", "Ranks", "Ticket", "TicketOffice"]
