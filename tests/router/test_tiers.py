@@ -6,6 +6,7 @@ from inlay.digest import BLOCK_SIZE
 from inlay.prompt import Buffer
 from inlay.router.cache_tracker import CacheTracker
 from inlay.router.key_table import Keys
+from inlay.router.member import MAX_TIERS
 from inlay.routing import KvEvents, KvSnapshot, KvTier, Priced, Removed, Stored
 from tests.router.test_pool import Made, blocks, card
 
@@ -107,3 +108,26 @@ async def test_a_snapshot_holds_the_tiers_and_a_worker_that_leaves_takes_them_al
     told.made.take()
     assert told.work(keys) == LONG
     await told.tracker.close()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_worker_that_names_any_number_of_tiers_takes_a_few_places(
+    at_once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, keys = Told(), blocks(1, 64)
+    names = ["disk", *map(str, range(50))]
+    if at_once:
+        tiers = tuple(KvTier(name, Buffer(keys[:16].tobytes()), 0.5) for name in names)
+        told.state = KvSnapshot(0, Buffer(b""), tiers)
+    await told.begin()
+    if not at_once:
+        for name in names:
+            told.tell(Stored(keys[:16].tobytes(), name), Priced(name, 0.5))
+    assert len(told.made.member(1).tiers) == MAX_TIERS
+    assert told.work(keys) == LONG - 8 * BLOCK_SIZE
+    # The rest stays unknown, and what is known goes on.
+    told.tell(Priced("49", 0.0), Stored(keys.tobytes(), "49"), Removed(keys.tobytes(), "49"))
+    assert told.work(keys) == LONG - 8 * BLOCK_SIZE
+    told.tell(Priced("disk", 0.25))
+    assert told.work(keys) == LONG - 12 * BLOCK_SIZE
+    assert caplog.text.count("names over 8 tiers") == 1

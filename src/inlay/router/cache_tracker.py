@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from inlay.errors import InlayError
 from inlay.router.kv_index import keys_of
-from inlay.router.member import PoolMember
+from inlay.router.member import MAX_TIERS, PoolMember, TierHolding
 from inlay.router.pool import Pool
 from inlay.routing import KEY_SIZE, Cleared, KvEvents, KvSnapshot, Priced, Stored
 
@@ -31,7 +31,7 @@ class _Followed:
     `sequence` is of the last message it holds, None while a snapshot is waited for.
     """
 
-    __slots__ = ("asking", "member", "pool", "sequence", "waiting")
+    __slots__ = ("asking", "member", "named_too_many", "pool", "sequence", "waiting")
 
     def __init__(self, pool: Pool, member: PoolMember) -> None:
         self.pool = pool
@@ -39,10 +39,21 @@ class _Followed:
         self.sequence: int | None = None
         self.waiting: list[KvEvents] = []
         self.asking: asyncio.Task[None] | None = None
+        self.named_too_many = False
 
     def has_left(self) -> bool:
         """Return True if the worker is gone."""
         return self.member.seat is None
+
+    def tier(self, name: str) -> TierHolding | None:
+        """Return a tier of the worker, as `PoolMember.tier`; say once that it names too many."""
+        found = self.member.tier(name)
+        if found is None and not self.named_too_many:
+            self.named_too_many = True
+            _log.warning(
+                "worker %s names over %d tiers: the rest is not used", self.member.id, MAX_TIERS
+            )
+        return found
 
 
 class CacheTracker:
@@ -92,10 +103,13 @@ class CacheTracker:
                 pool.renumbered(member)
                 continue
             known = len(member.tiers)
-            tier = member.tier(event.tier) if event.tier else None
+            tier = followed.tier(event.tier) if event.tier else None
+            if event.tier and tier is None:
+                continue
             if isinstance(event, Priced):
-                member.tier(event.tier).price = event.price
-                pool.tiers_changed()
+                if tier is not None:
+                    tier.price = event.price
+                    pool.tiers_changed()
                 continue
             change = pool.index.store if isinstance(event, Stored) else pool.index.remove
             change(member.told if tier is None else tier.holder, keys_of(event.keys))
@@ -121,11 +135,13 @@ class CacheTracker:
             member.forget_told()
             member.forget_tiers()
             pool.renumbered(member)
-            for kept in snapshot.tiers:
-                member.tier(kept.name).price = kept.price
-            pool.tiers_changed()
             parts = [(member.told, snapshot.keys)]
-            parts += [(member.tier(kept.name).holder, kept.keys) for kept in snapshot.tiers]
+            for kept in snapshot.tiers:
+                tier = followed.tier(kept.name)
+                if tier is not None:
+                    tier.price = kept.price
+                    parts.append((tier.holder, kept.keys))
+            pool.tiers_changed()
             for holder, keys in parts:
                 view = keys.view
                 for start in range(0, len(view), _AT_ONCE * KEY_SIZE):

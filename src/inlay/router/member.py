@@ -17,6 +17,8 @@ By then its events have said so.
 """
 
 _NOTHING = WorkerLoad()
+MAX_TIERS = 8
+"""Tiers of a worker that are known; each takes a place in the pool's index."""
 UNBOUNDED = 1 << 62
 """Positions that a worker may queue which names no bound."""
 
@@ -147,10 +149,13 @@ class PoolMember:
         self.old, self.young = self.young, self._index.add_holder()
         self._num_old, self._num_young = self._num_young, 0
 
-    def tier(self, name: str) -> TierHolding:
-        """Return the pages it can read from a tier; none yet, if that is new."""
+    def tier(self, name: str) -> TierHolding | None:
+        """Return the pages it can read from a tier; none yet, if that is new.
+
+        Returns None for one more than `MAX_TIERS`.
+        """
         found = self.tiers.get(name)
-        if found is None:
+        if found is None and len(self.tiers) < MAX_TIERS:
             found = self.tiers[name] = TierHolding(self._index.add_holder())
         return found
 

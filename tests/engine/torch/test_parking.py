@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.price import FetchPrice
 from inlay.engine.torch.pages.tiers import PageTiers, Tier
 from inlay.prompt import Prompt, Tokens
@@ -157,7 +158,7 @@ async def test_a_sequence_that_waits_for_its_pages_may_end(
         assert engine._exchange is not None
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert waiting not in engine._exchange._restoring
+        assert waiting not in engine._exchange._restoring.values()
         # The others go on without it.
         go_on.set()
         for number, receiver in enumerate(receivers):
@@ -166,3 +167,71 @@ async def test_a_sequence_that_waits_for_its_pages_may_end(
                 assert receiver.output == truth[number]
         assert engine.stats().blocks_used == 0
         assert not core.scheduler.parking
+
+
+async def test_an_engine_that_closes_waits_for_what_is_read(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory and files of a tier are let go of when nobody reads them any more."""
+    held, go_on = threading.Event(), threading.Event()
+    read, close = HostPages.read, HostPages.close
+    order: list[str] = []
+
+    def slow(host: HostPages, group: int, digests: Sequence[bytes]) -> Tensor:
+        held.set()
+        go_on.wait(5)
+        order.append("read")
+        return read(host, group, digests)
+
+    def closed(host: HostPages) -> None:
+        order.append("closed")
+        close(host)
+
+    async with keeping(await small(tiny("llama")), memory) as (engine, _):
+        some = requests()
+        await outputs(engine, some)
+        monkeypatch.setattr(HostPages, "read", slow)
+        monkeypatch.setattr(HostPages, "close", closed)
+        receivers = [Receiver(request) for request in some]
+        for request, receiver in zip(some, receivers, strict=True):
+            engine.submit(request, receiver)
+        await asyncio.to_thread(held.wait, 60)
+        exchange = engine._exchange
+        assert exchange is not None
+        closing = asyncio.create_task(engine.close())
+        for receiver in receivers:
+            await receiver.ended()
+            assert receiver.last.finish_reason == "abort"
+        await asyncio.gather(*exchange._tasks, return_exceptions=True)
+        assert order == []
+        go_on.set()
+        await closing
+        assert set(order[:-1]) == {"read"}
+        assert order[-1] == "closed"
+        monkeypatch.undo()
+
+
+async def test_a_sequence_is_restored_again_before_the_last_restore_is_over(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(await small(tiny("llama")), memory) as (engine, _):
+        exchange = engine._exchange
+        assert exchange is not None
+        sequence = await engine._ask(lambda core: core._factory.make(requests()[0]))
+        exchange._begin(sequence)
+        exchange._begin(sequence)
+        first, second = exchange._restoring
+        ask = exchange._core
+
+        async def held(question: Any) -> Any:
+            if asyncio.current_task() is second:
+                await asyncio.Event().wait()
+            return await ask(question)
+
+        monkeypatch.setattr(exchange, "_core", held)
+        await first
+        assert second in exchange._restoring
+        exchange.stop("0")
+        await asyncio.wait([second])
+        assert second.cancelled()
+        assert not exchange._restoring

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Run
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -110,7 +110,9 @@ class PageExchange:
         self._prefetches = asyncio.Semaphore(MAX_PREFETCHES)
         self._flights: SingleFlight[bytes, None] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._restoring: dict[str, asyncio.Task[None]] = {}
+        self._restoring: dict[asyncio.Task[None], str] = {}
+        # All that run, those too that are stopped and have not ended yet.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
         # Requests whose records the transport still holds: a slow reader takes places, too.
         self._unread: set[str] = set()
@@ -142,8 +144,7 @@ class PageExchange:
             ]
         if not sources:
             return False
-        task = asyncio.create_task(self._prepare(request, sources, done))
-        self._fetching[request.id] = task
+        self._fetching[request.id] = self._spawn(self._prepare(request, sources, done))
         return True
 
     def serve(self, cached: CachedPages, call: CallSoon) -> None:
@@ -156,9 +157,16 @@ class PageExchange:
         cached.offload_to(self.tiers, lambda sequence: call(lambda: self._begin(sequence)))
 
     def _begin(self, sequence: Sequence) -> None:
-        request_id = sequence.request.id
-        task = self._restoring[request_id] = asyncio.create_task(self._restore(sequence))
-        task.add_done_callback(lambda _: self._restoring.pop(request_id, None))
+        # Not by its id: one that was preempted again may begin before the last restore is over.
+        task = self._spawn(self._restore(sequence))
+        self._restoring[task] = sequence.request.id
+        task.add_done_callback(self._restoring.pop)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _restore(self, sequence: Sequence) -> None:
         request, sources = sequence.request, self._tier_sources()
@@ -176,9 +184,9 @@ class PageExchange:
 
     def stop(self, request_id: str) -> bool:
         """Stop fetching for a request; True if it had not reached the core yet."""
-        restoring = self._restoring.get(request_id)
-        if restoring is not None:
-            restoring.cancel()
+        for restoring, restored in self._restoring.items():
+            if restored == request_id:
+                restoring.cancel()
         task = self._fetching.pop(request_id, None)
         if task is not None:
             task.cancel()
@@ -188,7 +196,7 @@ class PageExchange:
         """Stop everything; return the ids of the requests that waited for pages."""
         for request_id in tuple(self._giving):
             self.stop_giving(request_id)
-        for task in self._restoring.values():
+        for task in self._restoring:
             task.cancel()
         return [request_id for request_id in tuple(self._fetching) if self.stop(request_id)]
 
@@ -203,7 +211,10 @@ class PageExchange:
             await asyncio.to_thread(self.tiers.rest)
 
     async def close(self) -> None:
-        """Close the tiers; nothing runs any more."""
+        """Return once nothing runs any more, and the tiers are closed; the core has ended."""
+        # The core may have preempted a sequence after all was stopped.
+        self.stop_all()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.tiers is not None:
             await asyncio.to_thread(self.tiers.close)
 
@@ -328,7 +339,7 @@ class PageExchange:
         asked = len(self._giving) + len(self._unread)
         if asked >= MAX_ASKED:
             raise OverloadedError(f"{asked} others ask for pages", retry_after=1)
-        task = asyncio.create_task(self._give(request, query, emit))
+        task = self._spawn(self._give(request, query, emit))
         self._giving[request.id] = task, lambda: emit(request.end("abort"))
 
     def stop_giving(self, request_id: str) -> None:

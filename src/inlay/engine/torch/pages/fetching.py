@@ -145,8 +145,7 @@ class TierSource:
 
     async def given(self, piece: Piece) -> tuple[Tensor, int]:
         """Read the tier."""
-        read = self._tiers.read
-        records = await asyncio.to_thread(read, self._tier, piece.group, piece.digests)
+        records = await self._tiers.reading(self._tier, piece.group, piece.digests)
         return records, len(records)
 
 

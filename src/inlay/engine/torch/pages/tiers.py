@@ -1,7 +1,9 @@
 """Tiers behind the prefix cache: pages that it evicts are kept, and found again."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +21,8 @@ from inlay.store.background import Background
 
 MAX_QUEUED_BYTES = 64 << 20
 """Of evicted pages that wait to be sealed; pages that come meanwhile are not kept."""
+_MAX_READS = 8
+"""Pieces that are read at a time."""
 
 
 class Tier(Protocol):
@@ -88,7 +92,9 @@ class PageTiers:
         self._sealer = sealer
         self._lock = threading.Lock()
         self._queued = 0
+        self._closed = False
         self._background = Background("inlay-pages")
+        self._readers = ThreadPoolExecutor(_MAX_READS, "inlay-page-reads")
 
     @property
     def stores(self) -> tuple[Tier, ...]:
@@ -183,6 +189,11 @@ class PageTiers:
         self._flush_events()
         return records[:good]
 
+    async def reading(self, store: Tier, group: int, digests: Sequence[bytes]) -> Tensor:
+        """As `read`, in a thread. One that nobody waits for any more goes on until `close`."""
+        read = partial(self.read, store, group, digests)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
     def clear(self) -> None:
         """Forget all pages. Blocks."""
         self._background.submit(self._clear)
@@ -206,7 +217,14 @@ class PageTiers:
         self._background.flush()
 
     def close(self) -> None:
-        """Keep what came, and let go of memory and directory."""
+        """Keep what came, end what is read, and let go of memory and directory.
+
+        Blocks. May be called again.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._readers.shutdown(cancel_futures=True)
         self.write_rest()
         self._background.close()
         for tier in self.stores:
