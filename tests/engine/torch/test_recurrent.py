@@ -6,20 +6,28 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.attention.layers import least_page_size
+from inlay.engine.torch.attention.layers import LayerShape, least_page_size
+from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.recurrent import WINDOW, RecurrentStates, state_size
+from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import EngineLimits, PageGroup
+from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.checks import check_settings
 from inlay.engine.torch.loading import card_of, core_of
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.native.recurrent import delta_step
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling
 from tests.engine import reference
+from tests.model_configs import config_of
 from tests.models import VOCAB_SIZE, make, tiny
 
 SECRET = Secret(bytes(32))
@@ -128,6 +136,50 @@ def test_pages_are_as_large_as_a_state(tmp_path: Path, caplog: pytest.LogCapture
     for cached in (0, 160):
         expected = reference.greedy(directory, Prompt.of(Tokens(prompt)), 8)
         assert ask(engine, prompt, 8) == (expected, cached)
+
+
+@pytest.mark.skipif(delta_step() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("key", "value", "heads"), [(8, 8, 2), (24, 80, 3), (16, 128, 1)])
+def test_the_native_step_is_that_of_transformers(
+    kind: str, dtype: torch.dtype, key: int, value: int, heads: int
+) -> None:
+    """Also where the state of a head is in two tensors, or in two heads of pages."""
+    sizes = {"linear_key_head_dim": key, "linear_value_head_dim": value}
+    layer: Any = AutoModelForCausalLM.from_config(config_of(kind, **sizes)).model.layers[0]
+    module = layer.linear_attn.to(dtype)
+    shape = LayerShape(WINDOW, heads, 16, 24, state_size=state_size(module))
+    size = least_page_size([shape], dtype)
+    generator = torch.Generator().manual_seed(7)
+
+    def computed(native: bool) -> tuple[Tensor, Tensor]:
+        pages = Pages(
+            [shape], [PageGroup(WINDOW, (0,))],
+            num_pages=9, page_size=size, dtype=dtype, device=torch.device("cpu"),
+        )  # fmt: skip
+        generator.manual_seed(8)
+        states = torch.randn(9, shape.state_size, generator=generator)
+        pages.write_states(0, torch.arange(1, 10), states)
+        # The first position, one in a page, the first of a page, the last of one.
+        starts, runs = (0, 5, size, 2 * size - 1), ((1,), (2,), (3, 4), (5, 6))
+        batch = Batch.pack(
+            [
+                BatchItem([(at, Tokens([1]))], at, 1, [PageRun(run)], 1)
+                for at, run in zip(starts, runs, strict=True)
+            ],
+            size,
+        )
+        hidden = torch.randn(1, 6, 64, generator=generator).to(dtype)
+        with torch.inference_mode():
+            out = RecurrentStates(batch, pages, native=native).compute(module, hidden)
+        return out.float(), pages.read_states(0, torch.arange(1, 10), shape.state_size)
+
+    ours, theirs = computed(True), computed(False)
+    bound = 1e-5 if dtype is torch.float32 else 0.05
+    for found, expected in zip(ours, theirs, strict=True):
+        assert float((found - expected).abs().max() / expected.abs().max()) < bound
+    assert not ours[0][0, 4:].any()
 
 
 def test_smaller_pages_are_refused_before_anything_is_written() -> None:

@@ -315,6 +315,9 @@ class CausalModel:
             if self.group is not None and len(batch.pending):
                 # Only rank 0 has these tokens.
                 self.group.share(batch.token_ids)
+            recurrence: dict[str, Any] = {}
+            if self.recurrent:
+                recurrence["states"] = RecurrentStates(batch, pages, native=paged is None)
             if paged is None:
                 paged = attention(
                     batch,
@@ -331,7 +334,7 @@ class CausalModel:
                     position_ids=F.pad(positions, (0, padding)),
                     use_cache=False,
                     paged=paged,
-                    **({"states": RecurrentStates(batch, pages)} if self.recurrent else {}),
+                    **recurrence,
                     **_inner_features(batch, padding),
                     **self._per_layer_inputs(batch, padding),
                 ).last_hidden_state[0]

@@ -112,7 +112,8 @@ class Pages:
     def read_states(self, layer: int, pages: Tensor, size: int) -> Tensor:
         """Return the states of a recurrent layer in `pages` [B] int64: float32 [B, size]."""
         parts = [
-            part.index_select(1, pages)[..., :length] for part, length in self._parts(layer, size)
+            part.index_select(1, pages)[..., :length]
+            for part, length in self.state_parts(layer, size)
         ]
         whole = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
         return whole.transpose(0, 1).flatten(1)[:, :size]
@@ -123,14 +124,15 @@ class Pages:
         padded = F.pad(states, (0, -states.shape[1] % heads))
         whole = padded.view(len(states), heads, -1).transpose(0, 1)
         first = 0
-        for part, length in self._parts(layer, states.shape[1]):
+        for part, length in self.state_parts(layer, states.shape[1]):
             part[..., :length].index_copy_(1, pages, whole[..., first : first + length])
             first += length
 
-    def _parts(self, layer: int, size: int) -> list[tuple[Tensor, int]]:
+    def state_parts(self, layer: int, size: int) -> list[tuple[Tensor, int]]:
         """Return where the states of a layer are, as float32 [H, 1 + N, elements], and how many.
 
         A head has an equal part of a state of `size` elements, in its keys, then in its values.
+        Raises `EngineError` if pages are too small.
         """
         tensors = [pages.flatten(2).view(torch.float32) for pages in self.kept[layer]]
         left, parts = -(-size // len(tensors[0])), []

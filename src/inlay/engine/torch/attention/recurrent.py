@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from inlay.engine.torch.native.recurrent import DeltaRule, DeltaStep, delta_step
 from inlay.engine.torch.transfers import upload
 
 if TYPE_CHECKING:
@@ -96,33 +98,80 @@ class _Run(NamedTuple):
 class RecurrentStates:
     """A `Recurrence` over pages.
 
-    Sequences with one position are computed together, without a look at the device: a CUDA graph
-    can hold them. The others are computed one after another, page by page.
+    Sequences with one position are computed together: natively on a CPU, or without a look at the
+    device, so that a CUDA graph can hold them. The others are computed one after another, page by
+    page.
     """
 
-    def __init__(self, batch: "Batch", pages: "Pages") -> None:
-        """Find the pages of `batch`."""
+    def __init__(self, batch: "Batch", pages: "Pages", *, native: bool = True) -> None:
+        """Find the pages of `batch`; `native` kernels are for tensors that are on a CPU."""
         self._pages = pages
+        self._step = delta_step() if native and batch.slots.device.type == "cpu" else None
         self._runs = [*_single(batch, pages.page_size), *_several(batch, pages.page_size)]
 
     def compute(self, module: Any, hidden: Tensor) -> Tensor:
         """Compute as `Recurrence.compute`."""
-        layer, shapes = module.layer_idx, _shapes(module)
-        group, sizes = self._pages.groups[layer], [shape.numel() for shape in shapes]
+        group = self._pages.groups[module.layer_idx]
         out = torch.zeros_like(hidden)
         for run in self._runs:
-            kept = self._pages.read_states(layer, run.read[group], sum(sizes))
-            rule, seen = torch.split(kept, sizes, 1)
-            cache = _LayerCache(
-                rule.reshape(-1, *shapes[0]), seen.reshape(-1, *shapes[1]).to(hidden.dtype)
-            )
             inputs = hidden[0, run.rows].view(-1, run.length, hidden.shape[2])
-            out[0, run.rows] = (
-                type(module).forward(module, inputs, cache_params=cache).flatten(0, 1)
-            )
-            new = torch.cat((cache.rule.flatten(1).float(), cache.seen.flatten(1).float()), 1)
-            self._pages.write_states(layer, run.write[group], new)
+            read, write = run.read[group], run.write[group]
+            if run.length == 1 and self._step is not None and module.activation == "silu":
+                found = self._natively(self._step, module, inputs, read, write)
+            else:
+                found = self._by_cache(module, inputs, read, write)
+            out[0, run.rows] = found.flatten(0, 1)
         return out
+
+    def _by_cache(self, module: Any, inputs: Tensor, read: Tensor, write: Tensor) -> Tensor:
+        """Compute [B, L, C] to [B, L, C] by transformers' own code."""
+        layer, shapes = module.layer_idx, _shapes(module)
+        sizes = [shape.numel() for shape in shapes]
+        rule, seen = torch.split(self._pages.read_states(layer, read, sum(sizes)), sizes, 1)
+        cache = _LayerCache(
+            rule.reshape(-1, *shapes[0]), seen.reshape(-1, *shapes[1]).to(inputs.dtype)
+        )
+        found: Tensor = type(module).forward(module, inputs, cache_params=cache)
+        new = torch.cat((cache.rule.flatten(1).float(), cache.seen.flatten(1).float()), 1)
+        self._pages.write_states(layer, write, new)
+        return found
+
+    def _natively(
+        self, step: DeltaStep, module: Any, inputs: Tensor, read: Tensor, write: Tensor
+    ) -> Tensor:
+        """Compute [B, 1, C] to [B, 1, C] with states changed in place."""
+        mixed, gate, strength, decay = _projected(module, inputs)
+        found = step(
+            DeltaRule(
+                module.num_k_heads,
+                module.num_v_heads,
+                module.head_k_dim,
+                module.head_v_dim,
+                module.conv_kernel_size,
+            ),
+            self._pages.state_parts(module.layer_idx, state_size(module)),
+            read.contiguous(),
+            write.contiguous(),
+            mixed.float().contiguous(),
+            module.conv1d.weight[:, 0].float(),
+            (-module.A_log.float().exp() * F.softplus(decay.float() + module.dt_bias))[:, 0],
+            strength.float().sigmoid()[:, 0],
+        )
+        normed = module.norm(found.flatten(0, 1).to(inputs.dtype), gate.reshape(-1, gate.shape[-1]))
+        projected: Tensor = module.out_proj(normed.view(len(inputs), 1, -1))
+        return projected
+
+
+def _projected(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Project [B, 1, C] to the convolution's channels [B, 1, D], gates, and b and a [B, 1, V]."""
+    if hasattr(module, "in_proj_qkvz"):
+        query, key, value, gate, b, a = module.fix_query_key_value_ordering(
+            module.in_proj_qkvz(inputs), module.in_proj_ba(inputs)
+        )
+        return torch.cat([part.flatten(2) for part in (query, key, value)], 2), gate, b, a
+    mixed, gate = module.in_proj_qkv(inputs), module.in_proj_z(inputs)
+    gate = gate.view(*gate.shape[:2], -1, module.head_v_dim)
+    return mixed, gate, module.in_proj_b(inputs), module.in_proj_a(inputs)
 
 
 def _single(batch: "Batch", size: int) -> Iterator[_Run]:

@@ -1,0 +1,112 @@
+"""Models with recurrent layers: the engine beside transformers, which keeps states in its own cache.
+
+    python -m benchmarks.recurrent                  8 layers, 6 of them recurrent, in bfloat16
+    python -m benchmarks.recurrent --layers 24 --rounds 2
+
+CPU seconds of a prompt until its first token, and of a token afterwards; the best of the rounds,
+taken in turns in one process.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
+
+from benchmarks._environment import ensure
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.loading import core_of
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.step import Core
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Request, Sampling
+
+CASES = ((64, 1, 24), (64, 8, 16), (64, 32, 8), (1024, 1, 8))
+"""Positions of a prompt, sequences, new tokens."""
+
+
+def write_model(directory: Path, layers: int) -> None:
+    config = Qwen3_5TextConfig(
+        vocab_size=32_000,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=16,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(directory)
+
+
+def ours(core: Core, prompts: Tensor, new: int) -> tuple[float, float]:
+    """Return CPU seconds until every sequence has a token, and of a step afterwards."""
+    sampling = Sampling(max_tokens=new, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(prompts.tolist()):
+        core.admit(Request(id=str(number), prompts=(Prompt.of(Tokens(prompt)),), params=sampling))
+    start, seen, first, steps = time.process_time(), set[str](), 0.0, 0
+    while len(core):
+        seen |= {output.request_id for output in core.step() if output.token_ids}
+        steps += bool(first)
+        if not first and len(seen) == len(prompts):
+            first = time.process_time() - start
+    return first, (time.process_time() - start - first) / steps
+
+
+@torch.inference_mode()
+def theirs(model: Any, prompts: Tensor, new: int) -> tuple[float, float]:
+    """Return the same of transformers."""
+    start = time.process_time()
+    found = model(prompts, use_cache=True, logits_to_keep=1)
+    first = time.process_time() - start
+    for _ in range(new - 1):
+        token = found.logits[:, -1:].argmax(-1)
+        found = model(token, past_key_values=found.past_key_values, use_cache=True)
+    return first, (time.process_time() - start - first) / (new - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    ensure("benchmarks.recurrent")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write_model(directory, options.layers)
+        settings = EngineSettings(model=name, device="cpu", num_threads=1, max_model_len=2048)
+        secret = Secret.random()
+        core = core_of(settings, CausalModel.load(settings), secret, CacheEvents(settings, secret))
+        peer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+        print(f"pages of {core.bounds.page_size} positions")
+        print(f"{'prompt':>6} {'sequences':>9} {'prompt: ours, theirs':>28} {'a token':>28}")
+        for length, sequences, new in CASES:
+            best: dict[str, tuple[float, float]] = {}
+            for _ in range(options.rounds):
+                prompts = torch.randint(3, 30_000, (sequences, length))
+                for kind, took in (
+                    ("ours", ours(core, prompts, new)),
+                    ("theirs", theirs(peer, prompts, new)),
+                ):
+                    before = best.get(kind, took)
+                    best[kind] = min(took[0], before[0]), min(took[1], before[1])
+            pairs = zip(best["ours"], best["theirs"], strict=True)
+            cells = (f"{a * 1e3:8.1f} {b * 1e3:8.1f} ms {b / a:5.2f}x" for a, b in pairs)
+            print(f"{length:6} {sequences:9} {'   '.join(cells)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""One position of recurrent layers, with states in pages."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.native.build import load
+
+_FIELDS = (
+    "first", "second", "read", "write", "inputs", "filter", "decay", "strength", "out",
+)  # fmt: skip
+_SIZES = (
+    "first_head", "first_page", "first_size", "second_head", "second_page", "second_size",
+    "batch", "width", "key_heads", "value_heads", "key_size", "value_size",
+)  # fmt: skip
+
+_Call = type(
+    "_Call",
+    (ctypes.Structure,),
+    {
+        "_fields_": [
+            *((name, ctypes.c_void_p) for name in _FIELDS),
+            *((name, ctypes.c_int64) for name in _SIZES),
+            ("threads", ctypes.c_int32),
+        ]
+    },
+)
+
+
+class DeltaRule(NamedTuple):
+    """Sizes of a gated delta rule.
+
+    Attributes:
+        key_heads: heads of keys and queries.
+        value_heads: heads of values, a multiple of them.
+        key_size: elements of a key.
+        value_size: elements of a value.
+        width: positions that the convolution sees.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    width: int
+
+
+class DeltaStep(Protocol):
+    """One position of the gated delta rule for each of B sequences, on the CPU."""
+
+    def __call__(
+        self,
+        rule: DeltaRule,
+        parts: Sequence[tuple[Tensor, int]],
+        read: Tensor,
+        write: Tensor,
+        inputs: Tensor,
+        kernel: Tensor,
+        decay: Tensor,
+        strength: Tensor,
+    ) -> Tensor:
+        """Compute outputs and new states.
+
+        Args:
+            rule: sizes; D channels are queries, keys and values of all heads.
+            parts: where states are, as in `Pages.parts`; one tensor or two.
+            read: [B] int64, pages of the states before.
+            write: [B] int64, pages of the states after.
+            inputs: [B, D] float32, of the convolution.
+            kernel: [D, width] float32, of the convolution.
+            decay: [B, value heads] float32, logarithms.
+            strength: [B, value heads] float32.
+
+        Returns:
+            [B, value heads, value size] float32.
+        """
+        ...
+
+
+@cache
+def delta_step() -> DeltaStep | None:
+    """Return the kernel, compiled at the first call; None if not available."""
+    library = load("recurrent")
+    if library is None:
+        return None
+    function = library.inlay_delta_step
+    function.argtypes, function.restype = (ctypes.c_void_p,), None
+
+    def step(
+        rule: DeltaRule,
+        parts: Sequence[tuple[Tensor, int]],
+        read: Tensor,
+        write: Tensor,
+        inputs: Tensor,
+        kernel: Tensor,
+        decay: Tensor,
+        strength: Tensor,
+    ) -> Tensor:
+        first, second = parts[0], parts[-1]
+        out = inputs.new_empty(len(inputs), rule.value_heads, rule.value_size)
+        call = _Call(
+            *(tensor.data_ptr() for tensor in (first[0], second[0], read, write)),
+            *(tensor.data_ptr() for tensor in (inputs, kernel, decay, strength, out)),
+            *first[0].stride()[:2], first[1],
+            *second[0].stride()[:2], second[1] if len(parts) > 1 else 0,
+            len(inputs), rule.width, rule.key_heads, rule.value_heads, rule.key_size,
+            rule.value_size, torch.get_num_threads(),
+        )  # fmt: skip
+        function(ctypes.byref(call))
+        return out
+
+    return step
+
+
+__all__ = ["DeltaRule", "DeltaStep", "delta_step"]
