@@ -1,5 +1,6 @@
 """Models, tokenizing, probes, metrics and pages."""
 
+import json
 from typing import Any, get_type_hints
 
 import httpx
@@ -8,6 +9,7 @@ import openai
 import pytest
 
 import inlay
+from inlay.api.answer_fields import ANSWER_FIELDS
 from inlay.api.app import ROUTES
 from inlay.api.examples import EXAMPLES
 from inlay.api.field_examples import FIELD_EXAMPLES
@@ -122,36 +124,15 @@ def test_the_description_covers_every_route_and_resolves(url: str) -> None:
     )
 
 
-def test_every_field_of_a_request_is_described_and_refused_ones_say_why(url: str) -> None:
-    document = httpx.get(url + "/openapi.json").json()
-    schemas = document["components"]["schemas"]
-    asked: set[str] = set()
-
-    def collect(value: Any) -> None:
-        if isinstance(value, list):
-            for child in value:
-                collect(child)
-        elif isinstance(value, dict):
-            name = value.get("$ref", "").removeprefix("#/components/schemas/")
-            if name and name not in asked:
-                asked.add(name)
-                collect(schemas[name])
-            collect(list(value.values()))
-
-    for methods in document["paths"].values():
-        collect([operation.get("requestBody", {}) for operation in methods.values()])
+def test_every_type_and_field_is_described_and_refused_ones_say_why(url: str) -> None:
+    schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
     fields = [
         (name, field, value)
-        for name in sorted(asked)
-        for field, value in schemas[name].get("properties", {}).items()
+        for name, schema in schemas.items()
+        for field, value in schema.get("properties", {}).items()
     ]
-    # The kind of a part is its tag.
-    bare = [
-        (name, field)
-        for name, field, value in fields
-        if not value.get("description") and (field != "type" or "enum" not in value)
-    ]
-    assert bare == []
+    assert [name for name, schema in schemas.items() if not schema.get("description")] == []
+    assert [(name, field) for name, field, value in fields if not value.get("description")] == []
     refused = [value["description"] for _, _, value in fields if value.get("not") == {}]
     assert len(refused) > 50
     assert all(reason.startswith("Refused: ") for reason in refused)
@@ -160,6 +141,38 @@ def test_every_field_of_a_request_is_described_and_refused_ones_say_why(url: str
     response = schemas["ResponsesRequest"]["properties"]
     assert response["messages"]["description"].endswith("here it is input.")
     assert "not" not in completion["prompt"]
+
+
+_TYPES = {"string": str, "integer": int, "number": int | float}
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Return True if a value is one of a plain schema."""
+    assert set(schema) <= {
+        "type", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength"
+    }  # fmt: skip
+    if "enum" in schema:
+        return bool(value in schema["enum"])
+    if isinstance(value, str):
+        return bool(schema["type"] == "string" and schema.get("minLength", 0) <= len(value))
+    low, high = schema.get("minimum", value), schema.get("maximum", value)
+    return bool(isinstance(value, _TYPES[schema["type"]]) and low <= value <= high)
+
+
+def test_every_parameter_is_described_with_an_example_that_fits(url: str) -> None:
+    paths = httpx.get(url + "/openapi.json").json()["paths"]
+    found = [
+        (path, one)
+        for path, methods in paths.items()
+        for operation in methods.values()
+        for one in operation.get("parameters", [])
+    ]
+    for path, one in found:
+        assert one["description"], (path, one)
+        for value in (one["example"], one["schema"].get("default", one["example"])):
+            assert fits(value, one["schema"]), one
+        assert (one["in"] == "path") == (f"{{{one['name']}}}" in path)
+    assert {path for path in paths if "{" in path} <= {path for path, _ in found}
 
 
 def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
@@ -179,6 +192,37 @@ def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
             else:
                 assert example in value["enum"]
     assert set(FIELD_EXAMPLES) <= used
+
+
+def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(url: str) -> None:
+    schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
+    asked = struct_types({route.request for route, _ in ROUTES if route.request is not None})
+    answers = {
+        kind
+        for route, _ in ROUTES
+        for kind in (route.response, route.event, route.otherwise, route.errors.type)
+        if kind is not None
+    }
+    used, bare = set(), []
+    for name, kind in struct_types(answers).items():
+        hints = get_type_hints(kind)
+        for field, value in schemas[name].get("properties", {}).items():
+            used |= {field, f"{kind.__name__}.{field}"}
+            if "examples" in value and name not in asked:
+                (example,) = value["examples"]
+                try:
+                    msgspec.convert(example, hints[field])
+                except msgspec.ValidationError as error:
+                    bare.append(f"{name}.{field}: {error}")
+            elif (
+                "examples" not in value
+                and "$ref" not in json.dumps(value)
+                and value.get("type") != "null"
+                and len(value.get("enum", ())) != 1
+            ):
+                bare.append(f"{name}.{field}")
+    assert bare == []
+    assert set(ANSWER_FIELDS) <= used
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES))

@@ -48,6 +48,17 @@ def test_fields_are_described_and_refused_ones_shown_apart(browser: Any, url: st
         assert completions.get_by_text("there is no beam search").is_visible()
 
 
+def test_parameters_and_answers_are_described_too(browser: Any, url: str) -> None:
+    with tab(browser, url + "/docs") as opened:
+        sleep = opened.page.locator("#post-sleep")
+        sleep.get_by_text("Parameters: level, mode, wait").click()
+        assert sleep.get_by_text("what running requests get").is_visible()
+        assert sleep.get_by_text("in the query").first.is_visible()
+        completions = opened.page.locator("#post-v1-completions")
+        completions.get_by_text("Answer, application/json").click()
+        assert completions.get_by_text("that ended the answer; null otherwise").first.is_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 def test_the_reference_is_accessible(
@@ -57,6 +68,7 @@ def test_the_reference_is_accessible(
         completions = opened.page.locator("#post-v1-completions")
         completions.get_by_text("Try", exact=True).click()
         completions.get_by_text("Request: CompletionRequest").click()
+        completions.get_by_text("Parameters: X-Session-Id").click()
         assert opened.violations() == []
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert opened.page.evaluate(wide) == 0

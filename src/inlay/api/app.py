@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from inlay.api import parameters
 from inlay.api.admin import adapters, fleet
+from inlay.api.admin import parameters as of_admin
 from inlay.api.admin import workers as admin
 from inlay.api.admin.fleet import WorkerList
 from inlay.api.admin.schema import (
@@ -15,7 +17,9 @@ from inlay.api.admin.schema import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
+from inlay.api.answer_fields import ANSWER_FIELDS
 from inlay.api.anthropic import models as anthropic_models
+from inlay.api.anthropic import parameters as of_anthropic
 from inlay.api.anthropic.errors import ANTHROPIC
 from inlay.api.anthropic.route import count_tokens, messages
 from inlay.api.anthropic.schema import (
@@ -23,6 +27,8 @@ from inlay.api.anthropic.schema import (
     Message,
     MessagesInput,
     MessagesRequest,
+    ModelInfo,
+    ModelPage,
     TokenCount,
 )
 from inlay.api.examples import EXAMPLES
@@ -89,35 +95,37 @@ ROUTES: Routes = (
     (
         Operation(
             "POST", "/v1/completions", "Continue a prompt of text, ids, embeddings or a mixture.",
-            CompletionRequest, Completion, CompletionChunk, multipart=True,
+            CompletionRequest, Completion, CompletionChunk, parameters.GENERATION, multipart=True,
         ),
         completions,
     ),
     (
         Operation(
             "POST", "/v1/chat/completions", "Answer a chat whose messages may hold embeddings.",
-            ChatRequest, ChatCompletion, ChatChunk, multipart=True,
+            ChatRequest, ChatCompletion, ChatChunk, parameters.GENERATION, multipart=True,
         ),
         chat_completions,
     ),
     (
         Operation(
             "POST", "/v1/responses", "Answer items, which may hold embeddings. Stateless.",
-            ResponsesRequest, Response, StreamEvent, multipart=True,
+            ResponsesRequest, Response, StreamEvent, parameters.GENERATION, multipart=True,
         ),
         responses,
     ),
     (
         Operation(
             "POST", "/v1/messages", "Answer messages in Anthropic's form. Stateless.",
-            MessagesRequest, Message, Event, multipart=True, errors=ANTHROPIC,
+            MessagesRequest, Message, Event, (of_anthropic.VERSION, *parameters.GENERATION),
+            multipart=True, errors=ANTHROPIC,
         ),
         messages,
     ),
     (
         Operation(
             "POST", "/v1/messages/count_tokens", "Number of positions of a prompt of messages.",
-            MessagesInput, TokenCount, multipart=True, errors=ANTHROPIC,
+            MessagesInput, TokenCount, parameters=(of_anthropic.VERSION,), multipart=True,
+            errors=ANTHROPIC,
         ),
         count_tokens,
     ),
@@ -160,7 +168,8 @@ ROUTES: Routes = (
     (
         Operation(
             "POST", "/v1/prompt_embeds", "Store embeddings or an image: a file, or JSON.",
-            UploadRequest, Stored, files=(OCTETS, IMAGES + "*"),
+            UploadRequest, Stored, parameters=(parameters.UPLOAD_MODEL,),
+            files=(OCTETS, IMAGES + "*"),
         ),
         uploads.upload,
     ),
@@ -171,21 +180,23 @@ ROUTES: Routes = (
     ),
     (
         Operation("POST", "/v1/prompt_embeds/{id}/rows", "Rows of stored embeddings.",
-            RowsRequest, RowsResponse),
+            RowsRequest, RowsResponse, parameters=(parameters.STORED,)),
         lookup.show_rows,
     ),
     (
         Operation("POST", "/v1/prompt_embeds/{id}/pin", "Pin or unpin a stored prompt.",
-            PinRequest, Stored),
+            PinRequest, Stored, parameters=(parameters.STORED,)),
         uploads.pin,
     ),
     (Operation("GET", "/v1/prompt_embeds/{id}", "Metadata of a stored prompt.",
-        None, Stored), uploads.show),
+        None, Stored, parameters=(parameters.STORED,)), uploads.show),
     (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete a stored prompt.",
-        None, PromptEmbedsDeleted), uploads.delete),
-    (Operation("GET", "/v1/models", "All models.", None, ModelList),
+        None, PromptEmbedsDeleted, parameters=(parameters.STORED,)), uploads.delete),
+    (Operation("GET", "/v1/models", "All models.", None, ModelList,
+        parameters=(of_anthropic.ASKS_ANTHROPIC, *of_anthropic.PAGES), otherwise=ModelPage),
         by_version(models.list_models, anthropic_models.list_models)),
-    (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry),
+    (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry,
+        parameters=(parameters.MODEL_NAME, of_anthropic.ASKS_ANTHROPIC), otherwise=ModelInfo),
         by_version(models.one_model, anthropic_models.one_model)),
     (Operation("POST", "/tokenize", "Token ids of a text or a chat.",
         TokenizeRequest, TokenizeResponse), tokenize.tokenize),
@@ -208,21 +219,20 @@ ROUTES: Routes = (
     (
         Operation(
             "POST", "/sleep",
-            "Put workers to sleep: `level`, `mode`, `wait`, `model` or `worker`.",
-            None, Asleep, admin=True,
+            "Put workers to sleep.", None, Asleep, parameters=of_admin.SLEEP, admin=True,
         ),
         admin.sleep,
     ),
     (
-        Operation("POST", "/wake_up", "Wake workers, or only the `tags` weights or kv_cache.",
-            None, Awake, admin=True),
+        Operation("POST", "/wake_up", "Wake workers, or only parts of them.",
+            None, Awake, parameters=of_admin.WAKE, admin=True),
         admin.wake_up,
     ),
-    (Operation("GET", "/is_sleeping", "Sleep level of each worker.",
-        None, IsSleeping, admin=True), admin.is_sleeping),
+    (Operation("GET", "/is_sleeping", "Sleep level of each worker.", None, IsSleeping,
+        parameters=(of_admin.ONE_MODEL, of_admin.ONE_WORKER), admin=True), admin.is_sleeping),
     (
         Operation("POST", "/drain", "Have one `worker` of a fleet drain and end, as with SIGTERM.",
-            None, DrainStarted, admin=True),
+            None, DrainStarted, parameters=(of_admin.DRAINED,), admin=True),
         admin.drain,
     ),
     (
@@ -257,13 +267,13 @@ ROUTES: Routes = (
         Operation(
             "GET", "/tokenizer_info",
             "Tokenizer configuration; admin without --enable-tokenizer-info-endpoint.",
-            None, dict[str, Any],
+            None, dict[str, Any], parameters=(parameters.TOKENIZER_MODEL,),
         ),
         info.tokenizer_info,
     ),
     (
         Operation("GET", "/server_info", "Settings, models and machine.",
-            None, dict[str, Any], admin=True),
+            None, dict[str, Any], parameters=(parameters.CONFIG_FORMAT,), admin=True),
         info.server_info,
     ),
     (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
@@ -271,7 +281,8 @@ ROUTES: Routes = (
     (Operation("GET", "/docs", "API reference as a page.", open=True), pages.docs),
     (Operation("GET", "/start", "Requests to try, as a page.", open=True), pages.start),
     (Operation("GET", "/fleet", "The workers, as a page.", open=True), pages.fleet),
-    (Operation("GET", "/web/{name}", "Files of the pages.", open=True), pages.asset),
+    (Operation("GET", "/web/{name}", "Files of the pages.",
+        parameters=(parameters.FILE,), open=True), pages.asset),
     (Operation("GET", "/", "The playground, a page.", open=True), pages.home),
 )  # fmt: skip
 
@@ -298,5 +309,5 @@ def build_app(
         InvalidRequestError: a file named in the settings cannot be read.
     """
     refused = {name: reason.text for name, reason in UNSERVED.items()}
-    notes = Notes(refused, EXAMPLES, FIELD_EXAMPLES)
+    notes = Notes(refused, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS)
     return App(Server(router, settings, secret, store, tracing), ROUTES, notes)

@@ -70,6 +70,7 @@ class _Endpoint:
         call.answers_with(self.errors)
         operation, handler = self.find(scope)
         scope["inlay.route"] = self.path
+        call.parameters = operation.query
         server = call.server
         call.quiet = operation.open
         if server.tracing is not None and not operation.open:

@@ -45,7 +45,7 @@ async def tokenizer_info(call: Call) -> None:
         InlayError: no such model.
     """
     server = call.server
-    name = call.query("model").get("model", [None])[-1]
+    name = call.query().get("model", [None])[-1]
     renderer = await server.renderers.of(server.card(name))
     found = {
         key: _plain(value)
@@ -74,7 +74,7 @@ async def server_info(call: Call) -> None:
     Raises:
         InvalidRequestError: a query other than `config_format` text or json.
     """
-    form = call.query("config_format").get("config_format", ["text"])[-1]
+    form = call.query().get("config_format", ["text"])[-1]
     if form not in _FORMATS:
         raise InvalidRequestError(
             f"config_format must be text or json, got {form[:40]!r}", param="config_format"

@@ -1,8 +1,9 @@
 """OpenAPI description, made from the types that parse requests."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,6 +12,54 @@ from inlay.http.errors import OPENAI, ErrorForm
 from inlay.http.field_docs import field_descriptions, struct_types, summary
 
 _REF = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a route.
+
+    Attributes:
+        name: as it is written in a request.
+        text: its meaning.
+        schema: type, bounds and default, as JSON Schema.
+        example: a value.
+        place: where it stands.
+        required: the route cannot do without it.
+    """
+
+    name: str
+    text: str
+    schema: Mapping[str, Any]
+    example: Any
+    place: Literal["query", "path", "header"] = "query"
+    required: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """Return it as OpenAPI has it."""
+        return {
+            "name": self.name,
+            "in": self.place,
+            "description": self.text,
+            "required": self.required or self.place == "path",
+            "schema": dict(self.schema),
+            "example": self.example,
+        }
+
+
+_REQUEST_ID = Parameter(
+    "X-Request-Id",
+    "id of the request, of 1 to 128 visible characters; drawn when absent. It comes back.",
+    {"type": "string"},
+    "my-request-1",
+    "header",
+)
+_TIMEOUT = Parameter(
+    "X-Request-Timeout",
+    "seconds that the request may take in all; the server's own bound holds too.",
+    {"type": "number", "exclusiveMinimum": 0},
+    30,
+    "header",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +73,8 @@ class Operation:
         request: type of the body, or None.
         response: type of the answer, or union of types, or None where it is not JSON.
         event: type, or union of types, of a stream's events; None where there is no stream.
+        parameters: in its path and query, and headers of its own.
+        otherwise: type of the answer in another API's form, or None.
         multipart: the body may also be a form: a part `request` of that type, and files.
         files: media types of which the body may also be a raw file.
         open: no API key is required.
@@ -37,11 +88,26 @@ class Operation:
     request: type | None = None
     response: Any = None
     event: Any = None
+    parameters: tuple[Parameter, ...] = ()
+    otherwise: Any = None
     multipart: bool = False
     files: tuple[str, ...] = ()
     open: bool = False
     admin: bool = False
     errors: ErrorForm = OPENAI
+
+    @property
+    def query(self) -> tuple[str, ...]:
+        """Names of the parameters in its query."""
+        return tuple(one.name for one in self.parameters if one.place == "query")
+
+    def all_parameters(self) -> Iterator[Parameter]:
+        """Yield its own parameters and the headers that other routes read too."""
+        yield from self.parameters
+        if not self.open:
+            yield _REQUEST_ID
+            if self.method != "GET" and not self.admin:
+                yield _TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +118,13 @@ class Notes:
         refused: reasons why fields of requests are refused, by field.
         examples: bodies to try, by route and by a description of a few words.
         field_examples: values of requests' fields, by field, or by type and field.
+        answer_fields: descriptions and examples of answers' fields, by field, or by type and field.
     """
 
     refused: Mapping[str, str] = field(default_factory=dict)
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     field_examples: Mapping[str, Any] = field(default_factory=dict)
+    answer_fields: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +155,9 @@ def _bodies(
 def _responses(operation: Operation, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.response is not None:
-        content |= _json(schemas[operation.response])
+        found = [operation.response, operation.otherwise]
+        forms = [schemas[kind] for kind in found if kind is not None]
+        content |= _json(forms[0] if len(forms) == 1 else {"anyOf": forms})
     if operation.event is not None:
         content["text/event-stream"] = {"schema": schemas[operation.event]}
     ok: dict[str, Any] = {"description": "The answer."}
@@ -128,8 +198,27 @@ def _explain(
                 continue
             if known in said:
                 value["description"] = said[known]
+            only = value["enum"][0] if len(value.get("enum", ())) == 1 else None
+            if only is not None:
+                value.setdefault("description", f"Always {json.dumps(only)}.")
             if kind in asked:
                 value["examples"] = _examples(f"{kind.__name__}.{known}", known, value, notes)
+            elif only is None:
+                _explain_answer(f"{kind.__name__}.{known}", known, value, notes)
+
+
+def _explain_answer(full: str, name: str, schema: dict[str, Any], notes: Notes) -> None:
+    """Write what is known of an answer's field into its schema."""
+    if schema.get("type") == "null":
+        schema.setdefault("description", "Always null.")
+        return
+    known = notes.answer_fields
+    text, example = known.get(full) or known.get(name) or ("", None)
+    if text:
+        schema.setdefault("description", text)
+    found = _examples(full, name, schema, Notes()) if example is None else [example]
+    if found:
+        schema["examples"] = found
 
 
 def _examples(full: str, name: str, schema: Mapping[str, Any], notes: Notes) -> list[Any]:
@@ -151,7 +240,13 @@ def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dic
     types = {
         kind
         for operation in listed
-        for kind in (operation.request, operation.response, operation.event, operation.errors.type)
+        for kind in (
+            operation.request,
+            operation.response,
+            operation.event,
+            operation.otherwise,
+            operation.errors.type,
+        )
         if kind is not None
     }
     ordered = sorted(types, key=str)
@@ -174,11 +269,9 @@ def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dic
                     notes.examples.get(operation.path, {}),
                 ),
             }
-        if "{" in operation.path:
-            name = operation.path.split("{")[1].split("}")[0]
-            entry["parameters"] = [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            ]
+        parameters = [one.described() for one in operation.all_parameters()]
+        if parameters:
+            entry["parameters"] = parameters
         if not operation.open:
             entry["security"] = [{"key": []}]
         if operation.admin:

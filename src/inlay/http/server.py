@@ -235,6 +235,7 @@ class Call:
         span: span of the request, if spans are made.
         failed: error that ended its stream after the answer had begun.
         errors: form of its errors, once its route is known.
+        parameters: names that its query may hold, once its route is known.
         ending: is closed when the call ends.
     """
 
@@ -256,6 +257,7 @@ class Call:
     span: Span | None = None
     failed: BaseException | None = None
     errors: ErrorForm = OPENAI
+    parameters: Sequence[str] = ()
     ending: ExitStack = field(default_factory=ExitStack)
     _intake: RequestMemory | None = None
 
@@ -326,8 +328,8 @@ class Call:
             self.clock.reschedule(None)
         return Deadline(left, self.too_late())
 
-    def query(self, *names: str) -> dict[str, list[str]]:
-        """Return the values of the query parameters `names`, as far as they are given.
+    def query(self) -> dict[str, list[str]]:
+        """Return the values of the route's query parameters, as far as they are given.
 
         Raises:
             InvalidRequestError: the query cannot be parsed, or has another parameter.
@@ -339,9 +341,9 @@ class Call:
             raise InvalidRequestError(
                 f"the query cannot be read: {error}", param="query"
             ) from error
-        unknown = next((name for name in found if name not in names), None)
+        unknown = next((name for name in found if name not in self.parameters), None)
         if unknown is not None:
-            allowed = ", ".join(names) or "none"
+            allowed = ", ".join(self.parameters) or "none"
             raise InvalidRequestError(
                 f"unknown query parameter {unknown[:40]!r}; allowed: {allowed}", param="query"
             )

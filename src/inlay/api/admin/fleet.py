@@ -33,10 +33,12 @@ class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True):
         running: sequences in the engine's steps; this and what follows is null if the worker did
             not answer.
         waiting: sequences that wait in the engine.
-        prompt_tokens: positions of prompts so far; then those of them that were cached.
+        prompt_tokens: positions of prompts so far.
+        cached_tokens: those of them that were cached.
         steps: steps of the engine so far.
         leases: requests of which tensors are kept there for the next stage of a pipeline.
-        held_payloads: those tensors; then their bytes.
+        held_payloads: those tensors.
+        held_bytes: their bytes.
         fetched_payloads: tensors that came from stages before, so far.
         stage: "PIPELINE/STAGE" where it is a stage of a pipeline.
         load: what the frontends have sent there and is not done, in sequences and positions.

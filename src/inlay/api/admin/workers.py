@@ -54,7 +54,7 @@ async def sleep(call: Call) -> None:
         InvalidRequestError: the query cannot be read.
         InlayError: as `tell`.
     """
-    query = call.query("level", "mode", "wait", "model", "worker")
+    query = call.query()
     try:
         level, wait = int(query.get("level", ["1"])[-1]), float(query.get("wait", ["30"])[-1])
     except ValueError as error:
@@ -80,7 +80,7 @@ async def wake_up(call: Call) -> None:
         InvalidRequestError: the query cannot be read.
         InlayError: as `tell`.
     """
-    query = call.query("tags", "model", "worker")
+    query = call.query()
     tags = [tag for given in query.get("tags", []) for tag in given.split(",") if tag]
     status, answers = await call_workers(
         call, WakeUp(tuple(tags)), SLEEP_WITHIN, _workers(call, query)
@@ -94,7 +94,7 @@ async def is_sleeping(call: Call) -> None:
 
     Raises `InvalidRequestError`, `NotFoundError`.
     """
-    workers = _workers(call, call.query("model", "worker"))
+    workers = _workers(call, call.query())
     levels = [WorkerSleep(worker.id, worker.card.name, worker.card.asleep) for worker in workers]
     await call.json(IsSleeping(any(worker.level for worker in levels), levels))
 
@@ -107,7 +107,7 @@ async def drain(call: Call) -> None:
         NotFoundError: no such worker.
         DeadlineExceededError: the worker did not say that it drains.
     """
-    query = call.query("worker")
+    query = call.query()
     if "worker" not in query:
         raise InvalidRequestError("name the worker to drain: ?worker=ID", param="worker")
     (worker,) = _workers(call, query)

@@ -12,8 +12,8 @@ from inlay.http.server import Call
 from inlay.request import Task
 from inlay.router import ServedModel
 
-_MOST = 1000
-_USUAL = 20
+MOST = 1000
+USUAL = 20
 
 
 async def list_models(call: Call) -> None:
@@ -25,10 +25,10 @@ async def list_models(call: Call) -> None:
     """
     call.answers_with(ANTHROPIC)
     check_version(call)
-    query = call.query("limit", "after_id", "before_id")
-    limit = query.get("limit", [str(_USUAL)])[-1]
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
-        raise InvalidRequestError(f"limit must be 1 to {_MOST}, got {limit[:40]!r}", param="limit")
+    query = call.query()
+    limit = query.get("limit", [str(USUAL)])[-1]
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MOST):
+        raise InvalidRequestError(f"limit must be 1 to {MOST}, got {limit[:40]!r}", param="limit")
     after, before = query.get("after_id", [None])[-1], query.get("before_id", [None])[-1]
     if after is not None and before is not None:
         raise InvalidRequestError("after_id and before_id cannot both be given", param="after_id")

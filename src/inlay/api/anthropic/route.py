@@ -28,7 +28,7 @@ from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED
 
-_VERSIONS = (b"2023-06-01", b"2026-10-21")
+VERSIONS = (b"2023-06-01", b"2026-10-21")
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(MessagesInput)
@@ -114,9 +114,9 @@ def _reader(said: Conversation) -> Callable[..., Any]:
 def check_version(call: Call) -> None:
     """Raise `InvalidRequestError` for a version of the API that is not served."""
     version = call.header(b"anthropic-version")
-    if version is not None and version not in _VERSIONS:
+    if version is not None and version not in VERSIONS:
         raise InvalidRequestError(
-            f"anthropic-version must be {b' or '.join(_VERSIONS).decode()}, got "
+            f"anthropic-version must be {b' or '.join(VERSIONS).decode()}, got "
             f"{version[:40].decode('latin-1')!r}",
             param="anthropic-version",
         )

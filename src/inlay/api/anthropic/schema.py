@@ -116,7 +116,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, tag="model", tag_fiel
 
     Attributes:
         created_at: start of the server.
-        max_input_tokens: positions of prompt and answer together, as `max_tokens`.
+        max_input_tokens: positions of prompt and answer together.
+        max_tokens: the same: what the prompt leaves of it is the answer's.
     """
 
     id: str

@@ -95,7 +95,7 @@ def _picture(data: Buffer, spec: MediaSpec | None, secret: Secret) -> tuple[Pict
 
 
 def _model(call: Call) -> str | None:
-    names = call.query("model").get("model")
+    names = call.query().get("model")
     return names[0] if names else None
 
 

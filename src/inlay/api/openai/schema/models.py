@@ -83,9 +83,10 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
-        capabilities: "completions", "chat", "responses", "prompt_embeds", "embeddings", "score",
-            "rerank", "classify", "encode", "embedding_lookup"; "images", "audio" and "video" where
-            its prompts may hold such media; "image_output" where its chats may be drawn.
+        capabilities: "completions", "chat", "responses", "messages", "embeddings", "score",
+            "rerank", "classify", "encode", "image_generation", "prompt_embeds",
+            "embedding_lookup"; "images", "audio" and "video" where its prompts may hold such media;
+            "image_output" where its chats may be drawn.
         embedding_table_id: identity of the input embedding table; clients write it into the
             tensor files they send.
         embedding_abs_max: largest absolute value in that table.
