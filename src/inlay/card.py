@@ -255,11 +255,13 @@ class AudioCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         voices: their names.
         sample_rate: samples a second of its sound, which has one channel.
         samples_per_code: of the sound of one code.
+        system: system message of the chats in which the family speaks; empty: none.
     """
 
     voices: tuple[str, ...]
     sample_rate: int
     samples_per_code: int
+    system: str = ""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from inlay.api.openai.schema.embeddings import (
 )
 from inlay.api.openai.schema.images import ImagesRequest
 from inlay.api.openai.schema.responses import ResponsesRequest
+from inlay.api.openai.schema.speech import SpeechRequest
 from inlay.api.openai.schema.tokenize import TokenizeRequest
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import UNSERVED, unserved
@@ -34,6 +35,7 @@ TYPES = (
     RerankRequest,
     ResponsesRequest,
     ScoreRequest,
+    SpeechRequest,
     TokenizeRequest,
 )
 FIELDS = [(kind, name) for kind in TYPES for name in unserved(kind)]
@@ -44,6 +46,7 @@ def with_field(kind: type[msgspec.Struct], name: str, value: object) -> msgspec.
         ChatRequest: {"messages": []},
         MessagesInput: {"messages": []},
         ImagesRequest: {"prompt": "a"},
+        SpeechRequest: {"input": "a"},
         RerankRequest: {"query": "a", "documents": ["b"]},
     }
     return msgspec.convert({**needed.get(kind, {}), name: value}, kind)

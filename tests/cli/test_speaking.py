@@ -1,7 +1,9 @@
 """A model that speaks, as three stages: text and sound by the real client, streamed and whole."""
 
+import asyncio
 import base64
 import io
+import json
 import re
 import time
 import urllib.request
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -18,8 +21,14 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from inlay.engine.speech.loading import SPEAKERS
+from inlay.digest import Secret
+from inlay.engine.settings import EngineSettings
+from inlay.engine.speech.loading import SPEAKERS, SYSTEM
+from inlay.engine.torch.engine import TorchEngine
+from inlay.hidden_states import HiddenStates
+from inlay.prompt import Prompt, Tokens
 from inlay.render import Renderer
+from inlay.request import Input, Output, Request, Sampling
 from inlay.speech import Speech
 from tests.cli.test_models_in_a_row import documented
 from tests.engine.speech.test_speech import codes_of, sounds, states, talker
@@ -255,3 +264,215 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(openai.BadRequestError, match=re.escape(said)) as refused:
         ask(served, **fields)
     assert refused.value.param == param
+
+
+TEXT, SLOWLY = "one two three four", "slowly"
+SPOKEN: dict[str, Any] = {"model": "omni", "voice": VOICE, "input": TEXT}
+SHORT = {"seed": SEED, "max_new_tokens": 16}
+"""Ends a sound early: making it takes most of the time."""
+
+
+def speak(served: Served, **more: Any) -> Any:
+    fields = {"extra_body": SHORT} | SPOKEN | more
+    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as client:
+        return client.with_options(max_retries=0).audio.speech.create(**fields)
+
+
+def directly(instructions: str, text: str) -> np.ndarray:
+    """The sound of a text, of the same parts in this process, one after another."""
+    renderer = Renderer.load(omni())
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instructions}]
+    before = list(renderer.chat(messages).token_ids())
+    ids = [*before, *renderer.encode(text, add_special_tokens=False)]
+    heard = asyncio.run(thought(ids))
+    params = Speech(voice=VOICE, prompt_tokens=len(before), temperature=0, max_tokens=40)
+    talk = talker().begin(params)
+    pieces = [talk.advance(heard, ended=True)]
+    while not pieces[-1].done:
+        pieces.append(talk.advance([], ended=True))
+    sound = torch.cat(list(sounds(codes_of(pieces), 4, SEED)))
+    return np.round(32767 * sound.double().numpy()).astype(np.int16)
+
+
+async def thought(ids: list[int]) -> list[Input]:
+    """What the thinker's first layer reads and its last gives at each position of a prompt."""
+    settings = EngineSettings(model=str(omni()), dtype="float32")
+    engine = TorchEngine(settings, Secret(bytes(32)))
+    await engine.start()
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    states_ = HiddenStates(layers=(0, 3), prompt=-1)
+    params = Sampling(max_tokens=0, hidden_states=states_)
+    engine.submit(
+        Request(id="r", prompts=(Prompt.of(Tokens(ids)),), params=params), outputs.put_nowait
+    )
+    found: list[Input] = []
+    ended = False
+    while not ended:
+        output = await outputs.get()
+        found += [Input(payload.port, payload) for payload in output.payloads]
+        ended = output.finish_reason is not None
+    await engine.close()
+    return found
+
+
+def frames(file: bytes) -> np.ndarray:
+    with wave.open(io.BytesIO(file)) as reader:
+        assert (reader.getnchannels(), reader.getframerate()) == (1, 24000)
+        return samples_of(reader.readframes(reader.getnframes()))
+
+
+@pytest.mark.parametrize(("instructions", "text"), [(None, TEXT), (SLOWLY, "Say it again.")])
+def test_a_text_is_spoken_as_the_same_parts_speak_it_in_one_process(
+    served: Served, instructions: str | None, text: str
+) -> None:
+    sound = directly(instructions or "Read the text aloud.", text)
+    assert len(sound) > 400
+    more = {} if instructions is None else {"instructions": instructions}
+    found = speak(served, input=text, extra_body={"seed": SEED}, **more)
+    assert found.response.headers["content-type"] == "audio/wav"
+    assert found.response.headers["content-length"] == str(44 + 2 * len(sound))
+    assert np.array_equal(frames(found.content), sound)
+
+
+def test_a_text_comes_piece_by_piece(served: Served) -> None:
+    whole_ = frames(speak(served).content)
+    asked: tuple[dict[str, Any], ...] = (
+        {"response_format": "pcm"},
+        {"response_format": "wav", "stream_format": "audio"},
+    )
+    for how in asked:
+        kind, fields = how["response_format"], SPOKEN | {"extra_body": SHORT} | how
+        with (
+            openai.OpenAI(base_url=served.v1, api_key="none") as client,
+            client.audio.speech.with_streaming_response.create(**fields) as answer,
+        ):
+            assert answer.headers["content-type"] == f"audio/{kind}"
+            assert "content-length" not in answer.headers
+            file = b"".join(answer.iter_bytes())
+        header = file[: 0 if kind == "pcm" else 44]
+        assert np.array_equal(samples_of(file[len(header) :]), whole_)
+        assert header[4:8] == header[40:44] == (b"" if kind == "pcm" else b"\xff" * 4)
+
+
+def test_a_text_comes_as_events_and_then_usage(served: Served) -> None:
+    answer = speak(served, response_format="pcm", stream_format="sse")
+    lines = answer.content.decode().removesuffix("\n\n").split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert [event["type"] for event in events[:-1]] == ["speech.audio.delta"] * (len(events) - 1)
+    sound = samples_of(b"".join(base64.b64decode(event["audio"]) for event in events[:-1]))
+    end = events[-1]
+    codes = SHORT["max_new_tokens"]
+    assert (end["type"], end["finish_reason"]) == ("speech.audio.done", "length")
+    assert len(sound) == 20 * codes
+    renderer = Renderer.load(omni())
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "Read the text aloud."},
+    ]
+    read = len(renderer.chat(messages)) + len(renderer.encode(TEXT, add_special_tokens=False))
+    used = end["usage"]
+    stages = used.pop("stages")
+    assert used == {"input_tokens": read, "output_tokens": codes, "total_tokens": read + codes}
+    assert stages["thinker"] == {"input_tokens": read, "output_tokens": 0}
+    assert stages["talker"] == {"input_tokens": 2 * read, "output_tokens": codes}
+    assert stages["vocoder"] == {"input_tokens": codes, "output_tokens": len(sound)}
+
+
+def test_embeddings_are_spoken_as_their_text(served: Served) -> None:
+    def part(text: str) -> dict[str, str]:
+        ids = Renderer.load(omni()).encode(text, add_special_tokens=False)
+        rows = whole().thinker.get_input_embeddings()(torch.tensor(ids)).detach()
+        file = io.BytesIO()
+        torch.save(rows, file)
+        return {"type": "prompt_embeds", "data": base64.b64encode(file.getvalue()).decode()}
+
+    # A text beside embeddings is tokenized on its own.
+    wanted = frames(
+        speak(served, input=[{"type": "text", "text": "one two"}, part(" three")]).content
+    )
+    for text in (
+        [part("one two"), part(" three")],
+        [part("one two"), {"type": "text", "text": " three"}],
+    ):
+        assert np.array_equal(frames(speak(served, input=text).content), wanted)
+    how = [part(SLOWLY)]
+    found = frames(speak(served, input="a", instructions=how).content)
+    assert np.array_equal(found, frames(speak(served, input="a", instructions=SLOWLY).content))
+
+
+def test_a_reader_of_a_text_that_leaves_frees_what_every_stage_keeps(served: Served) -> None:
+    for kind in ("audio", "sse"):
+        fields = SPOKEN | {"stream_format": kind}
+        with httpx.stream("POST", f"{served.v1}/audio/speech", json=fields) as answer:
+            next(answer.iter_bytes())
+        nothing_is_kept(served)
+
+
+def test_a_sound_that_fails_before_its_first_piece_has_the_status_of_its_error(
+    served: Served,
+) -> None:
+    fields = SPOKEN | {"voice": FURTHER, "response_format": "pcm"}
+    answer = httpx.post(f"{served.v1}/audio/speech", json=fields, timeout=60)
+    assert answer.status_code == 400
+    assert "allowed: Chelsie, Ethan" in answer.json()["error"]["message"]
+    nothing_is_kept(served)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"input": ""}, "input", "nothing to speak"),
+        ({"input": []}, "input", "nothing to speak"),
+        ({"input": None}, "input", "expected `str | array`, got `null`"),
+        ({"input": "a" * 60}, "input", "the talker makes at most 40 here"),
+        ({"input": "a" * 600}, "input", "512"),
+        (
+            {"input": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]},
+            "input[0]",
+            "images",
+        ),
+        ({"input": [{"type": "refusal", "refusal": "x"}]}, "input[0].type", "can be spoken"),
+        ({"input": [{"text": "x"}]}, "input[0].type", "can be spoken"),
+        ({"instructions": "a" * 500}, "instructions", "speaks behind at most 509"),
+        ({"voice": "alloy"}, "voice", "allowed: Chelsie, Ethan"),
+        ({"voice": {"id": "alloy"}}, "voice.id", "allowed: Chelsie, Ethan"),
+        ({"response_format": "mp3"}, "response_format", "allowed: wav, pcm"),
+        ({"stream_format": "raw"}, "stream_format", "raw"),
+        ({"stream": False, "stream_format": "sse"}, "stream", "say one of them"),
+        ({"speed": 1.5}, "speed", "speaks at its own"),
+        ({"ref_audio": "https://example.com/a.wav"}, "ref_audio", "none is cloned"),
+        ({"max_new_tokens": 0}, "max_new_tokens", ">= 1"),
+        ({"priority": 3}, "priority", "first come, first"),
+        ({"model": "omni/talker"}, "model", "does not speak"),
+    ],
+)
+def test_a_text_that_cannot_be_spoken_so_is_refused(
+    served: Served, fields: dict[str, Any], param: str, said: str
+) -> None:
+    answer = httpx.post(f"{served.v1}/audio/speech", json=SPOKEN | fields, timeout=60)
+    assert answer.status_code == 400, answer.text
+    found = answer.json()["error"]
+    assert found["param"] == param
+    assert said in found["message"]
+
+
+def test_what_asks_for_nothing_else_is_taken(served: Served) -> None:
+    fields: dict[str, Any] = SHORT | {
+        "speed": 1.0,
+        "sample_rate": 24000,
+        "voice": {"id": VOICE},
+        "stream": False,
+    }
+    fields = SPOKEN | {"response_format": "pcm", "model": None} | fields
+    answer = httpx.post(f"{served.v1}/audio/speech", json=fields, timeout=60)
+    assert int(answer.headers["content-length"]) == 2 * 20 * SHORT["max_new_tokens"]
+
+
+def test_a_chat_whose_sound_is_cut_off_ends_as_one_whose_text_is(served: Served) -> None:
+    asked: dict[str, Any] = {"modalities": ["text"], "audio": openai.NOT_GIVEN}
+    ids = ask(served, extra_body={"return_token_ids": True}, **asked).choices[0].token_ids
+    for stream in (False, True):
+        # The text ends by itself, before its sound.
+        found = ask(served, stream=stream, extra_body={"stop_token_ids": [ids[5]]})
+        choices = [one for each in (found if stream else [found]) for one in each.choices]
+        assert [one.finish_reason for one in choices if one.finish_reason] == ["length"]

@@ -70,12 +70,14 @@ from inlay.api.openai.schema.prompt_embeds import (
 )
 from inlay.api.openai.schema.responses import Response, ResponsesRequest
 from inlay.api.openai.schema.responses_events import StreamEvent
+from inlay.api.openai.schema.speech import SpeechEvent, SpeechRequest
 from inlay.api.openai.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
+from inlay.api.openai.speech import speech
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import UNSERVED
 from inlay.digest import Secret
@@ -162,6 +164,11 @@ ROUTES: Routes = (
         Operation("POST", "/v1/images/generations", "Images of a prompt.",
             ImagesRequest, ImagesResponse, ImageEvent, multipart=True),
         images,
+    ),
+    (
+        Operation("POST", "/v1/audio/speech", "Speak a text, which may hold embeddings.",
+            SpeechRequest, event=SpeechEvent, multipart=True, answers=("audio/wav", "audio/pcm")),
+        speech,
     ),
     (Operation("POST", "/v1/encode", "Rows of images, which a chat takes as image_embeds.",
         EncodeRequest, EncodeResponse), encode),

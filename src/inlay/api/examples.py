@@ -76,6 +76,15 @@ EXAMPLES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "image": {"prompt": "a red fox"},
         "stream": {"prompt": "a red fox", "stream": True, "partial_images": 2, "seed": 1},
     },
+    "/v1/audio/speech": {
+        "file": {"input": "Good morning.", "voice": "Chelsie"},
+        "pieces": {"input": "Good morning.", "response_format": "pcm"},
+        "events": {
+            "input": "Good morning.",
+            "instructions": "Read the text aloud, slowly.",
+            "stream_format": "sse",
+        },
+    },
     "/v1/prompt_embeds/encode": {"text": {"prompt": _QUESTION}},
     "/tokenize": {"text": {"prompt": _QUESTION, "return_token_strs": True}},
     "/detokenize": {"ids": {"tokens": [1, 2, 3]}},

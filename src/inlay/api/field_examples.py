@@ -140,6 +140,11 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "MessagesRequest.metadata": {"user_id": "somebody"},
     "OutputConfig.format": {"type": "json_schema", "schema": _SCHEMA},
     "ImagesRequest.response_format": "b64_json",
+    "SpeechRequest.input": "Good morning.",
+    "SpeechRequest.instructions": "Read the text aloud, slowly.",
+    "SpeechRequest.response_format": "pcm",
+    "SpeechRequest.max_new_tokens": 1500,
+    "VoiceId.id": "Chelsie",
     "ImagesRequest.prompt": "a red fox",
     "ImagesRequest.n": 2,
     **{

@@ -185,6 +185,8 @@ class App:
         except InlayError as error:
             failed = error
             server.metrics.failed(error)
+            if status:
+                raise  # the server cuts the connection: a body without its end is not whole
             await _refuse(call, error)
         except Exception as error:
             failed = error

@@ -77,6 +77,7 @@ class Operation:
         otherwise: type of the answer in another API's form, or None.
         multipart: the body may also be a form: a part `request` of that type, and files.
         files: media types of which the body may also be a raw file.
+        answers: media types of which the answer may be a file.
         open: no API key is required.
         admin: for admins only.
         errors: form of its errors.
@@ -92,6 +93,7 @@ class Operation:
     otherwise: Any = None
     multipart: bool = False
     files: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     open: bool = False
     admin: bool = False
     errors: ErrorForm = OPENAI
@@ -154,6 +156,7 @@ def _bodies(
 
 def _responses(operation: Operation, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
+    content |= {media: {"schema": _FILE} for media in operation.answers}
     if operation.response is not None:
         found = [operation.response, operation.otherwise]
         forms = [schemas[kind] for kind in found if kind is not None]

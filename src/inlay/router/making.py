@@ -144,6 +144,10 @@ class Running:
         except InlayError as error:
             self.making.fail(error)
 
+    async def ended(self) -> None:
+        """Wait until all is made, or nothing follows because of an error."""
+        await asyncio.wait([self._reading])
+
     def cancel(self) -> None:
         """End the request, and with it its leases."""
         self._stream.cancel()

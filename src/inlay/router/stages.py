@@ -72,17 +72,26 @@ class StageOutput:
         model: name under which the stage is served.
         payloads: on the stage's own ports.
         output: the output that brought them.
-        usages: of the stages that have ended so far, in the order of the plan.
+        usages: of the stages that have ended so far, in the order of the plan; with the last
+            output those of all.
+        limited: stages that have ended because they had made as much as they may.
     """
 
     model: str
     output: Output
     payloads: Sequence[Payload] = field(default=())
     usages: Mapping[str | None, Usage] = field(default_factory=dict)
+    limited: frozenset[str | None] = frozenset()
 
 
 def plan(
-    router: Router, card: ModelCard, output: str, *, text: bool = False, embeds: bool = False
+    router: Router,
+    card: ModelCard,
+    output: str,
+    *,
+    text: bool = False,
+    embeds: bool = False,
+    reader: str | None = None,
 ) -> list[Step]:
     """Return the steps that make `output` from a prompt; one for a model without a graph.
 
@@ -92,6 +101,7 @@ def plan(
         output: of the graph.
         text: the text of the answer is known already, and is where the steps begin.
         embeds: the request brings all that text encoders would make: the steps begin behind them.
+        reader: a language model that reads a prompt of its own, and is where the steps begin.
 
     Raises:
         InvalidRequestError: the pipeline does not make it, or a language model stands before it.
@@ -106,11 +116,11 @@ def plan(
         )
     known = {*graph.before_text, graph.text_stage} if text else set()
     names = [name for name in graph.needed([output]) if name not in known]
-    reader = graph.embeds_stage(output)
-    if embeds and reader is not None:
-        names = names[names.index(reader) :]
+    first = graph.embeds_stage(output) if embeds else reader
+    if first is not None:
+        names = names[names.index(first) :]
     for name in names:
-        if graph.stages[name].kind == "generate":
+        if graph.stages[name].kind == "generate" and name != reader:
             raise InvalidRequestError(
                 f"the {output} of the pipeline `{graph.name}` needs the text of its stage {name}: "
                 'ask for it by /v1/chat/completions with modalities ["text", "image"]'
@@ -124,6 +134,8 @@ def plan(
     steps = [_step(graph, name, last=name == names[-1]) for name in names]
     if embeds:
         steps[0] = steps[0]._replace(edges=(_GIVEN,))
+    elif reader is not None:
+        steps[0] = steps[0]._replace(edges=())
     return steps
 
 
@@ -187,7 +199,15 @@ async def walk(
     try:
         async with aclosing(walking.outputs(steps[-1])) as outputs:
             async for output in outputs:
-                yield StageOutput(steps[-1].model, output, output.payloads, walking.usages(steps))
+                if output.finish_reason is not None:
+                    await walking.settled()
+                yield StageOutput(
+                    steps[-1].model,
+                    output,
+                    output.payloads,
+                    walking.usages(steps),
+                    walking.limited(steps),
+                )
     finally:
         await walking.release()
 
@@ -216,6 +236,7 @@ class _Walk:
         self._running: dict[str, Running] = {}
         self._make = make
         self._usages: dict[str, Usage] = {}
+        self._limited: set[str] = set()
         self._sent = 0
         self._lost = 0
         self._used: dict[str | None, Lease] = {}
@@ -225,6 +246,15 @@ class _Walk:
         return {
             step.stage: self._usages[step.model] for step in steps if step.model in self._usages
         }
+
+    def limited(self, steps: Sequence[Step]) -> frozenset[str | None]:
+        """Steps that have ended at their limit."""
+        return frozenset(step.stage for step in steps if step.model in self._limited)
+
+    async def settled(self) -> None:
+        """Wait until the ends of all steps are known here: the last may be the first to tell."""
+        for running in [*self._running.values()]:
+            await running.ended()
 
     async def outputs(self, step: Step) -> AsyncGenerator[Output, None]:
         """Outputs of a step that keeps nothing. Raises as `walk`."""
@@ -290,6 +320,8 @@ class _Walk:
     def _count(self, step: Step, output: Output) -> None:
         if output.usage is not None:
             self._usages[step.model] = output.usage
+        if "length" in (output.held, output.finish_reason):
+            self._limited.add(step.model)
 
     async def _send(self, step: Step, inputs: _Inputs) -> AsyncGenerator[Output, None]:
         stream = await self._stream(step, inputs, hold=False)

@@ -57,15 +57,13 @@ class Speaking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     repetition_penalty: float = 1.05
     chunk: int = 48
 
-    def params(
-        self, voice: str, *, prompt_tokens: int, seed: int, max_tokens: int | None
-    ) -> Speech:
+    def params(self, voice: str, *, prompt_tokens: int, seed: int, max_tokens: int) -> Speech:
         """Return the parameters of a request, as `Speech` has them."""
         return Speech(
             voice=voice,
             prompt_tokens=prompt_tokens,
             seed=seed,
-            max_tokens=max_tokens or Speech(voice=voice).max_tokens,
+            max_tokens=max_tokens,
             **msgspec.structs.asdict(self),
         )
 

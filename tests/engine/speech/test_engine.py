@@ -55,3 +55,21 @@ async def test_a_text_that_breaks_off_is_an_error_and_no_end_of_the_sound(
     assert output.finish_reason == "error"
     assert output.error is not None
     assert output.error.code == LEASE_LOST
+
+
+@pytest.mark.parametrize(("most", "reason"), [(2, "length"), (400, "stop")])
+async def test_a_talker_that_may_make_no_more_codes_says_so(
+    talker: SpeechEngine, most: int, reason: str
+) -> None:
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    params = Speech(voice="Ethan", prompt_tokens=PROMPT, seed=3, max_tokens=most)
+    given = tuple(heard(PROMPT + 4))
+    talker.submit(
+        Request(id="r", task=Task.STAGE, prompts=(), params=params, inputs=given),
+        outputs.put_nowait,
+    )
+    while (output := await outputs.get()).finish_reason is None:
+        pass
+    assert output.finish_reason == reason
+    assert output.usage is not None
+    assert (output.usage.completion_tokens == most) == (reason == "length")

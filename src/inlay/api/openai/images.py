@@ -12,10 +12,10 @@ import pybase64
 
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.openai.image_prompt import has_all_embeds, prompt_payloads, sources_in
+from inlay.api.openai.schema.failure import StreamFailure
 from inlay.api.openai.schema.images import (
     CompletedImage,
     ImageData,
-    ImageFailure,
     ImageFormat,
     ImagesRequest,
     ImagesResponse,
@@ -76,8 +76,7 @@ async def images(call: Call) -> None:
             raise
         call.failed = error
         server.metrics.failed(error)
-        failure = ImageFailure(error={"message": error.message, "type": error.type, "code": None})
-        await stream.finish([failure])
+        await stream.finish([StreamFailure.of(error)])
         return
     if request.stream:
         await stream.finish([shape.completed()])

@@ -46,6 +46,7 @@ _TRANSFER = "clients do not say where keys and values go"
 _STATE = "inlay keeps no state between requests; "
 _SEND_ITEMS = f"{_STATE}send the items of the conversation as input"
 _EXPERTS = "the experts that a token went through are not shown"
+_NO_CLONES = "voices are the model's own; none is cloned"
 _NO_TEMPLATE = "scores are made without a chat template"
 
 UNSERVED: Mapping[str, Reason] = {
@@ -114,6 +115,21 @@ UNSERVED: Mapping[str, Reason] = {
     "use_system_prompt": Reason("prompts go to the text encoder as they are"),
     "vae_use_slicing": Reason("images are decoded one at a time", (False,)),
     "vae_use_tiling": Reason("images are decoded whole", (False,)),
+    # OpenAI's and vLLM-Omni's, of speech
+    "speed": Reason("the model speaks at its own; instructions may ask for another", (1.0,)),
+    "ambient_sound": Reason("the model speaks, and makes no other sound"),
+    "duration_seconds": Reason("sound ends with the text; max_new_tokens bounds it"),
+    "initial_codec_chunk_frames": Reason("the graph sets the vocoder's chunk"),
+    "language": Reason("the model speaks the language of the text", ("Auto",)),
+    "non_streaming_mode": Reason("a text is read whole before it is spoken"),
+    "ref_audio": Reason(_NO_CLONES),
+    "ref_audio_2": Reason(_NO_CLONES),
+    "ref_text": Reason(_NO_CLONES),
+    "sample_rate": Reason("sound has the model's own rate, 24000", (24_000,)),
+    "speaker_embedding": Reason(_NO_CLONES),
+    "task_type": Reason("voices are the model's own", ("CustomVoice",)),
+    "word_timestamps": Reason("nobody says when a word is spoken", (False,)),
+    "x_vector_only_mode": Reason(_NO_CLONES, (False,)),
     # older fields of vLLM, which it ignores now, and SGLang's
     "guided_choice": Reason(_STRUCTURED.format("choice")),
     "guided_grammar": Reason(_STRUCTURED.format("grammar")),

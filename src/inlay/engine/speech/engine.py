@@ -13,7 +13,7 @@ from inlay.engine.inflow import Inflow
 from inlay.engine.jobs import Jobs
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.job import Job
-from inlay.engine.speech.loading import Loaded, load
+from inlay.engine.speech.loading import SYSTEM, Loaded, load
 from inlay.engine.speech.vocoder import SAMPLE_RATE
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.request import Emit, Request, Task
@@ -195,6 +195,7 @@ def _card(settings: EngineSettings, loaded: Loaded, secret: Secret) -> ModelCard
             voices=loaded.model.voices,
             sample_rate=SAMPLE_RATE,
             samples_per_code=loaded.samples_per_code,
+            system=SYSTEM,
         ),
     )
 

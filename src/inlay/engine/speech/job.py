@@ -19,10 +19,12 @@ class Piece(NamedTuple):
     Attributes:
         payloads: in their order.
         done: nothing follows.
+        limited: because there are as many as are allowed.
     """
 
     payloads: tuple[Payload, ...]
     done: bool
+    limited: bool = False
 
 
 class Progress(Protocol):
@@ -96,7 +98,7 @@ class Job:
         """Emit what a turn has made, and the end, if that is it."""
         self.made += sum(payload.shape[0] for payload in piece.payloads)
         if piece.done:
-            self.end("stop", payloads=piece.payloads)
+            self.end("length" if piece.limited else "stop", payloads=piece.payloads)
         elif piece.payloads and not self.ended:
             request = self.request
             self._emit(Output(request.id, request.attempt, 0, payloads=piece.payloads))

@@ -29,6 +29,12 @@ from inlay.tensors.table import config_of, stored_tensors
 SPEAKERS = "speakers.safetensors"
 """File of the voices: `NAME.bos_token`, an id; `NAME.cond` and `NAME.ref_mel`, float32."""
 
+SYSTEM = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of "
+    "perceiving auditory and visual inputs, as well as generating text and speech."
+)
+"""System message that Qwen2.5-Omni's authors ask for where the model is to speak."""
+
 _TABLE = "thinker.model.embed_tokens.weight"
 
 
@@ -189,4 +195,4 @@ def _speakers(directory: Path) -> dict[str, dict[str, Tensor]]:
     return voices
 
 
-__all__ = ["SPEAKERS", "Loaded", "load"]
+__all__ = ["SPEAKERS", "SYSTEM", "Loaded", "load"]

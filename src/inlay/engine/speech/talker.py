@@ -173,8 +173,8 @@ class Talk:
         if code in self._talker.ends:
             return Piece((), done=True)
         self.codes.append(code)
-        done = len(self.codes) >= self._room
-        return Piece((_payload([code], last=done),), done=done)
+        full = len(self.codes) >= self._room
+        return Piece((_payload([code], last=full),), done=full, limited=full)
 
     def _hear(self, inputs: Sequence[Input]) -> None:
         talker = self._talker

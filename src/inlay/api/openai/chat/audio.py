@@ -1,35 +1,25 @@
 """The sound of a chat of a pipeline: what its language model writes, spoken meanwhile."""
 
 import asyncio
-import io
 import secrets
-import wave
 from collections.abc import Mapping
 from contextlib import aclosing
-from functools import partial
 
-import numpy as np
 from msgspec.structs import replace
 
 from inlay.api.generation.generation import Generation
+from inlay.api.openai.speaking import Speaker, pcm16, speaks, stage_request, wav
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import AudioCard, ModelCard
-from inlay.errors import EngineError, InvalidRequestError
-from inlay.hidden_states import HiddenStates
+from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
-from inlay.prompt import Buffer
 from inlay.request import Input, Request, Task, Usage
 from inlay.router.making import Making
-from inlay.router.stages import admitted, plan, walk
-from inlay.speech import Speech
+from inlay.router.stages import admitted, walk
 
 _WAITING = 16
 """Pieces of sound that wait for the response before the last stage's stream is read on."""
-_SPEECH_POSITIONS = 3
-"""Of a talker, behind the prompt: the beginning of its speech and one code."""
-_BYTES_PER_SAMPLE = 8
-"""Of sound while it is answered: as it comes from the worker, as 16 bits, and in base64."""
 _NOT_WITH_AUDIO = ("logprobs", "tools", "response_format", "structured_outputs", "stop")
 """Fields of what is shown with text. Behind a stop string the talker would go on to hear."""
 
@@ -42,6 +32,7 @@ class ChatAudio:
         format: "wav" or "pcm16".
         model: card of the language model.
         usages: of the stages that have ended, by name.
+        limited: the sound ends where the talker may make no more of it.
     """
 
     def __init__(
@@ -54,8 +45,7 @@ class ChatAudio:
             OverloadedError: a stage has no worker that is ready.
             RateLimitedError: a stage is full.
         """
-        stage = model.stage
-        if stage is None or "audio" not in stage.graph.outputs:
+        if not speaks(model):
             raise InvalidRequestError(
                 f'modalities has "audio"; the model `{model.name}` does not speak',
                 param="modalities",
@@ -69,37 +59,33 @@ class ChatAudio:
         for name in refused:
             raise InvalidRequestError(f"{name} does not go with audio", param=name)
         router = call.server.router
-        steps = plan(router, model, "audio", text=True)
-        _check_length(len(choice.request.prompt), router.card(steps[0].model))
-        card = router.card(steps[-1].model).audio
-        if card is None or model.hidden_layers is None:
-            raise EngineError(f"the workers of the pipeline `{model.name}` do not speak")
-        self.format, voice = _options(request, card)
-        graph = stage.graph
-        params = {
-            step.model: graph.stages[str(step.stage)].speech.params(
-                voice,
-                prompt_tokens=len(choice.request.prompt),
-                seed=choice.request.sampling.seed,
-                max_tokens=graph.stages[str(step.stage)].max_tokens,
-            )
-            for step in steps
-        }
-        most = max(one.max_tokens for one in params.values())
-        call.reservation.grow(most * card.samples_per_code * _BYTES_PER_SAMPLE)
-        call.ending.enter_context(admitted(router, steps, call.client))
-        states = HiddenStates(layers=(0, model.hidden_layers), prompt=-1, output=True)
-        sampling = replace(choice.request.sampling, hidden_states=states)
-        choice.request = replace(choice.request, params=sampling, hold=steps[0].edges[0].window)
+        speaker = Speaker.of(router, model, reads=False)
+        asked = choice.request
+        positions = len(asked.prompt)
+        codes = speaker.codes(positions, "messages")
+        self.format, voice = _options(request, speaker)
+        params = speaker.params(
+            voice, prompt_tokens=positions, seed=asked.sampling.seed, max_tokens=codes
+        )
+        call.reservation.grow(speaker.num_bytes(codes))
+        call.ending.enter_context(admitted(router, speaker.steps, call.client))
+        sampling = replace(asked.sampling, hidden_states=speaker.states)
+        window = speaker.steps[0].edges[0].window
+        choice.request = replace(asked, params=sampling, hold=window)
         choice.kept = Making()
+
+        def make(stage: str, inputs: tuple[Input, ...]) -> Request:
+            return stage_request(call, id_, params[stage], request.priority or 0, stage, inputs)
+
         self.id = f"audio-{secrets.token_hex(12)}"
         self.model = model
         self.usages: Mapping[str | None, Usage] = {}
-        self._card = card
+        self.limited = False
+        self._card: AudioCard = speaker.card
         self._call = call
-        self._steps = steps
+        self._steps = speaker.steps
         self._making = choice.kept
-        self._make = partial(_request, call, id_, params, request.priority or 0)
+        self._make = make
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
         self._ended = False
         self._speaking = asyncio.create_task(self._speak())
@@ -115,10 +101,10 @@ class ChatAudio:
                 await self._call.server.awake(step.model, Task.STAGE)
             async with aclosing(walk(router, self._steps, given, self._make)) as outputs:
                 async for found in outputs:
-                    self.usages = found.usages
+                    self.usages, self.limited = found.usages, bool(found.limited)
                     for payload in found.payloads:
                         if payload.port == "audio":
-                            await self._pieces.put(_pcm16(payload.data))
+                            await self._pieces.put(pcm16(payload.data))
         except Exception as error:
             self._making.give_up(error)
             raise
@@ -152,17 +138,6 @@ class ChatAudio:
         return samples if self.format == "pcm16" else wav(samples, self._card.sample_rate)
 
 
-def wav(samples: bytes, rate: int) -> bytes:
-    """Return a WAV file of 16 bit samples of one channel."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(rate)
-        writer.writeframes(samples)
-    return file.getvalue()
-
-
 def audio_of(
     call: Call, request: ChatRequest, model: ModelCard, generation: Generation, id_: str
 ) -> ChatAudio | None:
@@ -182,17 +157,7 @@ def audio_of(
     return None
 
 
-def _check_length(positions: int, talker: ModelCard) -> None:
-    """Raise `InvalidRequestError` for a prompt behind which the talker has no room to speak."""
-    most = talker.limits.max_model_len - _SPEECH_POSITIONS
-    if positions > most:
-        raise InvalidRequestError(
-            f"the prompt has {positions} positions; `{talker.name}` speaks behind at most {most}",
-            param="messages",
-        )
-
-
-def _options(request: ChatRequest, card: AudioCard) -> tuple[str, str]:
+def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:
     """Return the format and the voice. Raises `InvalidRequestError`."""
     asked = request.audio
     if asked is None:
@@ -207,39 +172,8 @@ def _options(request: ChatRequest, card: AudioCard) -> tuple[str, str]:
             f"{' in a stream' if request.stream else ''}: {', '.join(allowed)}",
             param="audio.format",
         )
-    if asked.voice not in card.voices:
-        raise InvalidRequestError(
-            f"audio.voice is {shown_value(asked.voice)}; allowed: {', '.join(card.voices)}",
-            param="audio.voice",
-        )
+    speaker.check_voice(asked.voice, "audio.voice")
     return asked.format, asked.voice
 
 
-def _request(
-    call: Call,
-    id_: str,
-    params: Mapping[str, Speech],
-    priority: int,
-    stage: str,
-    inputs: tuple[Input, ...],
-) -> Request:
-    return Request(
-        id=f"{call.request_id}-{id_}-{stage}",
-        task=Task.STAGE,
-        prompts=(),
-        params=params[stage],
-        deadline=call.remaining,
-        priority=priority,
-        trace=None if call.span is None else call.span.traceparent,
-        client=call.client,
-        inputs=inputs,
-    )
-
-
-def _pcm16(data: Buffer) -> bytes:
-    """Return float32 samples in [-1, 1] as 16 bits, little endian."""
-    samples = np.frombuffer(data.view, np.float32)
-    return np.rint(32767 * samples.astype(np.float64)).astype("<i2").tobytes()
-
-
-__all__ = ["ChatAudio", "audio_of", "wav"]
+__all__ = ["ChatAudio", "audio_of"]

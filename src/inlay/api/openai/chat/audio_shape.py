@@ -25,6 +25,8 @@ from inlay.render import ParsedOutput
 class AudioChatShape:
     """A `ChatShape` whose text is the transcript of a sound, and whose end waits for that.
 
+    An answer whose sound is cut off ends by "length", as one whose text is.
+
     Args:
         text: shape of the text.
         audio: how it is spoken.
@@ -84,7 +86,10 @@ class AudioChatShape:
             self._chunk(choice, AudioDelta(self._audio.id, expires_at=self._text.created))
         ]
         if self._end is not None:
-            events += self._text.events([self._end])
+            choice, piece = self._end
+            if self._audio.limited:
+                piece = piece._replace(finish_reason="length", stop_reason=None)
+            events += self._text.events([(choice, piece)])
         for event in self._text.closing_events():
             if isinstance(event, ChatChunk) and event.usage is not UNSET:
                 event = replace(event, usage=replace(event.usage, stages=self._stages()))
@@ -105,7 +110,10 @@ class AudioChatShape:
         )
         message = replace(choice.message, content=None, audio=sound)
         usage = replace(found.usage, stages=self._stages())
-        return replace(found, choices=[replace(choice, message=message)], usage=usage)
+        said = replace(choice, message=message)
+        if self._audio.limited:
+            said = replace(said, finish_reason="length", stop_reason=None)
+        return replace(found, choices=[said], usage=usage)
 
     def _stages(self) -> dict[str, StageTokens]:
         used = self._text.usage

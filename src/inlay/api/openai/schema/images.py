@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
+from inlay.api.openai.schema.failure import StreamFailure
 from inlay.api.schema.unserved import Unserved
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
@@ -155,11 +156,5 @@ class CompletedImage(
     quality: Literal["auto"] = "auto"
 
 
-class ImageFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """Event of an error that ends a stream."""
-
-    error: dict[str, str | None]
-
-
-ImageEvent: TypeAlias = PartialImage | CompletedImage | ImageFailure
+ImageEvent: TypeAlias = PartialImage | CompletedImage | StreamFailure
 """An event of a stream."""

@@ -1,0 +1,181 @@
+"""Pipelines that speak: their stages behind the language model, and the sound that they make."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from inlay.card import AudioCard, ModelCard
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.hidden_states import HiddenStates
+from inlay.http.quoting import shown_value
+from inlay.http.server import Call
+from inlay.prompt import Buffer
+from inlay.request import Input, Request, Task
+from inlay.router import Router
+from inlay.router.stages import Step, plan
+from inlay.speech import Speech
+from inlay.stages.graph import Graph
+
+_SPEECH_POSITIONS = 3
+"""Of a talker, behind the prompt: the beginning of its speech and one code."""
+_BYTES_PER_SAMPLE = 8
+"""Of sound while it is answered: as it comes from the worker, as 16 bits, and in base64."""
+_UNKNOWN = 0xFFFFFFFF
+"""Length in the header of a WAV file that is sent while it is made."""
+
+
+def speaks(card: ModelCard) -> bool:
+    """Return True if a model that clients see is a pipeline that speaks."""
+    return card.stage is not None and "audio" in card.stage.graph.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The stages of a pipeline that make the sound.
+
+    Attributes:
+        graph: the pipeline.
+        steps: in their order; the first has no edges where it is the language model.
+        card: of the sound.
+        talker: card of the stage that reads the language model's states.
+        thinker: card of the language model.
+    """
+
+    graph: Graph
+    steps: Sequence[Step]
+    card: AudioCard
+    talker: ModelCard
+    thinker: ModelCard
+
+    @classmethod
+    def of(cls, router: Router, model: ModelCard, *, reads: bool) -> "Speaker":
+        """Plan the sound of a pipeline for which `speaks` is true.
+
+        Args:
+            router: knows the workers.
+            model: card of the stage that clients see.
+            reads: the steps begin with the language model, which reads a text; else it is asked
+                beside them.
+
+        Raises:
+            OverloadedError: a stage has no worker that is ready.
+            EngineError: the workers are of another kind.
+        """
+        if model.stage is None:
+            raise EngineError(f"the model `{model.name}` is no pipeline")
+        graph = model.stage.graph
+        thinker = next(name for name in graph.needed(["audio"]) if graph.gives_states(name))
+        steps = plan(router, model, "audio", text=not reads, reader=thinker if reads else None)
+        cards = [router.card(step.model) for step in steps]
+        audio, reader = cards[-1].audio, router.card(graph.served_name(thinker))
+        if audio is None or reader.hidden_layers is None:
+            raise EngineError(f"the workers of the pipeline `{graph.name}` do not speak")
+        return cls(graph, steps, audio, cards[1 if reads else 0], reader)
+
+    @property
+    def states(self) -> HiddenStates:
+        """The hidden states of the language model that the talker hears."""
+        layers = 0, self.thinker.hidden_layers or 0
+        return HiddenStates(layers=layers, prompt=-1, output=True)
+
+    def check_voice(self, voice: str, param: str) -> None:
+        """Raise `InvalidRequestError` for a voice that the model has not."""
+        if voice not in self.card.voices:
+            raise InvalidRequestError(
+                f"{param} is {shown_value(voice)}; allowed: {', '.join(self.card.voices)}",
+                param=param,
+            )
+
+    def codes(self, positions: int, param: str, asked: int | None = None) -> int:
+        """Return the codes of sound at most behind a prompt.
+
+        Args:
+            positions: of the prompt.
+            param: field of the request that the prompt is of.
+            asked: codes at most that the request says, or None.
+
+        Raises:
+            InvalidRequestError: the talker has no room behind the prompt.
+        """
+        most = self.talker.limits.max_model_len - _SPEECH_POSITIONS
+        if positions > most:
+            raise InvalidRequestError(
+                f"the prompt has {positions} positions; `{self.talker.name}` speaks behind at most "
+                f"{most}",
+                param=param,
+            )
+        stages = (self.graph.stages[str(step.stage)] for step in self.steps)
+        limit = next(stage.max_tokens for stage in stages if stage.kind == "talk")
+        limits = (limit or Speech(voice="").max_tokens, most + 1 - positions, asked)
+        return min(one for one in limits if one is not None)
+
+    def params(
+        self, voice: str, *, prompt_tokens: int, seed: int, max_tokens: int
+    ) -> Mapping[str, Speech]:
+        """Return the parameters of each stage that speaks, by the name that it is served under.
+
+        Args:
+            voice: one of the card's.
+            prompt_tokens: positions before the text that is spoken.
+            seed: of the talker and of the vocoder.
+            max_tokens: codes at most, of `codes`.
+        """
+        stages = {step.model: self.graph.stages[str(step.stage)] for step in self.steps}
+        return {
+            model: stage.speech.params(
+                voice, prompt_tokens=prompt_tokens, seed=seed, max_tokens=max_tokens
+            )
+            for model, stage in stages.items()
+            if stage.kind != "generate"
+        }
+
+    def num_bytes(self, codes: int) -> int:
+        """Return the memory that the sound of so many codes takes in the frontend, at most."""
+        return codes * self.card.samples_per_code * _BYTES_PER_SAMPLE
+
+
+def stage_request(
+    call: Call, id_: str, params: Speech, priority: int, stage: str, inputs: Sequence[Input]
+) -> Request:
+    """Return the request of a stage that speaks."""
+    return Request(
+        id=f"{call.request_id}-{id_}-{stage}",
+        task=Task.STAGE,
+        prompts=(),
+        params=params,
+        deadline=call.remaining,
+        priority=priority,
+        trace=None if call.span is None else call.span.traceparent,
+        client=call.client,
+        inputs=tuple(inputs),
+    )
+
+
+def pcm16(data: Buffer) -> bytes:
+    """Return float32 samples in [-1, 1] as 16 bits, little endian."""
+    samples = np.frombuffer(data.view, np.float32)
+    return np.rint(32767 * samples.astype(np.float64)).astype("<i2").tobytes()
+
+
+def wav_header(rate: int, num_bytes: int | None) -> bytes:
+    """Return the header of a WAV file of 16 bit samples of one channel.
+
+    Args:
+        rate: samples a second.
+        num_bytes: of all samples; None where they are not known yet: readers go on to the end.
+    """
+    riff, data = (_UNKNOWN, _UNKNOWN) if num_bytes is None else (36 + num_bytes, num_bytes)
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        *(b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16, b"data", data),
+    )
+
+
+def wav(samples: bytes, rate: int) -> bytes:
+    """Return a WAV file of 16 bit samples of one channel."""
+    return wav_header(rate, len(samples)) + samples
+
+
+__all__ = ["Speaker", "pcm16", "speaks", "stage_request", "wav", "wav_header"]

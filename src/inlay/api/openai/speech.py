@@ -1,0 +1,215 @@
+"""`POST /v1/audio/speech`: a text that a pipeline speaks, as a file, piece by piece, or as events.
+
+The language model reads a chat whose answer is the text: the talker hears it as it hears an answer
+that the model has chosen itself.
+"""
+
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from inlay.api.fields import answer_id, check_unserved
+from inlay.api.generation.parts import in_content
+from inlay.api.openai.schema.speech import SpeechRequest, VoiceId
+from inlay.api.openai.speaking import Speaker, speaks, stage_request
+from inlay.api.openai.speech_prompt import SpokenPrompt, spoken_prompt
+from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
+from inlay.card import ModelCard
+from inlay.errors import InlayError, InvalidRequestError
+from inlay.http.bodies.embeds import Source
+from inlay.http.parsed_request import ParsedRequest, read_request
+from inlay.http.quoting import shown_value
+from inlay.http.request_scope import RequestScope
+from inlay.http.server import Call, Server
+from inlay.request import Input, Request, Sampling, Task
+from inlay.router.stages import admitted, walk
+
+_decoder = msgspec.json.Decoder(SpeechRequest)
+_FORMATS = ("wav", "pcm")
+
+
+async def speech(call: Call) -> None:
+    """Answer with sound."""
+    incoming = await read_request(call, _decoder, _sources_in)
+    request = incoming.parsed.request
+    check_unserved(request)
+    kind = _kind(request)
+    _check_priority(call, request)
+    server = call.server
+    speaker = Speaker.of(server.router, _model(server, request.model), reads=True)
+    voice = _voice(request.voice, speaker)
+    prompt = await _read(call, incoming, request, speaker)
+    del incoming
+    codes = speaker.codes(prompt.before, "instructions", request.max_new_tokens)
+    _check_length(prompt, speaker, codes)
+    call.reservation.grow(speaker.num_bytes(codes))
+    call.ending.enter_context(admitted(server.router, speaker.steps, call.client))
+    make = _Requests(call, request, speaker, prompt, voice, codes).make
+    answer: Answer = kind(call, speaker, _format(request))
+    try:
+        async with RequestScope(server.inflight, call.receive, call.take_clock()):
+            await server.awake(speaker.steps[0].model, Task.GENERATE)
+            for step in speaker.steps[1:]:
+                await server.awake(step.model, Task.STAGE)
+            async with aclosing(walk(server.router, speaker.steps, {}, make)) as outputs:
+                async for found in outputs:
+                    for payload in found.payloads:
+                        await answer.take(payload.data)
+                    if found.output.finish_reason is not None:
+                        answer.end(found)
+    except InlayError as error:
+        if not answer.started:
+            raise
+        await answer.fail(error)
+        return
+    await answer.finish()
+
+
+def _sources_in(request: SpeechRequest) -> list[Source]:
+    return [
+        *in_content(request.instructions, "instructions"),
+        *in_content(request.input, "input"),
+    ]
+
+
+def _kind(request: SpeechRequest) -> type[Answer]:
+    """Return the form of the answer. Raises `InvalidRequestError`."""
+    if request.stream is False and request.stream_format is not None:
+        raise InvalidRequestError(
+            f"stream is false and stream_format is {request.stream_format!r}: say one of them",
+            param="stream",
+        )
+    named = request.stream_format or ("sse" if request.stream else None)
+    if named is None:
+        pieces = request.stream is None and _format(request) == "pcm"
+        return Pieces if pieces else File
+    return Events if named == "sse" else Pieces
+
+
+def _format(request: SpeechRequest) -> Literal["wav", "pcm"]:
+    found = request.response_format
+    if found is None or found == "wav":
+        return "wav"
+    if found == "pcm":
+        return "pcm"
+    raise InvalidRequestError(
+        f"response_format is {shown_value(found)}; allowed: {', '.join(_FORMATS)}, as nothing is "
+        "compressed here",
+        param="response_format",
+    )
+
+
+def _check_priority(call: Call, request: SpeechRequest) -> None:
+    if request.priority and call.server.settings.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            f"priority {request.priority} was asked for; this server serves first come, first "
+            "served unless it is started with --scheduling-policy priority",
+            param="priority",
+        )
+
+
+def _model(server: Server, name: str | None) -> ModelCard:
+    """Return the card of the pipeline that speaks, as clients see it."""
+    if name is None:
+        cards = [card for card in server.router.models() if not card.is_inner and speaks(card)]
+        card = cards[0] if cards else server.card(None)
+    else:
+        card = server.card(name)
+    if card.is_inner or not speaks(card):
+        raise InvalidRequestError(
+            f"The model `{card.name}` does not speak. This route needs a pipeline with audio "
+            "among its outputs.",
+            param="model",
+        )
+    return card
+
+
+def _voice(asked: str | VoiceId | None, speaker: Speaker) -> str:
+    voice = asked.id if isinstance(asked, VoiceId) else asked
+    if voice is None:
+        return speaker.card.voices[0]
+    speaker.check_voice(voice, "voice.id" if isinstance(asked, VoiceId) else "voice")
+    return voice
+
+
+async def _read(
+    call: Call, incoming: ParsedRequest[SpeechRequest], request: SpeechRequest, speaker: Speaker
+) -> SpokenPrompt:
+    """Return the prompt; the request is without its text from here on."""
+    server, thinker = call.server, speaker.thinker
+    renderer = await server.renderers.of(thinker)
+    embeddings = await incoming.embeddings(call, thinker)
+    prompt = await server.prepare(
+        incoming.size + embeddings.num_fetched_bytes,
+        spoken_prompt,
+        request,
+        embeddings,
+        thinker,
+        renderer,
+        speaker.card.system,
+    )
+    request.input = request.instructions = ""
+    call.memory.settle([prompt.whole], 0)
+    return prompt
+
+
+def _check_length(prompt: SpokenPrompt, speaker: Speaker, codes: int) -> None:
+    """Raise `InvalidRequestError` for a text that cannot be read, or not be spoken to its end."""
+    limit, positions = speaker.thinker.limits.max_model_len, len(prompt.whole)
+    if positions > limit:
+        raise InvalidRequestError(
+            f"input and instructions have {positions} positions; `{speaker.thinker.name}` reads "
+            f"at most {limit}",
+            param="input",
+        )
+    spoken = positions - prompt.before
+    if spoken > codes:
+        raise InvalidRequestError(
+            f"input has {spoken} positions; the sound of each has at least one code, and the "
+            f"talker makes at most {codes} here",
+            param="input",
+        )
+
+
+@dataclass
+class _Requests:
+    """Makes the requests of the stages."""
+
+    call: Call
+    request: SpeechRequest
+    speaker: Speaker
+    prompt: SpokenPrompt
+    voice: str
+    codes: int
+
+    def __post_init__(self) -> None:
+        self._id = answer_id("speech-", self.request.request_id)
+        seed = secrets.randbits(63) if self.request.seed is None else self.request.seed
+        self._params = self.speaker.params(
+            self.voice, prompt_tokens=self.prompt.before, seed=seed, max_tokens=self.codes
+        )
+
+    def make(self, stage: str, inputs: Sequence[Input]) -> Request:
+        """Return the request of a stage."""
+        call, priority = self.call, self.request.priority or 0
+        if stage != self.speaker.steps[0].model:
+            return stage_request(call, self._id, self._params[stage], priority, stage, inputs)
+        states = msgspec.structs.replace(self.speaker.states, output=False)
+        return Request(
+            id=f"{call.request_id}-{self._id}-{stage}",
+            prompts=(self.prompt.whole,),
+            # It writes nothing: all that is spoken is in the prompt.
+            params=Sampling(max_tokens=0, temperature=0, hidden_states=states),
+            salt=call.tenant.salted(None),
+            deadline=call.remaining,
+            priority=priority,
+            trace=None if call.span is None else call.span.traceparent,
+            client=call.client,
+        )
+
+
+__all__ = ["speech"]

@@ -1,0 +1,180 @@
+"""Answers of `/v1/audio/speech`: a whole file, its pieces as they are made, or events."""
+
+from typing import Literal, Protocol
+
+import msgspec
+import pybase64
+
+from inlay.api.openai.schema.failure import StreamFailure
+from inlay.api.openai.schema.images import StageUsage
+from inlay.api.openai.schema.speech import SpeechDelta, SpeechDone, SpeechUsage
+from inlay.api.openai.speaking import Speaker, pcm16, wav_header
+from inlay.errors import InlayError
+from inlay.http.server import Call
+from inlay.http.sse import EventStream, Framing, data_event
+from inlay.prompt import Buffer
+from inlay.request import Usage
+from inlay.router.stages import StageOutput
+
+_FRAMING = Framing(data_event, b"")
+"""OpenAI's of these events: without names, and nothing after the last."""
+
+Format = Literal["wav", "pcm"]
+
+
+class Answer(Protocol):
+    """An answer in the making."""
+
+    @property
+    def started(self) -> bool:
+        """True once its status has been sent."""
+        ...
+
+    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None: ...
+
+    async def take(self, sound: Buffer) -> None:
+        """Take a piece of the sound, float32."""
+        ...
+
+    def end(self, output: StageOutput) -> None:
+        """Note the last output."""
+        ...
+
+    async def fail(self, error: InlayError) -> None:
+        """End an answer that has started with an error."""
+        ...
+
+    async def finish(self) -> None:
+        """Send what is left, and the end."""
+        ...
+
+
+async def _samples(call: Call, sound: Buffer) -> bytes:
+    """Return sound as 16 bit samples; much of it is converted in a thread."""
+    return await call.server.prepare(len(sound), pcm16, sound)
+
+
+def _media_type(format_: Format) -> tuple[bytes, bytes]:
+    return (b"content-type", f"audio/{format_}".encode())
+
+
+class File:
+    """One file, sent when all of it is made, with its length in its header."""
+
+    started = False
+
+    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None:
+        self._call, self._format = call, format_
+        self._rate = speaker.card.sample_rate
+        self._pieces: list[bytes] = []
+
+    async def take(self, sound: Buffer) -> None:
+        """As `Answer`."""
+        self._pieces.append(await _samples(self._call, sound))
+
+    def end(self, output: StageOutput) -> None:
+        """As `Answer`."""
+
+    async def fail(self, error: InlayError) -> None:
+        """As `Answer`; it has not started before its end."""
+        raise error
+
+    async def finish(self) -> None:
+        """As `Answer`."""
+        size = sum(map(len, self._pieces))
+        header = wav_header(self._rate, size) if self._format == "wav" else b""
+        body = await self._call.server.prepare(size, b"".join, [header, *self._pieces])
+        await self._call.bytes(body, _media_type(self._format))
+
+
+class Pieces:
+    """A file whose pieces are sent as they are made; a WAV's header does not know its length."""
+
+    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None:
+        self._call, self._format = call, format_
+        self._rate = speaker.card.sample_rate
+        self.started = False
+
+    async def take(self, sound: Buffer) -> None:
+        """As `Answer`."""
+        await self._write(await _samples(self._call, sound), more=True)
+
+    def end(self, output: StageOutput) -> None:
+        """As `Answer`."""
+
+    async def fail(self, error: InlayError) -> None:
+        """As `Answer`: the connection is cut, so that nobody takes the file for whole."""
+        raise error
+
+    async def finish(self) -> None:
+        """As `Answer`."""
+        await self._write(b"", more=False)
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        send = self._call.send
+        if not self.started:
+            self.started = True
+            headers = [_media_type(self._format)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            data = (wav_header(self._rate, None) if self._format == "wav" else b"") + data
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+class Events:
+    """Events in OpenAI's form, with pieces of the file and then usage."""
+
+    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None:
+        self._call = call
+        self._stream = EventStream(call.send, _FRAMING)
+        self._header = wav_header(speaker.card.sample_rate, None) if format_ == "wav" else b""
+        self._end: StageOutput | None = None
+
+    @property
+    def started(self) -> bool:
+        """As `Answer`."""
+        return self._stream.started
+
+    async def take(self, sound: Buffer) -> None:
+        """As `Answer`."""
+        header, self._header = self._header, b""
+        event = await self._call.server.prepare(len(sound), _delta, header, sound)
+        await self._stream.write([event])
+
+    def end(self, output: StageOutput) -> None:
+        """As `Answer`."""
+        self._end = output
+
+    async def fail(self, error: InlayError) -> None:
+        """As `Answer`."""
+        self._call.failed = error
+        self._call.server.metrics.failed(error)
+        await self._stream.finish([StreamFailure.of(error)])
+
+    async def finish(self) -> None:
+        """As `Answer`."""
+        events: list[msgspec.Struct | bytes] = []
+        if self._end is not None:
+            reason: Literal["stop", "length"] = "length" if self._end.limited else "stop"
+            events.append(SpeechDone(usage=_usage(self._end), finish_reason=reason))
+        await self._stream.finish(events)
+
+
+def _delta(header: bytes, sound: Buffer) -> bytes:
+    """Return the event of a piece, encoded."""
+    audio = pybase64.b64encode_as_string(header + pcm16(sound))
+    return data_event(SpeechDelta(audio=audio))
+
+
+def _usage(end: StageOutput) -> SpeechUsage:
+    """Return the positions that the language model read, and the codes that the talker made."""
+    usages = [*end.usages.values()]
+    read = usages[0] if usages else Usage(0, 0)
+    codes = usages[1].completion_tokens if len(usages) > 1 else 0
+    stages = {
+        str(name): StageUsage(usage.prompt_tokens, usage.completion_tokens)
+        for name, usage in end.usages.items()
+    }
+    return SpeechUsage(read.prompt_tokens, codes, read.prompt_tokens + codes, stages)
+
+
+__all__ = ["Answer", "Events", "File", "Pieces"]
