@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from inlay.address import Address
 from inlay.card import Adapter
-from inlay.digest import Secret
+from inlay.digest import BLOCK_DIGEST_SIZE, Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages import copying
+from inlay.engine.torch.pages.cached import CachedPages, Lack, Piece
 from inlay.engine.torch.pages.price import FetchPrice
 from inlay.errors import InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Tokens
@@ -129,6 +130,7 @@ async def answers(engine: TorchEngine, request: Request) -> tuple[list[int], int
 
 def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "PIECE_BYTES", 1)
+    monkeypatch.setattr(copying, "QUESTION_BYTES", 1)
 
 
 WINDOWED: dict[str, Any] = {
@@ -294,6 +296,47 @@ async def test_a_peer_that_lies_or_breaks_off_anywhere_changes_nothing(
                     lambda number, found, lie=lie, at=at: lie(found) if number == at else found  # type: ignore[misc]
                 )
                 assert cached == (at - 1) * 16, name
+
+
+async def test_a_question_brings_several_pages_of_which_a_few_are_copied_between_two_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copying, "PIECE_BYTES", 1)
+    prompt = Prompt.of(Tokens(ids(1, 100)))
+    copied: list[tuple[str, int]] = []
+    read, fill = CachedPages.read, CachedPages.fill
+
+    def reads(pages: CachedPages, group: int, digests: Sequence[bytes], records: Any) -> int:
+        copied.append(("read", len(digests)))
+        return read(pages, group, digests, records)
+
+    def fills(pages: CachedPages, lack: Lack, piece: Piece, data: Any) -> bool:
+        copied.append(("filled", len(piece.digests)))
+        assert len(data) == len(piece.digests)
+        return fill(pages, lack, piece, data)
+
+    monkeypatch.setattr(CachedPages, "read", reads)
+    monkeypatch.setattr(CachedPages, "fill", fills)
+    async with pair(tiny("llama")) as (direct, asking):
+        giving = direct.engines[PEER]
+        assert giving is not None
+        truth, _ = await answers(giving, make_request("truth", prompt))
+        request = make_request("one", prompt, sources=FROM_PEER)
+        assert await answers(asking, request) == (truth, 96)
+        assert [len(query.digests) for query in direct.asked] == [6 * BLOCK_DIGEST_SIZE]
+        assert copied == [("read", 1)] * 6 + [("filled", 1)] * 6
+        # What is good before a damaged page is of use.
+        for page in range(6):
+            width = asking._exchange._sealer.shape.record_bytes(0)  # type: ignore[union-attr]
+            direct.tamper = lambda _, found, at=page * width + 99: [_flipped(found[0], at)]  # type: ignore[misc]
+            await asking.reset_prefix_cache()
+            assert await answers(asking, request) == (truth, page * 16)
+        # So is what is there before a page that the peer has not.
+        direct.tamper = lambda number, found: found
+        await asking.reset_prefix_cache()
+        longer = make_request("longer", Prompt.of(Tokens(ids(1, 130))), sources=FROM_PEER)
+        assert (await answers(asking, longer))[1] == 96
+        assert asking.stats().kv_pages_fetched == 6 + sum(range(6)) + 6
 
 
 class Evicting(Direct):

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.pages import exchange
 from inlay.engine.torch.pages.exchange import MAX_ASKED
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
@@ -43,6 +44,29 @@ async def test_answers_that_nobody_has_read_take_places() -> None:
         unread.pop()
         gc.collect()
         assert (await given(giver, asking("more", query))).error is None
+
+
+async def test_answers_that_nobody_has_read_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(tiny("llama")) as (direct, asker):
+        giver = direct.engines[next(iter(direct.engines))]
+        assert giver is not None
+        request = make_request("first", Prompt.of(Tokens(ids(5, 80))), max_tokens=2)
+        await answers(giver, request)
+        await answers(asker, replace(request, sources=FROM_PEER))
+        query = direct.asked[0]
+        size = len((await given(giver, asking("0", query))).payloads[0].data)
+        gc.collect()
+        # Nobody is refused where nothing else is held.
+        for most, places in ((3 * size, 3), (3 * size - 1, 2), (1, 1)):
+            monkeypatch.setattr(exchange, "MAX_ASKED_BYTES", most)
+            unread = [await given(giver, asking(str(n), query)) for n in range(places)]
+            said = f"{places} others ask for pages, {places * size} bytes"
+            with pytest.raises(OverloadedError, match=said):
+                giver.give_pages(asking("more", query), lambda output: None)
+            del unread
+            # The loop has the last of its own a turn longer.
+            await asyncio.sleep(0)
+            gc.collect()
 
 
 async def test_an_id_that_is_under_way_is_refused() -> None:

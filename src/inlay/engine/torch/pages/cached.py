@@ -68,7 +68,7 @@ class Lack:
     def full(self) -> Iterator[Piece]:
         """Pieces of the groups that keep all positions, so that any first ones are of use."""
         groups = [group for group, window in enumerate(self.bounds.windows) if window is None]
-        count = min(map(self.shape.piece, groups), default=1)
+        count = min(map(self.shape.question, groups), default=1)
         for start in range(self.cached, self.stop, count):
             for group in groups:
                 yield from self._pieces(group, start, min(start + count, self.stop))
@@ -79,7 +79,7 @@ class Lack:
         for group, window in enumerate(self.bounds.windows):
             if window is not None:
                 first = max(self.cached, self.bounds.first_page(group, stop * size))
-                count = self.shape.piece(group)
+                count = self.shape.question(group)
                 for start in range(first, stop, count):
                     yield from self._pieces(group, start, min(start + count, stop))
 
@@ -180,10 +180,15 @@ class CachedPages:
         return page is not None and self._scheduler.table.is_verified(page)
 
     @torch.inference_mode()
-    def read(self, group: int, digests: Run[bytes]) -> Tensor:
-        """Return records (without headers) of the longest run of `digests` that are cached.
+    def read(self, group: int, digests: Run[bytes], records: Tensor) -> int:
+        """Copy the longest run of `digests` that are cached; return how many they are.
 
-        Of pages that gave finite logits alone: uint8 [n, record_bytes].
+        Of pages that gave finite logits alone.
+
+        Args:
+            group: of the pages.
+            digests: their names.
+            records: uint8 [len(digests), record_bytes], that they are written to, without headers.
         """
         cache, table = self._scheduler.cache, self._scheduler.table
         found: list[int] = []
@@ -194,7 +199,9 @@ class CachedPages:
             found.append(page)
         for page in reversed(found):
             cache.touch(page)
-        return self.copier.read(group, found)
+        if found:
+            self.copier.read(group, found, records[: len(found)])
+        return len(found)
 
     @torch.inference_mode()
     def fill(self, lack: Lack, piece: Piece, data: Tensor) -> bool:

@@ -6,9 +6,12 @@ import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Run
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from inlay import liveness
 from inlay.card import Stats
@@ -43,7 +46,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_ASKED = 64
-"""Questions of peers at a time, with the answers that they have not yet read: memory of a piece."""
+"""Questions of peers at a time, with the answers that they have not yet read."""
+MAX_ASKED_BYTES = 512 << 20
+"""Bytes of these answers; one is given however large it is."""
 MAX_FETCHES = 4
 """Fetches at a time; each holds the memory of a few pieces."""
 MAX_PREFETCHES = 16
@@ -56,6 +61,21 @@ _SILENCE_SECONDS = 10.0
 
 CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 """Calls a function on the event loop, soon. In any thread."""
+
+
+class _Answer:
+    """Memory of an answer to a peer.
+
+    Attributes:
+        num_bytes: of it.
+        is_held: the transport holds it.
+    """
+
+    __slots__ = ("__weakref__", "is_held", "num_bytes")
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.is_held = False
 
 
 class AskCore(Protocol):
@@ -114,8 +134,9 @@ class PageExchange:
         # All that run, those too that are stopped and have not ended yet.
         self._tasks: set[asyncio.Task[None]] = set()
         self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
-        # Requests whose records the transport still holds: a slow reader takes places, too.
-        self._unread: set[str] = set()
+        # Memory of answers that are made, or that the transport still holds: a slow reader takes
+        # places, too.
+        self._answers: set[_Answer] = set()
         self._step = asyncio.Event()
         self._num_waiting = 0
 
@@ -328,7 +349,7 @@ class PageExchange:
                 f"page group {query.group} is asked for, groups are 0 to {len(shape.sizes) - 1}"
             )
         count, rest = divmod(len(query.digests), BLOCK_DIGEST_SIZE)
-        most = shape.piece(query.group)
+        most = shape.question(query.group)
         if rest or not 0 < count <= most:
             raise InvalidRequestError(
                 f"digests of {len(query.digests)} bytes; allowed are 1 to {most} of "
@@ -336,11 +357,20 @@ class PageExchange:
             )
         if request.id in self._giving:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
-        asked = len(self._giving) + len(self._unread)
-        if asked >= MAX_ASKED:
-            raise OverloadedError(f"{asked} others ask for pages", retry_after=1)
-        task = self._spawn(self._give(request, query, emit))
+        asked, held = len(self._answers), sum(answer.num_bytes for answer in self._answers)
+        answer = _Answer(count * shape.record_bytes(query.group))
+        if asked >= MAX_ASKED or (asked and held + answer.num_bytes > MAX_ASKED_BYTES):
+            raise OverloadedError(
+                f"{asked} others ask for pages, {held} bytes of them", retry_after=1
+            )
+        self._answers.add(answer)
+        task = self._spawn(self._give(request, query, answer, emit))
+        task.add_done_callback(lambda _: self._made(answer))
         self._giving[request.id] = task, lambda: emit(request.end("abort"))
+
+    def _made(self, answer: "_Answer") -> None:
+        if not answer.is_held:
+            self._answers.discard(answer)
 
     def stop_giving(self, request_id: str) -> None:
         """End a peer's question; unknown ids are ignored."""
@@ -349,36 +379,54 @@ class PageExchange:
             task.cancel()
             end()
 
-    async def _give(self, request: Request, query: PageQuery, emit: Emit) -> None:
+    async def _give(
+        self, request: Request, query: PageQuery, answer: "_Answer", emit: Emit
+    ) -> None:
         digests = [
             query.digests[start : start + BLOCK_DIGEST_SIZE]
             for start in range(0, len(query.digests), BLOCK_DIGEST_SIZE)
         ]
         try:
             await self._computed(query, digests[0])
-            records = await self._between_steps(lambda pages: pages.read(query.group, digests))
+            records = await self._read(query.group, digests)
             await asyncio.to_thread(
                 self._sealer.seal, query.group, digests[: len(records)], records
             )
             flat = records.view(-1).numpy()
             if flat.size:
-                self._unread.add(request.id)
-                weakref.finalize(flat, self._unread.discard, request.id).atexit = False
+                answer.is_held = True
+                weakref.finalize(flat, self._answers.discard, answer).atexit = False
             data = Buffer(flat.data)
             self.num_given += len(records)
             shape = len(records), records.shape[1]
             payload = Payload(PORTS[Task.PAGES], "uint8", shape, data)
-            answer = Output(
+            output = Output(
                 request.id, request.attempt, 0, finish_reason="stop", payloads=(payload,)
             )
         except InlayError as error:
-            answer = request.end("error", error)
+            output = request.end("error", error)
         except Exception as error:
             log.exception("pages for a peer were not read")
             failed = EngineError(f"the pages were not read: {type(error).__name__}")
-            answer = request.end("error", failed)
+            output = request.end("error", failed)
         del self._giving[request.id]
-        emit(answer)
+        emit(output)
+
+    async def _read(self, group: int, digests: Run[bytes]) -> Tensor:
+        """Return records of the first `digests`, uint8 [n, record_bytes], without their headers.
+
+        A piece between two steps.
+        """
+        shape, done = self._sealer.shape, 0
+        records = torch.empty(len(digests), shape.record_bytes(group), dtype=torch.uint8)
+        for start in range(0, len(digests), shape.piece(group)):
+            part = slice(start, start + shape.piece(group))
+            done += await self._between_steps(
+                partial(CachedPages.read, group=group, digests=digests[part], records=records[part])
+            )
+            if done < min(part.stop, len(digests)):
+                break
+        return records[:done]
 
     async def _computed(self, query: PageQuery, digest: bytes) -> None:
         """Wait until a page is cached, no longer than the question allows."""

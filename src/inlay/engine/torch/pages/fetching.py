@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from inlay.errors import DeadlineExceededError, EngineError
 from inlay.request import PORTS, PageQuery, Payload, Request, Task
 
 AHEAD = 2
-"""Pieces of a fetch that are asked for at a time."""
+"""Questions of a fetch at a time: its memory is that of so many answers."""
 WAIT_SECONDS = 2.0
 """Seconds for which a peer may wait until it has computed the first page of a piece."""
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Calls a function with the pages of the cache between two steps, one piece in each."""
+    """Calls a function with the pages of the cache between two steps, one piece in each turn."""
 
     def __call__(self, question: Callable[[CachedPages], T], /) -> Awaitable[T]:
         """Return its result. Raises its error, or `EngineError` if the engine does not run."""
@@ -225,8 +226,17 @@ class Fetch:
         """Put good records into the cache; True if they are all of the piece's, and had room."""
         self.num_pages += good
         self.num_bytes += good * records.shape[1]
-        data = self._shape.data(records[:good])
-        fits = not good or await self._ask(lambda pages: pages.fill(self._lack, piece, data))
+        fits, count = True, self._shape.piece(piece.group)
+        for start in range(0, good, count):
+            part = Piece(
+                piece.group, piece.first + start, piece.digests[start : min(start + count, good)]
+            )
+            data = self._shape.data(records[start : start + len(part.digests)])
+            fits = await self._ask(
+                partial(CachedPages.fill, lack=self._lack, piece=part, data=data)
+            )
+            if not fits:
+                break
         if good < len(records):
             raise EngineError(f"page {piece.first + good} is damaged")
         return fits and good == len(piece.digests)

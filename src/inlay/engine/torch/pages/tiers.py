@@ -268,7 +268,8 @@ class Offloading:
             for start in range(0, len(pages), count):
                 piece = pages[start : start + count]
                 if self._tiers.room:
-                    records = self._copier.read(group, [page for _, page in piece])
+                    records = self._copier.empty(group, len(piece))
+                    self._copier.read(group, [page for _, page in piece], records)
                     self._tiers.keep(group, [digest for digest, _ in piece], records)
 
 
