@@ -192,6 +192,32 @@ def test_nobody_waits_for_pages_of_a_request_that_is_paused(late: bool) -> None:
     assert maker in simulation.ended
 
 
+@pytest.mark.parametrize("scarce", ["places", "pages"])
+@pytest.mark.parametrize("clients", [("a", "a"), ("a", "b")])
+def test_one_that_waits_for_its_reader_gives_way_to_one_that_ran_before(
+    scarce: str, clients: tuple[str, str]
+) -> None:
+    # As a thinker of a talker: that of the second may wait for the place of the first one's.
+    simulation = Simulation(
+        bounds(max_num_seqs=1) if scarce == "places" else bounds(num_pages=8, max_num_seqs=4)
+    )
+    first = simulation.admit(Tokens([1] * 60), max_tokens=60, priority=1, client=clients[0])
+    simulation.step()
+    other = simulation.admit(Tokens([2] * 60), max_tokens=60, priority=0, client=clients[1])
+    while not first.preemptions:
+        simulation.step()
+    while not other.output:
+        simulation.step()
+    other.paused = True
+    while first in simulation.live:
+        simulation.step()
+    assert other in simulation.live
+    assert other.preemptions
+    other.paused = False
+    simulation.drain()
+    assert other in simulation.ended
+
+
 def test_nobody_waits_for_pages_whose_maker_found_them_in_the_cache_meanwhile() -> None:
     simulation = Simulation(bounds(num_pages=64, max_num_batched_tokens=16))
     maker = simulation.admit(Tokens([1] * 100))

@@ -97,8 +97,23 @@ class StepShares:
     def yielding_places(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences that would give their place to `sequence`, the first to go first."""
         if len(self._clients) == 1 and self._running[-1].order[0] <= sequence.order[0]:
+            return self._unread_before(sequence)
+        return self.places.yielding(sequence, Pages()) or self._unread_before(sequence)
+
+    def yielding_pages(self, sequence: Sequence, pages: Pages) -> list[Sequence]:
+        """Running sequences that would give their pages to `sequence`, likewise."""
+        found = self.pages.yielding(sequence, pages)
+        return found + [one for one in self._unread_before(sequence) if one not in found]
+
+    def _unread_before(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences that are paused, if `sequence` has run before.
+
+        The reader for which one of them waits may wait for a place that the reader of `sequence`
+        has: whatever their order, neither would go on.
+        """
+        if not sequence.preemptions:
             return []
-        return self.places.yielding(sequence, Pages())
+        return [other for other in reversed(self._running) if other.paused]
 
 
 class Gain:

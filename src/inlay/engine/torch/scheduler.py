@@ -226,7 +226,7 @@ class Scheduler:
             if full and (self.blocked or not self._shares.yielding_places(sequence)):
                 self._encode_ahead(sequence)
                 return
-            if sequence.client in kept_for or sequence.paused:
+            if sequence.client in kept_for:
                 continue
             hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop
@@ -284,13 +284,13 @@ class Scheduler:
             self._waits_for_rows(sequence, 0 if hits is None else hits.stop * self.bounds.page_size)
 
     def _candidates(self) -> Iterable[Sequence]:
-        """Waiting sequences to look at in this step, those within their share of places first."""
+        """Sequences to look at in this step: none that is paused; by their shares of places."""
         order = self.waiting
         if len(self._clients) > 1:
             running = set(self.running)
             shares = self._shares.of_places(chain(self.running, self.waiting))
             order = [sequence for sequence in shares.order if sequence not in running]
-        return tuple(islice(order, self.bounds.max_num_seqs))
+        return tuple(islice((one for one in order if not one.paused), self.bounds.max_num_seqs))
 
     def _preempt_for(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
         """Preempt others until a waiting sequence has a place and `missing` pages.
@@ -303,7 +303,7 @@ class Scheduler:
         for other in chosen:
             gain.add(other, self._pages_outstanding(other))
         if missing > gain.pages:
-            for other in self._shares.pages.yielding(sequence, pages):
+            for other in self._shares.yielding_pages(sequence, pages):
                 if other not in chosen:
                     chosen.append(other)
                     gain.add(other, self._pages_outstanding(other))
