@@ -227,7 +227,8 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "partial_image_index": ("number of the partial image, from 0.", 0),
     "output_format": ("format of the file.", "png"),
     "size": ("width and height in pixels.", "512x512"),
-    "ImageFailure.error": (
+    "SpeechDelta.audio": ("a piece of the file, in base64.", "UklGRv..."),
+    "StreamFailure.error": (
         "the error, in the form of other routes.",
         {"message": "the worker was lost", "type": "server_error"},
     ),
