@@ -69,12 +69,16 @@ class TestTorchAdaptersInOverlap(TestTorchAdapters):
         return settings_of(directory, max_num_batched_tokens=32, async_scheduling=True)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "phi3", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["gemma2", "phi3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "deepseek_v3"]
+)
 async def test_linears_of_other_shapes_take_adapters_too(family: str, tmp_path: Path) -> None:
     directory = tiny(family)
     targets = {
         "phi3": ("qkv_proj", "gate_up_proj", "o_proj"),
+        "qwen3_5_text": (*adapters.ALL, "in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj"),
         "qwen3_moe": adapters.ATTENTION,
+        "qwen3_next": (*adapters.ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"),
         "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     }.get(family, adapters.ALL)
     path = adapters.make_lora(tmp_path, directory, targets=targets)

@@ -13,7 +13,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.layers import LayerShape, least_page_size
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.attention.recurrent import WINDOW, RecurrentStates, state_size
+from inlay.engine.torch.attention.recurrent import WINDOW, RecurrentStates
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import EngineLimits, PageGroup
 from inlay.engine.torch.cache.table import PageRun
@@ -21,7 +21,7 @@ from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.checks import check_settings
 from inlay.engine.torch.loading import card_of, core_of
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.native.recurrent import delta_step
+from inlay.engine.torch.native.recurrent import DeltaRule, delta_step
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
@@ -149,7 +149,7 @@ def test_the_native_step_is_that_of_transformers(
     sizes = {"linear_key_head_dim": key, "linear_value_head_dim": value}
     layer: Any = AutoModelForCausalLM.from_config(config_of(kind, **sizes)).model.layers[0]
     module = layer.linear_attn.to(dtype)
-    shape = LayerShape(WINDOW, heads, 16, 24, state_size=state_size(module))
+    shape = LayerShape(WINDOW, heads, 16, 24, state_size=DeltaRule.of(module).state_size)
     size = least_page_size([shape], dtype)
     generator = torch.Generator().manual_seed(7)
 
@@ -192,7 +192,6 @@ def test_smaller_pages_are_refused_before_anything_is_written() -> None:
     ("settings", "message"),
     [
         ({"speculative_config": '{"method": "ngram"}'}, "--speculative-config: qwen3_5_text has"),
-        ({"enable_lora": True}, "--enable-lora: qwen3_5_text has recurrent layers; adapters"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size: "),
         ({"enable_kv_fetch": True}, "--enable-kv-fetch: .* its states stay in this worker"),
         ({"role": "prefill"}, "see also --role"),

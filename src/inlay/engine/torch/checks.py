@@ -85,7 +85,6 @@ def check_recurrent(settings: EngineSettings, family: Family) -> None:
             settings.speculative_config is not None,
             "drafts that are not accepted would stay in its state",
         ),
-        "enable_lora": (settings.enable_lora, "adapters of such layers are not supported"),
         "tensor_parallel_size": (
             settings.tensor_parallel_size > 1,
             "such layers are not divided over ranks",

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from inlay.digest import BLOCK_SIZE
 from inlay.engine.torch.attention.paged import Scoring
-from inlay.engine.torch.attention.recurrent import WINDOW, state_size
+from inlay.engine.torch.attention.recurrent import WINDOW
+from inlay.engine.torch.native.recurrent import DeltaRule
 from inlay.errors import EngineError, InvalidRequestError
 
 
@@ -58,7 +59,7 @@ class _Observer:
 
     def compute(self, module: Any, hidden: Tensor) -> Tensor:
         """Record the size of a recurrent layer's state; return zeros."""
-        self.states[module.layer_idx] = state_size(module)
+        self.states[module.layer_idx] = DeltaRule.of(module).state_size
         return torch.zeros_like(hidden)
 
     def attend(

@@ -10,6 +10,7 @@ Shapes: T positions in the step, B sequences, L positions of each, C hidden size
 and E elements of a key and of a value, D channels of the convolution and W its width.
 """
 
+import sys
 from collections.abc import Iterator
 from itertools import accumulate
 from types import MethodType
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.native.recurrent import DeltaRule, DeltaStep, delta_step
+from inlay.engine.torch.native.recurrent import DeltaRule, delta_step
 from inlay.engine.torch.transfers import upload
+from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from inlay.engine.torch.attention.pages import Pages
@@ -30,7 +32,7 @@ WINDOW = 2
 """A position needs its own page, and that of the position before it."""
 
 _LAYERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
-"""transformers modules whose `forward` takes states from a cache, and gives it new ones."""
+"""transformers modules of the gated delta rule."""
 
 
 class Recurrence(Protocol):
@@ -54,11 +56,15 @@ class Recurrence(Protocol):
 def keep_states(model: nn.Module) -> bool:
     """Let the recurrent layers of `model` compute with the argument `states`, a `Recurrence`.
 
-    Returns True if there are any.
+    Returns True if there are any. Raises `InvalidRequestError` for an unknown activation.
     """
     found = False
     for module in list[Any](model.modules()):
         if type(module).__name__ in _LAYERS:
+            if module.activation != "silu":
+                raise InvalidRequestError(
+                    f"recurrent layers have the activation silu; got {module.activation}"
+                )
             module.forward = MethodType(_compute, module)
             found = True
     return found
@@ -66,17 +72,6 @@ def keep_states(model: nn.Module) -> bool:
 
 def _compute(module: Any, hidden_states: Tensor, states: Recurrence, **_: Any) -> Tensor:
     return states.compute(module, hidden_states)
-
-
-def state_size(module: Any) -> int:
-    """Return the float32 elements that the state of one sequence has in a layer."""
-    return sum(shape.numel() for shape in _shapes(module))
-
-
-def _shapes(module: Any) -> tuple[torch.Size, torch.Size]:
-    """Return [V, K, E] of the rule's state, and [D, W - 1] of the inputs that are seen again."""
-    rule = torch.Size((module.num_v_heads, module.head_k_dim, module.head_v_dim))
-    return rule, torch.Size((module.conv_dim, module.conv_kernel_size - 1))
 
 
 class _Run(NamedTuple):
@@ -111,67 +106,85 @@ class RecurrentStates:
 
     def compute(self, module: Any, hidden: Tensor) -> Tensor:
         """Compute as `Recurrence.compute`."""
-        group = self._pages.groups[module.layer_idx]
-        out = torch.zeros_like(hidden)
+        group, rule = self._pages.groups[module.layer_idx], DeltaRule.of(module)
+        channels, gate, strength, decay = _projected(module, hidden)
+        found = hidden.new_zeros(hidden.shape[1], rule.value_heads, rule.value_size)
         for run in self._runs:
-            inputs = hidden[0, run.rows].view(-1, run.length, hidden.shape[2])
-            read, write = run.read[group], run.write[group]
-            if run.length == 1 and self._step is not None and module.activation == "silu":
-                found = self._natively(self._step, module, inputs, read, write)
-            else:
-                found = self._by_cache(module, inputs, read, write)
-            out[0, run.rows] = found.flatten(0, 1)
-        return out
-
-    def _by_cache(self, module: Any, inputs: Tensor, read: Tensor, write: Tensor) -> Tensor:
-        """Compute [B, L, C] to [B, L, C] by transformers' own code."""
-        layer, shapes = module.layer_idx, _shapes(module)
-        sizes = [shape.numel() for shape in shapes]
-        rule, seen = torch.split(self._pages.read_states(layer, read, sum(sizes)), sizes, 1)
-        cache = _LayerCache(
-            rule.reshape(-1, *shapes[0]), seen.reshape(-1, *shapes[1]).to(inputs.dtype)
-        )
-        found: Tensor = type(module).forward(module, inputs, cache_params=cache)
-        new = torch.cat((cache.rule.flatten(1).float(), cache.seen.flatten(1).float()), 1)
-        self._pages.write_states(layer, write, new)
-        return found
-
-    def _natively(
-        self, step: DeltaStep, module: Any, inputs: Tensor, read: Tensor, write: Tensor
-    ) -> Tensor:
-        """Compute [B, 1, C] to [B, 1, C] with states changed in place."""
-        mixed, gate, strength, decay = _projected(module, inputs)
-        found = step(
-            DeltaRule(
-                module.num_k_heads,
-                module.num_v_heads,
-                module.head_k_dim,
-                module.head_v_dim,
-                module.conv_kernel_size,
-            ),
-            self._pages.state_parts(module.layer_idx, state_size(module)),
-            read.contiguous(),
-            write.contiguous(),
-            mixed.float().contiguous(),
-            module.conv1d.weight[:, 0].float(),
-            (-module.A_log.float().exp() * F.softplus(decay.float() + module.dt_bias))[:, 0],
-            strength.float().sigmoid()[:, 0],
-        )
-        normed = module.norm(found.flatten(0, 1).to(inputs.dtype), gate.reshape(-1, gate.shape[-1]))
-        projected: Tensor = module.out_proj(normed.view(len(inputs), 1, -1))
+            rows, read, write = run.rows, run.read[group], run.write[group]
+            part = channels[rows], decay[rows], strength[rows]
+            if run.length > 1 or self._step is None:
+                found[rows] = self._by_torch(module, run.length, *part, read, write)
+                continue
+            inputs, decays, strengths = (each.float().contiguous() for each in part)
+            found[rows] = self._step(
+                rule,
+                self._pages.state_parts(module.layer_idx, rule.state_size),
+                read.contiguous(),
+                write.contiguous(),
+                inputs,
+                module.conv1d.weight[:, 0].float(),
+                decays,
+                strengths,
+            ).to(hidden.dtype)
+        normed: Tensor = module.norm(found.flatten(0, 1), gate.reshape(-1, rule.value_size))
+        projected: Tensor = module.out_proj(normed.view(1, hidden.shape[1], -1))
         return projected
 
+    def _by_torch(
+        self,
+        module: Any,
+        length: int,
+        channels: Tensor,
+        decay: Tensor,
+        strength: Tensor,
+        read: Tensor,
+        write: Tensor,
+    ) -> Tensor:
+        """Compute [B * L, D], [B * L, V] twice to [B * L, V, E], by the rules of transformers."""
+        layer, rule = module.layer_idx, DeltaRule.of(module)
+        sizes = [rule.state_size - rule.channels * (rule.width - 1)]
+        sizes.append(rule.state_size - sizes[0])
+        state, seen = torch.split(self._pages.read_states(layer, read, sum(sizes)), sizes, 1)
+        new = channels.view(-1, length, rule.channels).transpose(1, 2)
+        inputs = torch.cat((seen.reshape(len(new), rule.channels, -1).to(new.dtype), new), 2)
+        mixed = F.silu(F.conv1d(inputs, module.conv1d.weight, groups=rule.channels))
+        keys = rule.key_heads * rule.key_size
+        parts = [keys, keys, rule.channels - 2 * keys]
+        query, key, value = torch.split(mixed.transpose(1, 2), parts, 2)
+        modeling: Any = sys.modules[type(module).__module__]
+        chunks = modeling.torch_chunk_gated_delta_rule
+        found, state = (chunks if length > 1 else modeling.torch_recurrent_gated_delta_rule)(
+            query.reshape(-1, length, rule.key_heads, rule.key_size),
+            key.reshape(-1, length, rule.key_heads, rule.key_size),
+            value.reshape(-1, length, rule.value_heads, rule.value_size),
+            g=decay.view(-1, length, rule.value_heads),
+            beta=strength.view(-1, length, rule.value_heads),
+            initial_state=state.reshape(-1, rule.value_heads, rule.key_size, rule.value_size),
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        seen = inputs[..., inputs.shape[2] - rule.width + 1 :]
+        states = torch.cat((state.flatten(1).float(), seen.flatten(1).float()), 1)
+        self._pages.write_states(layer, write, states)
+        outputs: Tensor = found.flatten(0, 1)
+        return outputs
 
-def _projected(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Project [B, 1, C] to the convolution's channels [B, 1, D], gates, and b and a [B, 1, V]."""
+
+def _projected(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Project [1, T, C] to channels of the convolution, gates, strengths and decays.
+
+    Returns [T, D], [T, V, E], [T, V] and float32 [T, V], logarithms.
+    """
     if hasattr(module, "in_proj_qkvz"):
         query, key, value, gate, b, a = module.fix_query_key_value_ordering(
-            module.in_proj_qkvz(inputs), module.in_proj_ba(inputs)
+            module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
         )
-        return torch.cat([part.flatten(2) for part in (query, key, value)], 2), gate, b, a
-    mixed, gate = module.in_proj_qkv(inputs), module.in_proj_z(inputs)
-    gate = gate.view(*gate.shape[:2], -1, module.head_v_dim)
-    return mixed, gate, module.in_proj_b(inputs), module.in_proj_a(inputs)
+        channels = torch.cat([part.flatten(2) for part in (query, key, value)], 2)
+    else:
+        channels, gate = module.in_proj_qkv(hidden), module.in_proj_z(hidden)
+        b, a = module.in_proj_b(hidden), module.in_proj_a(hidden)
+    decay = -module.A_log.float().exp() * F.softplus(a[0].float() + module.dt_bias)
+    return channels[0], gate[0], b[0].sigmoid(), decay
 
 
 def _single(batch: "Batch", size: int) -> Iterator[_Run]:
@@ -208,39 +221,4 @@ def _several(batch: "Batch", size: int) -> Iterator[_Run]:
             at = stop
 
 
-class _LayerCache:
-    """Cache of one layer for one call, as transformers' modules use theirs.
-
-    Attributes:
-        rule: [B, V, K, E] float32.
-        seen: [B, D, W - 1], inputs of the convolution before the next position.
-    """
-
-    def __init__(self, rule: Tensor, seen: Tensor) -> None:
-        self.rule = rule
-        self.seen = seen
-
-    def get_conv_state(self, _: int, state_idx: int = 0) -> Tensor:
-        """Return `seen`, which is changed in place where there is one position."""
-        return self.seen
-
-    def get_recurrent_state(self, _: int, state_idx: int = 0) -> Tensor:
-        """Return `rule`."""
-        return self.rule
-
-    def is_recording_past(self, _: int) -> bool:
-        """Return False: nothing is taken back."""
-        return False
-
-    def update_conv_state(self, new: Tensor, _: int, conv_kernel_size: int) -> Tensor:
-        """Take inputs [B, D, L]; return those before them, and them."""
-        both = torch.cat((self.seen, new), 2)
-        self.seen = both[..., 1 - conv_kernel_size :]
-        return both
-
-    def update_recurrent_state(self, new: Tensor, _: int) -> None:
-        """Take the state after the call."""
-        self.rule = new
-
-
-__all__ = ["WINDOW", "Recurrence", "RecurrentStates", "keep_states", "state_size"]
+__all__ = ["WINDOW", "Recurrence", "RecurrentStates", "keep_states"]

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -47,6 +47,28 @@ class DeltaRule(NamedTuple):
     key_size: int
     value_size: int
     width: int
+
+    @classmethod
+    def of(cls, module: Any) -> "DeltaRule":
+        """Return those of a module of transformers."""
+        return cls(
+            module.num_k_heads,
+            module.num_v_heads,
+            module.head_k_dim,
+            module.head_v_dim,
+            module.conv_kernel_size,
+        )
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+    @property
+    def state_size(self) -> int:
+        """Elements of a sequence's state: of the rule, then inputs that the convolution sees."""
+        rule = self.value_heads * self.key_size * self.value_size
+        return rule + self.channels * (self.width - 1)
 
 
 class DeltaStep(Protocol):
