@@ -6,6 +6,8 @@ EagleReference(directory, model).guess(prompt, output, 3)
 """
 
 import json
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,14 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from inlay.prompt import Prompt, Tokens
+from tests.deepseek import plain_r1
 from tests.engine import reference
 from tests.equality.reference import model_of
 
 HEADS, SHARED = 4, 2
 EPS = 1e-6
+MTP = "model.layers.2."
+"""Prefix of the names of the prediction layer's weights."""
 
 
 def write_eagle(
@@ -115,8 +120,47 @@ def write_eagle(
     return directory
 
 
-class EagleReference:
+class HeadReference(ABC):
     """A head that computes everything afresh, with no cache and no pages."""
+
+    model: Path
+    """Directory of the served model."""
+
+    @torch.no_grad()
+    def guess(self, prompt: Prompt, output: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens after a prompt and some output."""
+        known = Prompt((*prompt.segments, Tokens(output))) if output else prompt
+        embeds = reference.embedded(self.model, known)
+        states = model_of(self.model)(inputs_embeds=embeds, output_hidden_states=True).hidden_states
+        hidden = self.combine([each[0, :-1] for each in states])
+        after = self.embedded(known)[1:]
+        found: list[int] = []
+        for _ in range(count):
+            last = self.states(after, hidden)[-1]
+            found.append(self.token(last))
+            hidden = torch.cat((hidden, last[None]))
+            after = torch.cat((after, self.embedded(Prompt.of(Tokens([found[-1]])))))
+        return found
+
+    def embedded(self, prompt: Prompt) -> Tensor:
+        """[positions, C]."""
+        return reference.embedded(self.model, prompt)[0]
+
+    @abstractmethod
+    def combine(self, states: Sequence[Tensor]) -> Tensor:
+        """What it reads of the served model's states, [positions, C] of every layer."""
+
+    @abstractmethod
+    def states(self, after: Tensor, hidden: Tensor) -> Tensor:
+        """Its states [positions, C]."""
+
+    @abstractmethod
+    def token(self, state: Tensor) -> int:
+        """The likeliest token at a state [C]."""
+
+
+class EagleReference(HeadReference):
+    """An EAGLE-3 head."""
 
     def __init__(self, directory: Path, model: Path) -> None:
         """Read the head in `directory` for the model in another."""
@@ -134,29 +178,15 @@ class EagleReference:
         default = [2, count // 2, count - 3]
         self.layers = config.get("eagle_aux_hidden_state_layer_ids", default)
 
-    @torch.no_grad()
-    def guess(self, prompt: Prompt, output: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens after a prompt and some output."""
-        known = Prompt((*prompt.segments, Tokens(output))) if output else prompt
-        embeds = reference.embedded(self.model, known)
-        states = model_of(self.model)(inputs_embeds=embeds, output_hidden_states=True).hidden_states
-        read = torch.cat([states[layer][0] for layer in self.layers], -1)[:-1]
-        hidden = read @ self.weights["fc.weight"].T
-        after = self._embedded(known)[1:]
-        found: list[int] = []
-        for _ in range(count):
-            last = self._layer(after, hidden)[-1]
-            logits = self._norm("norm", last) @ self.weights["lm_head.weight"].T
-            draft = int(logits.argmax())
-            found.append(
-                draft + int(self.weights["d2t"][draft]) if "d2t" in self.weights else draft
-            )
-            hidden = torch.cat((hidden, last[None]))
-            after = torch.cat((after, self._embedded(Prompt.of(Tokens([found[-1]])))))
-        return found
+    def combine(self, states: Sequence[Tensor]) -> Tensor:
+        return self._product("fc", torch.cat([states[layer] for layer in self.layers], -1))
 
-    def _embedded(self, prompt: Prompt) -> Tensor:
-        """[positions, C], text by the head's own table if it has one."""
+    def token(self, state: Tensor) -> int:
+        draft = int(self._product("lm_head", self._norm("norm", state)).argmax())
+        return draft + int(self.weights["d2t"][draft]) if "d2t" in self.weights else draft
+
+    def embedded(self, prompt: Prompt) -> Tensor:
+        """As above, text by the head's own table if it has one."""
         table = self.weights.get("embed_tokens.weight")
         return torch.cat(
             [
@@ -174,9 +204,9 @@ class EagleReference:
         found: Tensor = x @ self.weights[f"{name}.weight"].T
         return found
 
-    def _layer(self, embeds: Tensor, hidden: Tensor) -> Tensor:
+    def states(self, after: Tensor, hidden: Tensor) -> Tensor:
         normed = self._norm("hidden_norm", hidden)
-        both = torch.cat((self._norm("input_layernorm", embeds), normed), -1)
+        both = torch.cat((self._norm("input_layernorm", after), normed), -1)
         query, key, value = (
             self._product(f"self_attn.{name}_proj", both)
             .view(1, len(both), heads, -1)
@@ -193,4 +223,60 @@ class EagleReference:
         return residual + self._product("mlp.down_proj", inner)
 
 
-__all__ = ["EagleReference", "write_eagle"]
+def write_mtp(directory: Path) -> Path:
+    """The tiny R1 in float32; what joins its prediction layer to the model is random."""
+    shutil.copytree(plain_r1(), directory)
+    file = directory / "model.safetensors"
+    stored = load_file(file)
+    generator = torch.Generator().manual_seed(3)
+    size = stored["model.norm.weight"].shape[0]
+    joint = torch.randn(size, 2 * size, generator=generator) / (2 * size) ** 0.5
+    stored[f"{MTP}eh_proj.weight"] = joint
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        stored[f"{MTP}{name}.weight"] = 1 + 0.2 * torch.randn(size, generator=generator)
+    save_file(stored, file, metadata={"format": "pt"})
+    return directory
+
+
+class MtpReference(HeadReference):
+    """A multi-token prediction layer: transformers' layer as a model of its own."""
+
+    def __init__(self, model: Path, own: Path) -> None:
+        """Write the layer of `model` as a model into the directory `own`."""
+        self.model = model
+        stored = load_file(model / "model.safetensors")
+        layer = {
+            f"model.layers.0.{name.removeprefix(MTP)}": tensor
+            for name, tensor in stored.items()
+            if name.startswith(MTP)
+        } | {
+            "model.embed_tokens.weight": stored["model.embed_tokens.weight"],
+            "model.norm.weight": stored[f"{MTP}shared_head.norm.weight"].clone(),
+            "lm_head.weight": stored[f"{MTP}shared_head.head.weight"].clone(),
+        }
+        own.mkdir()
+        save_file(layer, own / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((model / "config.json").read_text())
+        changes = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+        (own / "config.json").write_text(json.dumps(config | changes))
+        self.layer = model_of(own)
+        self.joint = stored[f"{MTP}eh_proj.weight"]
+        self.norms = stored[f"{MTP}enorm.weight"], stored[f"{MTP}hnorm.weight"]
+
+    def combine(self, states: Sequence[Tensor]) -> Tensor:
+        return states[-1]
+
+    def states(self, after: Tensor, hidden: Tensor) -> Tensor:
+        normed = [
+            F.rms_norm(x, x.shape[-1:], norm, EPS)
+            for x, norm in zip((after, hidden), self.norms, strict=True)
+        ]
+        joined = torch.cat(normed, -1) @ self.joint.T
+        found: Tensor = self.layer.model(inputs_embeds=joined[None]).last_hidden_state[0]
+        return found
+
+    def token(self, state: Tensor) -> int:
+        return int(self.layer.lm_head(state).argmax())
+
+
+__all__ = ["EagleReference", "HeadReference", "MtpReference", "write_eagle", "write_mtp"]

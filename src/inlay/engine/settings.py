@@ -201,9 +201,9 @@ class EngineSettings(BaseModel):
         default=None,
         description="Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram "
         'look-up: {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, '
-        '"prompt_lookup_max": 5}, by a smaller model: {"model": "DIRECTORY"}, or by an EAGLE-3 '
-        'head: {"method": "eagle3", "model": "DIRECTORY"}; of the drafts it computes as many as '
-        "pay.",
+        '"prompt_lookup_max": 5}, by a smaller model: {"model": "DIRECTORY"}, by an EAGLE-3 '
+        'head: {"method": "eagle3", "model": "DIRECTORY"}, or by DeepSeek-V3\'s layer for it: '
+        '{"method": "mtp"}; of the drafts it computes as many as pay.',
     )
     kv_events_config: str | None = Field(
         default=None,

@@ -13,7 +13,7 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    method: Literal["ngram", "draft_model", "eagle3"] = "draft_model"
+    method: Literal["ngram", "draft_model", "eagle3", "mtp"] = "draft_model"
     model: str | None = None
     revision: str | None = None
     num_speculative_tokens: int = Field(default=8, ge=1, le=64)
@@ -23,7 +23,9 @@ class SpeculativeConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, given: Any) -> Any:
-        """Take a model with "eagle3" in its name for a head, as vLLM does."""
+        """Take a model with "eagle3" in its name for a head, and older names, as vLLM does."""
+        if isinstance(given, dict) and given.get("method") == "deepseek_mtp":
+            return {**given, "method": "mtp"}
         named = isinstance(given, dict) and "eagle3" in str(given.get("model")).lower()
         return {"method": "eagle3", **given} if named else given
 
@@ -31,8 +33,8 @@ class SpeculativeConfig(BaseModel):
     def _check(self) -> "SpeculativeConfig":
         if self.method in ("draft_model", "eagle3") and self.model is None:
             raise ValueError(f"{self.method} needs model, a directory or a name on the hub")
-        if self.method == "ngram" and self.model is not None:
-            raise ValueError("ngram has no model")
+        if self.method in ("ngram", "mtp") and self.model is not None:
+            raise ValueError(f"{self.method} has no model of its own")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) is more than prompt_lookup_max "
@@ -43,7 +45,7 @@ class SpeculativeConfig(BaseModel):
     @property
     def reads_states(self) -> bool:
         """True if the drafts are those of a head that reads hidden states of the served model."""
-        return self.method == "eagle3"
+        return self.method in ("eagle3", "mtp")
 
 
 def speculative_config(settings: EngineSettings) -> SpeculativeConfig | None:

@@ -16,14 +16,16 @@ from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.loading import captures
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sequence import Sequence
-from inlay.engine.torch.speculation.draft_head import HeadDrafter
+from inlay.engine.torch.speculation.draft_head import DraftHead, HeadDrafter
 from inlay.engine.torch.speculation.eagle import load_eagle
+from inlay.engine.torch.speculation.mtp import load_mtp
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.hidden_states import HiddenStates
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Request
-from tests.draft_heads import EagleReference, write_eagle
+from tests.deepseek import plain_r1, tiny_r1, write
+from tests.draft_heads import EagleReference, HeadReference, MtpReference, write_eagle, write_mtp
 from tests.engine import reference
 from tests.engine.conformance import run as run_in
 from tests.engine.torch.test_hidden_states import assert_right
@@ -42,10 +44,17 @@ BIAS = dict.fromkeys(FEW, 1000.0)
 class Checked(HeadDrafter):
     """A head whose guesses are compared with those of one that remembers nothing."""
 
-    def __init__(self, head: Path, model: CausalModel, num_pages: int = 64) -> None:
-        super().__init__(load_eagle(head, model), model, num_pages, 16)
-        self.reference = EagleReference(head, Path(model.path))
+    def __init__(
+        self, head: DraftHead, model: CausalModel, plain: HeadReference, num_pages: int = 64
+    ) -> None:
+        super().__init__(head, model, num_pages, 16)
+        self.reference = plain
         self.compared = 0
+
+    @classmethod
+    def eagle(cls, directory: Path, model: CausalModel, num_pages: int = 64) -> "Checked":
+        plain = EagleReference(directory, Path(model.path))
+        return cls(load_eagle(directory, model), model, plain, num_pages)
 
     def draft(
         self, counts: Mapping[Sequence, int], room: int
@@ -95,7 +104,7 @@ def test_guesses_are_those_of_the_reference_and_outputs_those_without(
     layout: str, tmp_path: Path
 ) -> None:
     model = load("llama")
-    drafter = Checked(write_eagle(tmp_path, tiny("llama"), **LAYOUTS[layout]), model)
+    drafter = Checked.eagle(write_eagle(tmp_path, tiny("llama"), **LAYOUTS[layout]), model)
     engine = core(drafter, model)
     expected = run(plain(overlap=False), *some())
     # The second time a prefix is cached, for the head too.
@@ -140,7 +149,7 @@ def test_layers_are_the_reference_implementations_unless_named(tmp_path: Path) -
     path = make("llama", tmp_path / "model", num_hidden_layers=7)
     model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
     head = write_eagle(tmp_path / "head", path, layers=None, tokens=FEW)
-    drafter = Checked(head, model)
+    drafter = Checked.eagle(head, model)
     assert drafter.layers == (2, 3, 4)
     run(core(drafter, model), make_request("a", Prompt.of(Tokens(ids(1, 20))), 12, logit_bias=BIAS))
     assert drafter.compared > 10
@@ -149,7 +158,7 @@ def test_layers_are_the_reference_implementations_unless_named(tmp_path: Path) -
 def test_layers_with_a_window_do_not_keep_a_head_from_seeing_all_positions(tmp_path: Path) -> None:
     model = load("gpt_oss")
     assert len(model.windows) > 1
-    drafter = Checked(write_eagle(tmp_path, tiny("gpt_oss"), tokens=FEW), model)
+    drafter = Checked.eagle(write_eagle(tmp_path, tiny("gpt_oss"), tokens=FEW), model)
     prompt = Prompt.of(Tokens(ids(3, 60)))
     expected = run(
         Core(model, core(drafter, model).bounds, SECRET),
@@ -162,7 +171,7 @@ def test_layers_with_a_window_do_not_keep_a_head_from_seeing_all_positions(tmp_p
 
 def test_hidden_states_that_a_request_asks_for_are_what_they_are_without(tmp_path: Path) -> None:
     model = load("llama")
-    drafter = Checked(write_eagle(tmp_path, tiny("llama"), tokens=FEW), model)
+    drafter = Checked.eagle(write_eagle(tmp_path, tiny("llama"), tokens=FEW), model)
     prompt = prompts("llama")["e-soft"]
     asked = make_request(
         "a", prompt, 9, hidden_states=HiddenStates(layers=(0, 1, 2), prompt=-1, output=True)
@@ -175,7 +184,7 @@ def test_hidden_states_that_a_request_asks_for_are_what_they_are_without(tmp_pat
 
 def test_a_prompt_whose_states_are_not_finite_spoils_no_page_of_the_head(tmp_path: Path) -> None:
     model = load("llama")
-    drafter = Checked(write_eagle(tmp_path, tiny("llama"), tokens=FEW), model, 16)
+    drafter = Checked.eagle(write_eagle(tmp_path, tiny("llama"), tokens=FEW), model, 16)
     engine = core(drafter, model, num_pages=16)
     # Long enough that the head reads the first chunk before the last one ends the request.
     wild = Prompt.of(reference.rows_of(torch.full((100, model.hidden_size), 3e38)))
@@ -184,6 +193,54 @@ def test_a_prompt_whose_states_are_not_finite_spoils_no_page_of_the_head(tmp_pat
     assert torch.isfinite(drafter._pages.values[0]).all()
     run(engine, *some()[:2])
     assert drafter.compared > 20
+
+
+# Multi-token prediction
+
+
+def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
+    tmp_path: Path,
+) -> None:
+    path = write_mtp(tmp_path / "model")
+    model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
+    drafter = Checked(load_mtp(model), model, MtpReference(path, tmp_path / "layer"))
+    table = reference.look_up(path, ids(5, 20))
+    mixed = Prompt.of(Tokens(ids(1, 50)), reference.rows_of(table), Tokens(ids(6, 9)))
+    text = Prompt.of(Tokens(ids(2, 30)))
+    requests = [
+        make_request("a", mixed, 12, logit_bias=BIAS),
+        make_request("b", text, 12, temperature=0.9, seed=4),
+    ]
+    bounds = core(drafter, model).bounds
+    expected = run(Core(model, bounds, SECRET), *requests)
+    found = run(core(drafter, model), *requests)
+    for name, of in expected.items():
+        assert found[name].output == of.output
+    assert drafter.compared > 20
+
+
+def test_a_prediction_layer_in_fp8_is_read_as_the_model_is(tmp_path: Path) -> None:
+    model = CausalModel.load(
+        EngineSettings(model=str(tiny_r1()), device="cpu", num_threads=1, dtype="float32")
+    )
+    plain = MtpReference(plain_r1(), tmp_path / "layer")
+    drafter = Checked(load_mtp(model), model, plain)
+    prompt = Prompt.of(Tokens(ids(1, 20)))
+    run(core(drafter, model), make_request("a", prompt, 12))
+    assert drafter.compared > 5
+
+
+async def test_a_model_without_a_prediction_layer_is_refused(tmp_path: Path) -> None:
+    without = write(tmp_path / "without", next_token_layer=False)
+    for path, said in (
+        (tiny("llama"), "models of type 'llama' are not read; allowed: deepseek_v3"),
+        (without, "the model's files have no layer of multi-token prediction"),
+    ):
+        text = '{"method": "mtp", "num_speculative_tokens": 1}'
+        engine = with_head(path, path, speculative_config=text)
+        with pytest.raises(InvalidRequestError, match=said):
+            await engine.start()
+        await engine.close()
 
 
 # Settings

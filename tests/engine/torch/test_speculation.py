@@ -368,11 +368,15 @@ def test_a_machine_that_stood_still_does_not_end_speculation() -> None:
     [
         ("{", "Invalid JSON"),
         ("[]", "Input should be an object"),
-        ('{"method": "eagle"}', "method: Input should be 'ngram', 'draft_model' or 'eagle3'"),
+        (
+            '{"method": "eagle"}',
+            "method: Input should be 'ngram', 'draft_model', 'eagle3' or 'mtp'",
+        ),
+        ('{"method": "deepseek_mtp", "model": "x"}', "mtp has no model of its own"),
         ('{"method": "eagle3"}', "eagle3 needs model"),
         ('{"num_speculative_tokens": 3}', "draft_model needs model"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: "),
-        ('{"method": "ngram", "model": "x"}', "ngram has no model"),
+        ('{"method": "ngram", "model": "x"}', "ngram has no model of its own"),
         ('{"model": "x", "quantization": "x"}', "quantization: Extra inputs are not permitted"),
         (
             '{"method": "ngram", "prompt_lookup_min": 6}',

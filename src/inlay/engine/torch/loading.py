@@ -36,6 +36,7 @@ from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.draft_head import DraftHead, HeadDrafter
 from inlay.engine.torch.speculation.draft_model import DraftModel, check_draft_model
 from inlay.engine.torch.speculation.eagle import load_eagle
+from inlay.engine.torch.speculation.mtp import load_mtp
 from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
 from inlay.engine.weights import directory_of
@@ -138,6 +139,8 @@ def draft_source_of(
     Raises:
         InvalidRequestError: it cannot be loaded, or does not go with `model`.
     """
+    if speculation.method == "mtp":
+        return load_mtp(model)
     if speculation.model is None:
         return None
     if speculation.method == "eagle3":

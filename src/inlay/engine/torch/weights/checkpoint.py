@@ -1,8 +1,8 @@
 """Load a model directory with transformers: from safetensors only, without code of its own."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ def load(
     config: Any = None,
     keep_quantised: bool = False,
     device: torch.device | None = None,
+    rename: Callable[[str], str | None] | None = None,
 ) -> Any:
     """Load a model in evaluation mode and without gradients.
 
@@ -55,6 +56,9 @@ def load(
             `accelerate`; otherwise they are dequantised.
         device: read weights straight to it, so that the model need not fit into host memory; None:
             to the CPU.
+        rename: returns the model's name of a tensor in the files, None for one to leave out;
+            unless given, the names are the model's, and layers that predict further tokens are
+            left out.
 
     Raises:
         InvalidRequestError: it cannot be read, its quantisation is not supported, or weights are
@@ -64,7 +68,7 @@ def load(
     check_tensors(directory)
     kept = KeptWeights(dtype) if keep_quantised else None
     try:
-        with _weights(directory, config, kept) as weights, log_progress(directory):
+        with _weights(directory, config, kept, rename) as weights, log_progress(directory):
             model, info = kind.from_pretrained(
                 **weights,
                 dtype=dtype,
@@ -90,45 +94,65 @@ def load(
 
 
 @contextmanager
-def _weights(directory: Path, parsed: Any, kept: KeptWeights | None) -> Iterator[dict[str, Any]]:
+def _weights(
+    directory: Path,
+    parsed: Any,
+    kept: KeptWeights | None,
+    rename: Callable[[str], str | None] | None,
+) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `from_pretrained` for the weights.
 
-    Either the directory, or a state dict of quantised weights. `parsed` is the configuration, or
-    None for the directory's; `kept` is as for `quantised_weights`.
+    Either the directory, or a state dict of weights that are quantised or renamed. `parsed` is the
+    configuration, or None for the directory's; `kept` and `rename` are as for `quantised_weights`.
     """
     config = config_of(directory)
     layers, scheme = next_token_layers(config), scheme_of(config)
+    if rename is not None:
+        layers = ()
     if layers and any(tensor.name.startswith(layers) for tensor in stored_tensors(directory)):
         _logger.info(
-            "multi-token prediction is not used: %s* of the checkpoint are left out",
+            "%s* of the checkpoint, which predict further tokens, are not part of the model: "
+            '--speculative-config \'{"method": "mtp"}\' has them guess',
             "*, ".join(layers),
         )
     if scheme is None:
         check_has_scales(directory)
+    if scheme is None and rename is None:
         if parsed is None:
             yield {"pretrained_model_name_or_path": directory}
             return
-        # Every weight that is left out would be reported.
-        verbosity = transformers_logging.get_verbosity()
-        transformers_logging.set_verbosity_error()
-        try:
+        with _without_report():
             yield {"pretrained_model_name_or_path": directory, "config": parsed}
-        finally:
-            transformers_logging.set_verbosity(verbosity)
         return
-    _logger.info(
-        "the weights are quantised (%s): %s",
-        scheme.method,
-        "each is dequantised as it is read" if kept is None else "those of linear layers stay so",
-    )
+    if scheme is not None:
+        _logger.info(
+            "the weights are quantised (%s): %s",
+            scheme.method,
+            "each is dequantised as it is read"
+            if kept is None
+            else "those of linear layers stay so",
+        )
     if parsed is None:
         parsed = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
     if hasattr(parsed, "quantization_config"):
         del parsed.quantization_config
-    with quantised_weights(directory, scheme, layers, kept) as state_dict:
-        yield {"pretrained_model_name_or_path": None, "config": parsed, "state_dict": state_dict}
+    with quantised_weights(directory, scheme, layers, kept, rename or str) as state_dict:
+        arguments = {"config": parsed, "state_dict": state_dict}
+        with nullcontext() if rename is None else _without_report():
+            yield {"pretrained_model_name_or_path": None, **arguments}
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Keep transformers from reporting every weight that is left out, within this context."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def device_of(name: str) -> torch.device:

@@ -137,7 +137,7 @@ def _with_language_model(family: Family, config: Mapping[str, Any]) -> Family:
 
 
 def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the weight name prefixes of multi-token prediction layers, which are not used.
+    """Return the weight name prefixes of multi-token prediction layers; the model has none of them.
 
     Args:
         config: a model's `config.json`.

@@ -39,16 +39,21 @@ def check_has_scales(directory: Path) -> None:
 
 @contextmanager
 def quantised_weights(
-    directory: Path, scheme: Scheme, leave_out: tuple[str, ...], kept: "KeptWeights | None"
+    directory: Path,
+    scheme: Scheme | None,
+    leave_out: tuple[str, ...],
+    kept: "KeptWeights | None",
+    rename: Callable[[str], str | None] = str,
 ) -> Iterator[dict[str, Any]]:
     """Yield the `state_dict` for `from_pretrained`; each tensor is read when it is accessed.
 
     Args:
         directory: directory of the checkpoint.
-        scheme: how it stores its weights.
+        scheme: how it stores its weights; None if none is quantised.
         leave_out: name prefixes of tensors to skip.
         kept: gets the weights that layers of the model keep quantised; without it all are
             dequantised.
+        rename: returns the model's name of a tensor in the files, None for one to skip.
 
     Raises:
         InvalidRequestError: a weight without what it takes to read it, or in another form; the
@@ -57,9 +62,9 @@ def quantised_weights(
     stored = {
         tensor.name: tensor
         for tensor in stored_tensors(directory)
-        if not tensor.name.startswith(leave_out or ("\0",))
+        if not tensor.name.startswith(leave_out or ("\0",)) and rename(tensor.name) is not None
     }
-    found = find(scheme, stored)
+    found = {} if scheme is None else find(scheme, stored)
     parts = frozenset[str]().union(*(weight.parts for weight in found.values()))
     with ExitStack() as opened:
         files = {
@@ -72,10 +77,13 @@ def quantised_weights(
             tensor: Tensor = slices[name][...]
             return tensor
 
-        yield {name: part for name, part in slices.items() if name not in parts} | {
+        weights: dict[str, Any] = {
+            name: part for name, part in slices.items() if name not in parts
+        } | {
             name: _Weight(weight, read, None if _MERGED.search(name) else kept)
             for name, weight in found.items()
         }
+        yield {str(rename(name)): weight for name, weight in weights.items()}
 
 
 @dataclass(frozen=True, slots=True)
