@@ -8,6 +8,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import preloaded
+
 # Modules and tests are no garbage: no collection looks at them, now or while tests run.
 gc.disable()
 
@@ -20,6 +22,8 @@ settings.register_profile(
 )
 settings.load_profile("inlay")
 
+preloaded.install()
+
 # httpx gives up after five seconds unless it is told otherwise; a busy machine is no fault of what
 # is tested.
 for part in ("connect", "read", "write", "pool"):
@@ -29,6 +33,13 @@ for part in ("connect", "read", "write", "pool"):
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module")
+def started_processes() -> Iterator[None]:
+    """For tests of the start itself: processes of inlay are started, not forked."""
+    with preloaded.started():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import psutil
 
 READY_SECONDS = 180.0
 END_SECONDS = 90.0
@@ -76,3 +78,13 @@ def running(*words: object, until: str) -> Iterator[Part]:
         yield part.wait_ready()
     finally:
         part.end()
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The processes with engines that process `pid` has started: each leads a session."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(ProcessLookupError):
+            if os.getsid(child.pid) == child.pid and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found

@@ -24,6 +24,8 @@ from inlay.cli.process import Console
 from inlay.cli.settings import DemoSettings
 from tests.serving import free_port
 
+pytestmark = pytest.mark.usefixtures("started_processes")
+
 START_SECONDS = 180
 
 

@@ -22,7 +22,8 @@ import pytest
 from inlay.cli.status import table
 from inlay.tensors import write
 from tests.models import tiny
-from tests.parts import Part, running
+from tests.parts import Part, running, workers_of
+from tests.preloaded import started
 from tests.serving import Served, free_port, serving
 from tests.transport.nats_server import NatsServer
 
@@ -89,7 +90,7 @@ def test_a_fleet_answers_through_any_frontend_and_ends_as_told(nats: str) -> Non
         answers = [ask(server)["usage"] for server in (one, other)]
         assert answers[0] == answers[1]
         assert answers[0]["completion_tokens"] == 4
-        children = psutil.Process(first.process.pid).children()
+        children = workers_of(first.process.pid)
         assert children
         first.send(signal.SIGTERM)
         assert first.wait() == 0
@@ -238,10 +239,10 @@ def test_an_engine_that_dies_is_started_again_and_the_worker_stays(nats: str) ->
         worker(nats, "--namespace", "restarts", "--served-model-name", "m") as part,
         serving(*names, command="frontend") as server,
     ):
-        (engine,) = psutil.Process(part.process.pid).children()
+        (engine,) = workers_of(part.process.pid)
         engine.kill()
         assert ask(server)["usage"]["completion_tokens"] == 4
-        (again,) = psutil.Process(part.process.pid).children()
+        (again,) = workers_of(part.process.pid)
         assert again.pid != engine.pid
 
 
@@ -383,7 +384,8 @@ def test_words_after_two_dashes_go_to_the_server(tmp_path: Path) -> None:
         assert status == 1
         assert "does not let us in" in line
         known = url.replace("//", "//u:p@")
-        with running("frontend", "--port", free_port(), "--nats", known, until="HTTP at") as part:
+        given = ("frontend", "--port", free_port(), "--nats", known)
+        with started(), running(*given, until="HTTP at") as part:
             assert "u:p" not in " ".join(psutil.Process(part.process.pid).cmdline())
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from inlay import demo
-from tests.parts import Part, running
+from tests.parts import Part, running, workers_of
 from tests.serving import free_port, serving
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def streamed(client: Any, *, kill: "list[Part]") -> list[int]:
             ids += getattr(choice, "token_ids", None) or ()
         if len(ids) > 20 and kill:
             busiest = max(
-                (child for part in kill for child in psutil.Process(part.process.pid).children()),
+                (child for part in kill for child in workers_of(part.process.pid)),
                 key=lambda child: sum(child.cpu_times()[:2]) - _at_rest.get(child.pid, 0.0),
             )
             busiest.kill()
@@ -83,7 +83,7 @@ def test_an_answer_about_an_image_goes_on_at_another_worker(nats: str) -> None:
             whole = streamed(client, kill=[])
             assert len(whole) == TOKENS
             for part in parts:
-                for child in psutil.Process(part.process.pid).children():
+                for child in workers_of(part.process.pid):
                     _at_rest[child.pid] = sum(child.cpu_times()[:2])
             assert streamed(client, kill=parts.copy()) == whole
     finally:
@@ -93,7 +93,7 @@ def test_an_answer_about_an_image_goes_on_at_another_worker(nats: str) -> None:
 
 def engine_of(part: Part) -> psutil.Process:
     """The process that encodes or generates."""
-    (engine,) = psutil.Process(part.process.pid).children()
+    (engine,) = workers_of(part.process.pid)
     return engine
 
 

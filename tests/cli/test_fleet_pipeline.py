@@ -25,7 +25,7 @@ from inlay.request import Diffusion
 from tests.cli.test_pipeline import FIELDS, GRAPH, painted
 from tests.engine.test_diffusers import alone, model, near
 from tests.equality.test_image_prompts import files, inline, upload
-from tests.parts import Part, running
+from tests.parts import Part, running, workers_of
 from tests.serving import PYTHON, Served, free_port, serving
 
 pytestmark = [
@@ -92,11 +92,7 @@ def paint(server: Served) -> list[np.ndarray]:
 
 def engine_of(part: Part) -> psutil.Process:
     """The process that has the engine of a worker."""
-    (found,) = (
-        child
-        for child in psutil.Process(part.process.pid).children()
-        if "inlay.worker" in " ".join(child.cmdline())
-    )
+    (found,) = workers_of(part.process.pid)
     return found
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.models import tiny
-from tests.parts import running
+from tests.parts import running, workers_of
 from tests.serving import serving
 from tests.sse import events
 from tests.transport.nats_server import NatsServer
@@ -51,7 +51,7 @@ def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(
             running("worker", tiny("llama"), *there, *names, *limit, until=" serves ") as worker,
             serving(*there, command="frontend") as frontend,
         ):
-            (engine,) = psutil.Process(worker.process.pid).children()
+            (engine,) = workers_of(worker.process.pid)
             everybody = family(psutil.Process(worker.process.pid)) + family(
                 psutil.Process(frontend.process.pid)
             )
@@ -80,9 +80,7 @@ def test_a_machine_that_stood_still_kills_no_healthy_engine_and_ends_no_stream(
                         assert len(seen) < len(expected)
                         stand_still(engine, everybody)
             assert seen == expected
-            assert [child.pid for child in psutil.Process(worker.process.pid).children()] == [
-                engine.pid
-            ]
+            assert [child.pid for child in workers_of(worker.process.pid)] == [engine.pid]
             assert httpx.get(frontend.url + "/ready", timeout=CLIENT_SECONDS).status_code == 200
             assert not [
                 line for line in worker.said if "is killed" in line or "started again" in line

@@ -13,13 +13,12 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 import torch
 
 from tests.equality.reference import rows_of, tokenizer_of
 from tests.models import tiny
-from tests.parts import Part
+from tests.parts import Part, workers_of
 from tests.transport.nats_server import NatsServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -202,7 +201,7 @@ def _ready(frontend: Part) -> str:
 
 def _give_way(worker: Part) -> None:
     """A worker that starts must get its turn beside engines that are busy all the time."""
-    for engine in psutil.Process(worker.process.pid).children():
+    for engine in workers_of(worker.process.pid):
         engine.nice(10)
 
 

@@ -13,6 +13,8 @@ from inlay.cli import main
 from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS
 
+pytestmark = pytest.mark.usefixtures("started_processes")
+
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
 def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

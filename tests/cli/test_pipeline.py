@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
-import psutil
 import pytest
 import yaml
 from PIL import Image
@@ -21,6 +20,7 @@ from inlay.request import Diffusion
 from tests.cli.test_models_in_a_row import documented
 from tests.engine.test_diffusers import alone, model, near
 from tests.equality.test_image_prompts import files, inline, upload
+from tests.parts import workers_of
 from tests.serving import PYTHON, Served, serving
 
 pytestmark = [
@@ -139,11 +139,7 @@ def test_a_stage_that_is_killed_is_a_503_until_it_is_back(
     served: Served, client: openai.OpenAI
 ) -> None:
     before = paint(client)
-    workers = [
-        child
-        for child in psutil.Process(served.process.pid).children()
-        if "inlay.worker" in " ".join(child.cmdline())
-    ]
+    workers = workers_of(served.process.pid)
     assert len(workers) == 4
     for worker in workers:
         os.kill(worker.pid, signal.SIGKILL)

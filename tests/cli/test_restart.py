@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from tests.models import tiny
+from tests.parts import workers_of
 from tests.serving import Served, serving, starting
 from tests.sse import events
 
@@ -41,7 +41,7 @@ def complete(url: str, **fields: Any) -> httpx.Response:
 
 
 def worker_of(served: Served) -> psutil.Process:
-    (worker,) = psutil.Process(served.process.pid).children()
+    (worker,) = workers_of(served.process.pid)
     return worker
 
 
@@ -121,10 +121,9 @@ def test_http_answers_while_the_model_loads() -> None:
 def _worker_process(server: Served, deadline: float, other_than: int = 0) -> psutil.Process:
     """The worker, once it runs what it was started for: until then its parent waits for it."""
     while time.monotonic() < deadline:
-        for child in psutil.Process(server.process.pid).children():
-            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if child.pid != other_than and "inlay.worker" in child.cmdline():
-                    return child
+        for child in workers_of(server.process.pid):
+            if child.pid != other_than:
+                return child
         time.sleep(0.005)
     raise TimeoutError
 

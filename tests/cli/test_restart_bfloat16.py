@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from inlay import demo
 from inlay.engine.torch.native import kernels
+from tests.parts import workers_of
 from tests.serving import Served, serving
 from tests.sse import events
 
@@ -36,7 +36,7 @@ def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> lis
         "return_token_ids": True,
     }
     found: list[dict[str, Any]] = []
-    workers = psutil.Process(served.process.pid).children()
+    workers = workers_of(served.process.pid)
     before = {worker: sum(worker.cpu_times()[:2]) for worker in workers}
     with client.stream("POST", served.v1 + "/completions", json=body) as stream:
         assert stream.status_code == 200

@@ -11,6 +11,8 @@ from inlay.cli.main import main
 from tests.models import tiny
 from tests.serving import serving
 
+pytestmark = pytest.mark.usefixtures("started_processes")
+
 FLAG, VARIABLE, FILE = "sk-from-the-flag", "sk-from-the-variable", "sk-from-the-file"
 
 

@@ -19,6 +19,8 @@ import pytest
 from tests.models import tiny
 from tests.serving import free_port, serving, until_stopping
 
+pytestmark = pytest.mark.usefixtures("started_processes")
+
 END_SECONDS = 90
 
 

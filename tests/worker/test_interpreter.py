@@ -16,6 +16,8 @@ from inlay.worker.interpreter import NEEDED, interpreter
 from tests.live import fleet
 from tests.models import tiny
 
+pytestmark = pytest.mark.usefixtures("started_processes")
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -15,6 +15,8 @@ from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 
+pytestmark = pytest.mark.usefixtures("started_processes")
+
 SECRET = Secret(bytes(32))
 
 

@@ -1,0 +1,323 @@
+"""Processes of inlay that are forked where the libraries they use are imported already.
+
+Importing torch and transformers takes 3 s of CPU time, and tests start hundreds of processes. After
+`install`, `subprocess` has `python -m inlay.cli` and `python -m inlay.worker` forked by a *helper*
+that has imported them: a process with one thread, that has touched no GPU. All else is as of a
+process that was started: it is its starter's child, and has the arguments, environment, directory,
+descriptors, session, signals and exit status it should have. A server has a helper of its own, for
+its workers.
+
+A process is started for real where a variable of `_AT_START` differs, where it is to have a
+function called first, as in a terminal, and where a test of the start itself asks for it
+(`started`).
+"""
+
+import asyncio
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+_FORKED = ("inlay.cli", "inlay.worker")
+_WITH_WORKERS = (["serve"], ["worker"], ["demo"])
+"""Commands that start workers."""
+_IMPORTED = (
+    "inlay.cli.frontend",
+    "inlay.cli.serve",
+    "inlay.cli.worker",
+    "inlay.engine.echo",
+    "inlay.engine.embed.engine",
+    "inlay.engine.torch.engine",
+    "inlay.engine.torch.loading",
+    "transformers.models.llama.modeling_llama",
+)
+_AT_START = (
+    *("PYTHON", "OMP_", "MKL_", "OPENBLAS", "LD_", "LC_", "LANG", "TZ", "HOME", "XDG_CACHE"),
+    *("TORCH_", "PYTORCH", "TRANSFORMERS", "TOKENIZERS", "HF_", "HUGGINGFACE"),
+)
+"""Beginnings of variables that are read when a process starts, or when a library is imported."""
+_SAFE_PATH = "PYTHONSAFEPATH"
+_ABOVE = 500
+"""Descriptors from here on are the helper's."""
+_SET_CHILD_SUBREAPER = 36
+"""Of Linux's prctl."""
+
+_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+
+
+class _Job(msgspec.Struct):
+    module: str
+    words: list[str]
+    environment: dict[str, str]
+    directory: str
+    descriptors: list[int]
+    session: bool
+
+
+class _Helper:
+    """A helper as its starter sees it.
+
+    Args:
+        connect: makes the connection to it.
+        environment: it has at its start.
+    """
+
+    def __init__(
+        self, connect: Callable[[], socket.socket], environment: Mapping[str, str]
+    ) -> None:
+        self._connect = cache(connect)
+        self._environment = _at_start(environment)
+        self._lock = threading.Lock()
+
+    def fork_exec(self, *given: Any) -> int:
+        """As `subprocess` calls its own; returns the process id."""
+        command, _, close_fds, keep, cwd, variables, stdin, _, _, stdout, _, stderr, _, errors = (
+            given[:14]
+        )
+        _, session, *rare, _ = given[14:]
+        words = [os.fsdecode(word) for word in command]
+        environment = dict(os.environ)
+        if variables is not None:
+            environment = dict(os.fsdecode(each).split("=", 1) for each in variables)
+        if (
+            words[:2] != [sys.executable, "-m"]
+            or words[2] not in _FORKED
+            or not close_fds
+            or any(value not in (None, -1) for value in rare)
+            or _at_start(environment) != self._environment
+        ):
+            return int(_fork_exec(*given))
+        passed = [fd for fd in keep if fd != errors]
+        standard = [fd if fd >= 0 else own for own, fd in enumerate((stdin, stdout, stderr))]
+        directory = os.fsdecode(cwd or Path.cwd())
+        job = _Job(words[2], words[3:], environment, directory, [0, 1, 2, *passed], bool(session))
+        with self._lock, _adopting():
+            answer = b""
+            with suppress(ConnectionError):
+                socket.send_fds(self._connect(), [msgspec.json.encode(job)], [*standard, *passed])
+                answer = self._connect().recv(64)
+        if not answer:
+            raise RuntimeError("the process that forks those of inlay has ended")
+        return int(answer)
+
+
+def install(imported: Sequence[str] = _IMPORTED) -> None:
+    """Have processes of inlay forked from now on, by a helper that starts with the first.
+
+    Args:
+        imported: modules that the helper imports.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+    environment.pop(_SAFE_PATH, None)
+
+    def connect() -> socket.socket:
+        ours, theirs = _pair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.preloaded", str(theirs.fileno()), *imported],
+                cwd=Path(__file__).parent.parent,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+
+        def end() -> None:
+            ours.close()
+            process.wait()
+
+        atexit.register(end)
+        return ours
+
+    _use(_Helper(connect, environment).fork_exec)
+
+
+@contextmanager
+def started() -> Iterator[None]:
+    """Within it, processes of inlay are started as they are outside of tests."""
+    before = subprocess._fork_exec  # type: ignore[attr-defined]
+    _use(_fork_exec)
+    try:
+        yield
+    finally:
+        _use(before)
+
+
+def _use(fork_exec: Any) -> None:
+    subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_AT_START) and name != _SAFE_PATH
+    }
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Within it, this process becomes the parent of a descendant whose own parent ends."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _forked(starter: socket.socket, *, to_kill: bool) -> tuple[_Job, list[int]]:
+    """The job and its descriptors, in each process forked; the helper returns never.
+
+    It ends with its starter, and kills those it forked where `to_kill` is set.
+    """
+    children: list[int] = []
+    while True:
+        data, received, _, _ = socket.recv_fds(starter, 1 << 20, 64)
+        if not data:
+            for child in children if to_kill else ():
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(child, signal.SIGKILL)
+            os._exit(0)
+        read, write = os.pipe()
+        if (between := os.fork()) == 0:
+            # Once this one has ended, its child is the starter's.
+            if (child := os.fork()) != 0:
+                os.write(write, str(child).encode())
+                os._exit(0)
+            return msgspec.json.decode(data, type=_Job), received
+        os.waitpid(between, 0)
+        answer = os.read(read, 64)
+        children.append(os.pidfd_open(int(answer)))
+        for descriptor in (read, write, *received):
+            os.close(descriptor)
+        starter.send(answer)
+
+
+def _close_all_but(*kept: int) -> None:
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) not in kept:
+            with suppress(OSError):  # that of the listing
+                os.close(int(path.name))
+
+
+def _become(job: _Job, received: list[int], *kept: int) -> None:
+    """Take over what a process has of its starter, and forget all else but `kept`."""
+    received = [fcntl.fcntl(fd, fcntl.F_DUPFD, _ABOVE) for fd in received]
+    _close_all_but(*received, *kept)
+    for fd, number in zip(received, job.descriptors, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    if job.session:
+        os.setsid()
+    os.chdir(job.directory)
+    os.environ.clear()
+    os.environ.update(job.environment)
+    sys.argv[1:] = job.words
+    sys.path[:1] = [] if _SAFE_PATH in os.environ else [job.directory]
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
+
+
+def _run(module: str) -> NoReturn:
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    # As Python ends, but for taking all modules apart.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+class _Process:
+    """What a server uses of `asyncio.subprocess.Process`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        watched = os.pidfd_open(self.pid)
+        loop.add_reader(watched, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+        return self._process.wait()
+
+
+def _fork_workers(connection: socket.socket) -> None:
+    """Have a server's workers forked, though its event loop does not use `subprocess`."""
+    start = asyncio.create_subprocess_exec
+
+    async def create(*words: Any, **given: Any) -> Any:
+        if words[1:3] != ("-m", "inlay.worker"):
+            return await start(*words, **given)
+        return _Process(subprocess.Popen(words, **given))  # noqa: ASYNC220
+
+    asyncio.create_subprocess_exec = create
+    _use(_Helper(lambda: connection, os.environ).fork_exec)
+
+
+def _main() -> NoReturn:
+    gc.disable()
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.freeze()
+    if len(list(Path("/proc/self/task").iterdir())) != 1:
+        raise RuntimeError("a process with several threads cannot be forked")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job, received = _forked(socket.socket(fileno=int(sys.argv[1])), to_kill=True)
+    if job.module == "inlay.cli" and job.words[:1] in _WITH_WORKERS:
+        ours, theirs = _pair()
+        if os.fork() == 0:
+            _close_all_but(theirs.fileno())
+            for _ in range(3):
+                os.open(os.devnull, os.O_RDWR)
+            job, received = _forked(theirs, to_kill=False)
+            _become(job, received)
+        else:
+            kept = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+            ours.close()
+            theirs.close()
+            _become(job, received, kept)
+            _fork_workers(socket.socket(fileno=kept))
+    else:
+        _become(job, received)
+    _run(job.module)
+
+
+if __name__ == "__main__":
+    _main()
