@@ -1,5 +1,6 @@
 """Large rows are sent once: uploads over real HTTP, with the real `openai` client behind them."""
 
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,15 @@ import numpy as np
 import openai
 import pytest
 
+from inlay.cli import main
 from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
-from inlay.errors import AuthenticationError, InvalidRequestError, NotFoundError, OverloadedError
+from inlay.errors import (
+    AuthenticationError,
+    BodyTooLargeError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+)
 from inlay.store import PromptStore
 from tests.live import SECRET, Fleet, fleet
 from tests.models import tiny
@@ -191,3 +199,48 @@ def test_the_command_prints_the_id(url: str, uploader: Uploader, tmp_path: Path)
     assert refused.returncode == 1
     assert "does not exist" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def saved(rows: object) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(rows))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"no tensor " * 30, "rows: must be a torch.Tensor"),
+        (b"short", "rows: decoded data must be at least 100 bytes, got 5 bytes"),
+        (saved(np.full((3, 48), np.nan, np.float32)), "rows: must be finite: row 0"),
+        (saved(np.ones((3, 64), np.float32)), "rows: size of tensor must match"),
+        (saved(np.ones((3, 48), np.int64)), "rows: must be a torch.Tensor"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 200, "rows: "),
+    ],
+)
+def test_the_command_names_a_file_that_is_refused(
+    data: bytes, said: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(data)
+    words = ["embeds", "upload", str(path), "--url", url, "--api-key", "a", "--model", "tiny"]
+    assert main(words, {}) == 1
+    error = capsys.readouterr().err
+    assert f"inlay embeds upload: {tmp_path}/{said}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_that_is_too_large_is_not_read_and_a_closed_connection_says_why(
+    servers: Fleet, store: PromptStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = tmp_path / "huge.safetensors"
+    with huge.open("wb") as file:
+        file.truncate(2 << 30)
+    assert main(["embeds", "upload", str(huge), "--url", "http://127.0.0.1:9/v1"], {}) == 2
+    assert f"{huge}: 2147483648 bytes; up to 1073741824 can be sent" in capsys.readouterr().err
+    small = servers.serve(enable_prompt_embeds=True, store=store, max_body_bytes=1 << 20) + "/v1"
+    large = prompt(rows=1 << 17).to_bytes()
+    with pytest.raises((BodyTooLargeError, OverloadedError)) as failed:
+        Uploader(small, max_retries=0).upload(large)
+    said = str(failed.value)
+    assert "over the limit of 1048576 bytes" in said or "it may take fewer (max_body_bytes" in said

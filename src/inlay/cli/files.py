@@ -7,6 +7,9 @@ from pathlib import Path
 
 from inlay.cli.command import FileError, UsageError
 
+MAX_SENT_BYTES = 1 << 30
+"""Bytes of a file that is read to be sent; a server's own limits are lower."""
+
 
 @contextmanager
 def opening(name: str) -> Iterator[None]:
@@ -31,6 +34,20 @@ def read(path: Path, name: str | None = None) -> bytes:
         return sys.stdin.buffer.read()
     with opening(name or str(path)):
         return path.read_bytes()
+
+
+def read_to_send(path: Path) -> bytes:
+    """All of a file, or of standard input where `path` is -, for a server.
+
+    Raises:
+        FileError: it cannot be read, or is too large for any server.
+    """
+    if str(path) != "-":
+        with opening(str(path)):
+            size = path.stat().st_size
+        if size > MAX_SENT_BYTES:
+            raise FileError(f"{path}: {size} bytes; up to {MAX_SENT_BYTES} can be sent")
+    return read(path)
 
 
 def named(path: Path) -> str:

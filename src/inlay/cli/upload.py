@@ -4,12 +4,12 @@ import sys
 
 import msgspec
 
-from inlay.cli.files import read
+from inlay.cli.files import named, read_to_send
 from inlay.cli.process import Console
 from inlay.cli.progress import waiting
 from inlay.cli.settings import UploadSettings
 from inlay.client import StoredEmbeds, StoredImage, Uploader
-from inlay.client.prompts import container
+from inlay.client.prompts import container, naming
 from inlay.client.uploader import is_image
 
 
@@ -17,15 +17,15 @@ def run(settings: UploadSettings) -> int:
     """Upload the file and print its id; the exit status.
 
     Raises:
-        FileError: the file cannot be read.
+        FileError: the file cannot be read, or is too large.
         InlayError: the server refuses it, or cannot be reached.
     """
-    data = read(settings.file)
+    data = read_to_send(settings.file)
     key = None if settings.api_key is None else settings.api_key.get_secret_value()
     uploader = Uploader(settings.url, key)
     stored: StoredEmbeds | StoredImage
     console = Console(sys.stdout, sys.stderr)
-    with waiting(console, f"uploading {len(data)} bytes"):
+    with naming(named(settings.file)), waiting(console, f"uploading {len(data)} bytes"):
         if is_image(data):
             stored = uploader.upload_media(data, model=settings.model)
         else:

@@ -94,6 +94,12 @@ class Connection:
             raise refusal(error.code, error.read(), wait) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if question.body and isinstance(reason, ConnectionResetError | BrokenPipeError):
+                # A server that refuses a body may close before it was sent, and its answer is lost.
+                raise OverloadedError(
+                    f"{url} closed the connection while {len(question.body)} bytes were sent: "
+                    "it may take fewer (max_body_bytes among the limits of GET /v1/models)"
+                ) from error
             raise OverloadedError(f"{url} cannot be reached: {reason}") from error
 
 

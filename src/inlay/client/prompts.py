@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pybase64
 
 from inlay.client.uploader import AsyncUploader, Uploader
-from inlay.errors import EmbeddingsError, InvalidRequestError
+from inlay.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError
 from inlay.tensors import ReadLimits, TensorFormat, prompts_of, read, write
 
 _BASE64_BEGIN = re.compile(rb"[A-Za-z0-9+/=\s]{16}")
@@ -250,12 +250,14 @@ def loads(data: bytes) -> list[EmbeddedPrompt]:
 
 @contextmanager
 def naming(file: str) -> Iterator[None]:
-    """Within it, an error about embeddings begins with `file` in place of a request's field."""
+    """Within it, an error about a file's bytes begins with `file` in place of a request's field."""
     try:
         yield
-    except EmbeddingsError as error:
-        message = error.message.removeprefix(f"{error.param} ")
-        raise EmbeddingsError(f"{file}: {message}", param=error.param) from error
+    except (InvalidRequestError, BodyTooLargeError) as error:
+        if isinstance(error, InvalidRequestError) and error.param not in ("prompt_embeds", "data"):
+            raise
+        message = error.message.removeprefix(error.param or "").lstrip(": ")
+        raise type(error)(f"{file}: {message}", param=error.param, code=error.code) from error
 
 
 def container(data: bytes) -> bytes:

@@ -6,14 +6,10 @@ from typing import Any, Protocol
 
 import pybase64
 
-from inlay.cli.command import FileError
-from inlay.cli.files import opening
+from inlay.cli.files import read_to_send
 from inlay.client import EmbeddedPrompt, Uploader, loads
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.media.image import FORMATS, read_image_header
-
-MAX_BYTES = 1 << 30
-"""Bytes of a file that is attached; a server's own limits are lower."""
 
 _PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")
 
@@ -76,11 +72,7 @@ def attachment(path: Path) -> Attachment:
         FileError: it cannot be read, or is too large.
         InvalidRequestError: it is neither, or broken.
     """
-    with opening(str(path)):
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise FileError(f"{path}: {size} bytes; a file of up to {MAX_BYTES} can be attached")
-        data = path.read_bytes()
+    data = read_to_send(path)
     if data.startswith(_PICTURES):
         header = read_image_header(data)
         return Picture(path, data, f"{header.format} of {header.width} x {header.height} pixels")
