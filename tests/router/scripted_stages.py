@@ -232,7 +232,10 @@ class World:
     @classmethod
     @asynccontextmanager
     async def around(
-        cls, *engines: ScriptedStage, settings: RouterSettings = _SETTINGS
+        cls,
+        *engines: ScriptedStage,
+        settings: RouterSettings = _SETTINGS,
+        reachable: bool = True,
     ) -> AsyncIterator["World"]:
         world = cls()
         world.engines = list(engines)
@@ -243,7 +246,7 @@ class World:
 
         world.plane = await DirectPlane.around(*engines, host=host)
         world.hosts = world.plane.hosts
-        for number, one in enumerate(world.hosts):
+        for number, one in enumerate(world.hosts if reachable else ()):
             one.connects(Address("sim", number, b""))
         world.router = Router(world.plane, settings)
         await world.router.start()

@@ -14,7 +14,8 @@ from inlay.address import Address
 from inlay.commands import Drain, ReadStats
 from inlay.edges import Feed, Lease, Window
 from inlay.engine.inflow import Inflow
-from inlay.errors import EngineError, OverloadedError, RateLimitedError
+from inlay.errors import BodyTooLargeError, EngineError, OverloadedError, RateLimitedError
+from inlay.http.bodies.accounting import ByteBudget, Reservation
 from inlay.prompt import Buffer
 from inlay.request import Emit, Input, Output, Payload, Request
 from inlay.router import resume, stages
@@ -50,7 +51,16 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "STREAMS", {type_: Window(WINDOW) for type_ in STREAMS})
 
 
-async def ask(world: World, prompt: bytes, client: str | None = None) -> list[tuple[str, bytes]]:
+def nothing(_: int) -> None:
+    """Reserve nothing."""
+
+
+async def ask(
+    world: World,
+    prompt: bytes,
+    client: str | None = None,
+    hold: Callable[[int], None] = nothing,
+) -> list[tuple[str, bytes]]:
     """Ports and payloads of an answer; checks that it ends once."""
     number = iter(range(1 << 20))
 
@@ -62,10 +72,12 @@ async def ask(world: World, prompt: bytes, client: str | None = None) -> list[tu
     steps = plan(world.router, card, "image")
     given_: dict[str | None, Making] = {None: Making([prompt_payload(prompt)])}
     with admitted(world.router, steps, client):
-        return await read(walk(world.router, steps, given_, make))
+        return await read(walk(world.router, steps, given_, make, hold))
 
 
-async def ask_aloud(world: World, prompt: bytes) -> list[tuple[str, bytes]]:
+async def ask_aloud(
+    world: World, prompt: bytes, hold: Callable[[int], None] = nothing
+) -> list[tuple[str, bytes]]:
     """The same of `SPEAKER`, whose first stage is not of the walk."""
     number = iter(range(1 << 20))
 
@@ -78,9 +90,9 @@ async def ask_aloud(world: World, prompt: bytes) -> list[tuple[str, bytes]]:
         first = make("speaker", (Input("prompt", prompt_payload(prompt)),))
         first = replace(first, hold=steps[0].edges[0].window)
         (stream,) = await world.router.send("speaker", [first], admitted=True)
-        thinker = Running(stream, Making(again=stream.restart), lambda _: None)
+        thinker = Running(stream, Making(again=stream.restart, hold=hold), lambda _: None)
         try:
-            return await read(walk(world.router, steps, {"speaker": thinker.making}, make))
+            return await read(walk(world.router, steps, {"speaker": thinker.making}, make, hold))
         finally:
             await thinker.release()
 
@@ -425,3 +437,39 @@ async def test_a_talker_that_is_lost_after_the_end_of_the_text_ends_the_answer()
         with pytest.raises(OverloadedError, match="what a stage has made is lost"):
             await asking
         await settled(world)
+
+
+@pytest.mark.parametrize(("asks", "stages_"), [(ask, STAGES), (ask_aloud, SPEAKING)])
+async def test_what_gathers_here_of_workers_that_cannot_be_reached_is_reserved(
+    asks: Callable[..., Any], stages_: Sequence[str]
+) -> None:
+    async with (
+        asyncio.timeout(BOUND),
+        World.around(*map(ScriptedStage, stages_), reachable=False) as world,
+    ):
+        budget = ByteBudget(1 << 20)
+        with Reservation(budget) as reservation:
+            whole = await asks(world, b"fox", hold=reservation.grow)
+            assert whole == (expected(b"fox") if asks is ask else expected_sound(b"fox"))
+            used = budget.used
+        assert not world.fetched
+        assert used
+        with (
+            Reservation(ByteBudget(used - 1)) as reservation,
+            pytest.raises(BodyTooLargeError, match="one client may hold"),
+        ):
+            await asks(world, b"fox", hold=reservation.grow)
+        await settled(world)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+async def test_a_further_attempt_goes_on_or_gives_everything_anew(continues: bool) -> None:
+    reserved: list[int] = []
+    making = Making(continues=continues, hold=reserved.append)
+    for attempt, name in enumerate((b"one", b"two")):
+        making.take(Output("r", attempt, 0, payloads=(prompt_payload(name),)))
+    making.take(Output("r", 1, 0, finish_reason="stop"))
+    found = await making.inputs(streamed=True)
+    assert not isinstance(found, Lease)
+    assert [bytes(one.data.view) for one in found] == ([b"one", b"two"] if continues else [b"two"])
+    assert sum(reserved) == (6 if continues else 3)

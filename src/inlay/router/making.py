@@ -17,6 +17,10 @@ class Making:
     Args:
         payloads: of a request that has ended, or None.
         again: has the worker begin anew with the request, or None where nobody can.
+        continues: a further attempt gives what earlier ones have not, as of hidden states; else it
+            gives everything anew.
+        hold: reserves bytes for payloads that nobody keeps, which gather here; raises an
+            `InlayError` where there is no room for them.
 
     Attributes:
         lease: of the last attempt.
@@ -28,8 +32,14 @@ class Making:
         self,
         payloads: Sequence[Payload] | None = None,
         again: Callable[[], None] | None = None,
+        *,
+        continues: bool = False,
+        hold: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._again = again
+        self._continues = continues
+        self._hold = hold
+        self._reserved = self._num_bytes = 0
         self._payloads: list[Payload] = list(payloads or ())
         self._attempt = 0
         self._stale = -1
@@ -40,15 +50,30 @@ class Making:
         self.error: Exception | None = None
 
     def take(self, output: Output) -> None:
-        """Note what an output says of the payloads."""
+        """Note what an output says of the payloads. Raises as `hold`; then nothing follows."""
         if output.attempt == self._stale:
             return  # it is on its way to its end, and what it has made since is lost too
         if output.attempt != self._attempt:
-            self._attempt, self._payloads, self.lease = output.attempt, [], None
+            self._attempt, self.lease = output.attempt, None
+            if not self._continues:
+                self._payloads, self._num_bytes = [], 0
+        self._reserve(output)
         self._payloads += output.payloads
         self.lease = output.lease or self.lease
         self.made = output.held is not None or output.finish_reason in ("stop", "length")
         self._changed.set()
+
+    def _reserve(self, output: Output) -> None:
+        self._num_bytes += sum(len(payload.data) for payload in output.payloads)
+        more = self._num_bytes - self._reserved
+        if more <= 0:
+            return
+        try:
+            self._hold(more)
+        except InlayError as error:
+            self.fail(error)
+            raise
+        self._reserved += more
 
     def made_by(self, stream: ResumingStream) -> None:
         """Have `stream` begin anew where what its worker keeps is lost, and end where all ends."""
@@ -59,7 +84,7 @@ class Making:
     def told(self, output: Output) -> Output:
         """Take an output of a language model; return it without what it says of payloads.
 
-        Raises the error of `give_up`.
+        Raises the error of `give_up`, and as `take`.
         """
         if self.error is not None:
             raise self.error

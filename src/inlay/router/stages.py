@@ -172,6 +172,7 @@ async def walk(
     steps: Sequence[Step],
     given: Mapping[str | None, Making],
     make: Callable[[str, tuple[Input, ...]], Request],
+    hold: Callable[[int], None],
 ) -> AsyncGenerator[StageOutput, None]:
     """Send the request of each step once the step before has made its payloads, or begins to.
 
@@ -188,14 +189,15 @@ async def walk(
         given: what is made without the walk, by the model that makes it; None for the request
             itself.
         make: returns the request of a model from its inputs.
+        hold: reserves bytes for payloads of workers that others cannot reach, as of `Making`.
 
     Yields:
         Outputs of the last step in their order, each payload once.
 
     Raises:
-        InlayError: no worker of a stage has room, or one failed.
+        InlayError: no worker of a stage has room, or one failed; or as `hold`.
     """
-    walking = _Walk(router, steps, given, make)
+    walking = _Walk(router, steps, given, make, hold)
     try:
         async with aclosing(walking.outputs(steps[-1])) as outputs:
             async for output in outputs:
@@ -228,6 +230,7 @@ class _Walk:
         steps: Sequence[Step],
         given: Mapping[str | None, Making],
         make: Callable[[str, tuple[Input, ...]], Request],
+        hold: Callable[[int], None],
     ) -> None:
         self._router = router
         self._steps = {step.model: step for step in steps}
@@ -235,6 +238,7 @@ class _Walk:
         self._given = given
         self._running: dict[str, Running] = {}
         self._make = make
+        self._hold = hold
         self._usages: dict[str, Usage] = {}
         self._limited: set[str] = set()
         self._sent = 0
@@ -314,7 +318,9 @@ class _Walk:
         if model not in self._running:
             step = self._steps[model]
             stream = await self._stream(step, await self._inputs(step), hold=True)
-            self._running[model] = Running(stream, Making(), partial(self._count, step))
+            # One without edges is a language model, whose further attempts go on.
+            making = Making(continues=not step.edges, hold=self._hold)
+            self._running[model] = Running(stream, making, partial(self._count, step))
         return self._running[model].making
 
     def _count(self, step: Step, output: Output) -> None:

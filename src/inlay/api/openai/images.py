@@ -69,7 +69,9 @@ async def images(call: Call) -> None:
     try:
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             await server.awake(card.name, Task.STAGE)
-            async with aclosing(walk(server.router, steps, given, make)) as outputs:
+            async with aclosing(
+                walk(server.router, steps, given, make, call.reservation.grow)
+            ) as outputs:
                 await _take(outputs, shape, stream if request.stream else None)
     except InlayError as error:
         if not stream.started:

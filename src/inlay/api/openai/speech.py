@@ -55,7 +55,9 @@ async def speech(call: Call) -> None:
             await server.awake(speaker.steps[0].model, Task.GENERATE)
             for step in speaker.steps[1:]:
                 await server.awake(step.model, Task.STAGE)
-            async with aclosing(walk(server.router, speaker.steps, {}, make)) as outputs:
+            async with aclosing(
+                walk(server.router, speaker.steps, {}, make, call.reservation.grow)
+            ) as outputs:
                 async for found in outputs:
                     for payload in found.payloads:
                         await answer.take(payload.data)

@@ -14,6 +14,7 @@ from inlay.card import AudioCard, ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
+from inlay.prompt import Buffer
 from inlay.request import Input, Request, Task, Usage
 from inlay.router.making import Making
 from inlay.router.stages import admitted, walk
@@ -72,7 +73,7 @@ class ChatAudio:
         sampling = replace(asked.sampling, hidden_states=speaker.states)
         window = speaker.steps[0].edges[0].window
         choice.request = replace(asked, params=sampling, hold=window)
-        choice.kept = Making()
+        choice.kept = Making(continues=True, hold=call.reservation.grow)
 
         def make(stage: str, inputs: tuple[Input, ...]) -> Request:
             return stage_request(call, id_, params[stage], request.priority or 0, stage, inputs)
@@ -94,17 +95,17 @@ class ChatAudio:
         call.ending.callback(self._speaking.cancel)
 
     async def _speak(self) -> None:
-        router = self._call.server.router
+        router, hold = self._call.server.router, self._call.reservation.grow
         given: dict[str | None, Making] = {self.model.name: self._making}
         try:
             for step in self._steps:
                 await self._call.server.awake(step.model, Task.STAGE)
-            async with aclosing(walk(router, self._steps, given, self._make)) as outputs:
+            async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
                 async for found in outputs:
                     self.usages, self.limited = found.usages, bool(found.limited)
                     for payload in found.payloads:
                         if payload.port == "audio":
-                            await self._pieces.put(pcm16(payload.data))
+                            await self._pieces.put(await self._samples(payload.data))
         except Exception as error:
             self._making.give_up(error)
             raise
@@ -112,6 +113,9 @@ class ChatAudio:
             self._ended = True
             if not self._pieces.full():
                 self._pieces.put_nowait(None)
+
+    async def _samples(self, sound: Buffer) -> bytes:
+        return await self._call.server.prepare(len(sound), pcm16, sound)
 
     def ready(self) -> bytes:
         """Return the sound that has come since it was last asked for, as 16 bit samples."""

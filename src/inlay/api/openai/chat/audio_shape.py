@@ -5,7 +5,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
-from inlay.api.generation.generation import Pieces
+from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.openai.chat.audio import ChatAudio
 from inlay.api.openai.chat.shape import ChatShape
 from inlay.api.openai.schema.chat import (
@@ -29,12 +29,14 @@ class AudioChatShape:
 
     Args:
         text: shape of the text.
+        generation: of the text.
         audio: how it is spoken.
         created: Unix time of the response; no sound is kept, so it is when that expires.
     """
 
-    def __init__(self, text: ChatShape, audio: ChatAudio) -> None:
+    def __init__(self, text: ChatShape, generation: Generation, audio: ChatAudio) -> None:
         self._text = text
+        self._generation = generation
         self._audio = audio
         self._written = ""
         self._samples: list[bytes] = []
@@ -76,6 +78,8 @@ class AudioChatShape:
         while (samples := await self._audio.next()) is not None:
             if stream is None:
                 self._samples.append(samples)
+                # Much of it is encoded in a thread.
+                self._generation.bulk += len(samples)
             else:
                 await stream.write(self._sounded(choice, samples))
 

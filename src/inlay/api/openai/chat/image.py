@@ -75,9 +75,9 @@ class ChatImage:
         if choice.calls_tools or not text.strip():
             raise InvalidRequestError("the model wrote no text to draw", param="modalities")
         given: dict[str | None, Making] = {self._writer: Making([text_payload("text", text)])}
-        router = self._call.server.router
+        router, hold = self._call.server.router, self._call.reservation.grow
         await self._call.server.awake(self.stage, Task.STAGE)
-        async with aclosing(walk(router, self._steps, given, self._make)) as outputs:
+        async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
             async for found in outputs:
                 for payload in found.payloads:
                     if payload.port == "image":

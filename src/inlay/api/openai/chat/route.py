@@ -43,7 +43,7 @@ async def chat_completions(call: Call) -> None:
     image = image_of(call, request, asked.model.card, response_id)
     audio = audio_of(call, request, asked.model.card, asked.generation, response_id)
     if audio is not None:
-        spoken = AudioChatShape(shape, audio)
+        spoken = AudioChatShape(shape, asked.generation, audio)
         await respond(
             call, request, asked.model, asked.generation, spoken, fields, rest=spoken.speak
         )
