@@ -226,7 +226,7 @@ class Stages:
         got = 0
         with admitted(self.router, steps, None):
             async with aclosing(
-                walk(self.router, steps, {None: Making([prompt])}, make)
+                walk(self.router, steps, {None: Making([prompt])}, make, lambda _: None)
             ) as outputs:
                 async for output in outputs:
                     got += sum(len(payload.data) for payload in output.payloads)

@@ -10,6 +10,7 @@ import urllib.request
 import wave
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -200,20 +201,37 @@ def counted(served: Served, name: str) -> float:
 
 def nothing_is_kept(served: Served) -> None:
     """Wait until no stage has a request, or payloads of one."""
-    names = ("inlay:held_payloads", "vllm:num_requests_running", "vllm:num_requests_waiting")
+    names = (
+        "inlay:held_payloads",
+        "inlay:held_bytes",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+    )
     while any(counted(served, name) for name in names):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("events", [1, 4, 9])
-def test_a_client_that_leaves_frees_what_every_stage_keeps(served: Served, events: int) -> None:
-    fields: dict[str, Any] = {"messages": CHAT, "modalities": ["text", "audio"], "max_tokens": 400}
-    fields |= {"audio": {"voice": VOICE, "format": "pcm16"}, "logit_bias": {"2": -100}}
-    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as client:
-        stream = client.chat.completions.create(model="omni", stream=True, **fields)
-        for _ in range(events):
-            next(stream)
-        stream.close()
+def test_clients_that_leave_free_what_every_stage_and_the_frontend_keep(served: Served) -> None:
+    chat: dict[str, Any] = {"messages": CHAT, "modalities": ["text", "audio"], "max_tokens": 400}
+    chat |= {"audio": {"voice": VOICE, "format": "pcm16"}, "logit_bias": {"2": -100}}
+    speech = {"input": TEXT, "voice": VOICE, "response_format": "pcm"}
+    asked = [
+        ("chat/completions", chat | {"stream": True}),
+        ("audio/speech", speech),
+        ("audio/speech", speech | {"stream_format": "sse"}),
+    ]
+
+    def leave(number: int) -> None:
+        route, fields = asked[number % 3]
+        with httpx.stream(
+            "POST", f"{served.v1}/{route}", json={"model": "omni"} | fields, timeout=60
+        ) as answer:
+            pieces = answer.iter_bytes()
+            for _ in range(number % 4):
+                next(pieces)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(leave, range(24)))
     nothing_is_kept(served)
 
 
@@ -398,14 +416,6 @@ def test_embeddings_are_spoken_as_their_text(served: Served) -> None:
     how = [part(SLOWLY)]
     found = frames(speak(served, input="a", instructions=how).content)
     assert np.array_equal(found, frames(speak(served, input="a", instructions=SLOWLY).content))
-
-
-def test_a_reader_of_a_text_that_leaves_frees_what_every_stage_keeps(served: Served) -> None:
-    for kind in ("audio", "sse"):
-        fields = SPOKEN | {"stream_format": kind}
-        with httpx.stream("POST", f"{served.v1}/audio/speech", json=fields) as answer:
-            next(answer.iter_bytes())
-        nothing_is_kept(served)
 
 
 def test_a_sound_that_fails_before_its_first_piece_has_the_status_of_its_error(

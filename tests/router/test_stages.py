@@ -473,3 +473,35 @@ async def test_a_further_attempt_goes_on_or_gives_everything_anew(continues: boo
     assert not isinstance(found, Lease)
     assert [bytes(one.data.view) for one in found] == ([b"one", b"two"] if continues else [b"two"])
     assert sum(reserved) == (6 if continues else 3)
+
+
+async def test_a_text_that_is_read_is_read_again_where_a_talker_is_lost_after_its_end() -> None:
+    number = iter(range(1 << 20))
+
+    def make(name: str, inputs: tuple[Input, ...]) -> Request:
+        given_ = inputs if name != "speaker" else (Input("prompt", prompt_payload(b"fox")),)
+        return replace(stage_request(name, given_), id=f"{name}-{next(number)}")
+
+    engines = [ScriptedStage(stage) for stage in (*SPEAKING, "talker")]
+    async with asyncio.timeout(BOUND), World.around(*engines) as world:
+        steps = plan(world.router, world.router.card("speaker"), "audio", reader="thinker")
+        assert [step.stage for step in steps] == [*SPEAKING]
+        with admitted(world.router, steps, None):
+            asking = asyncio.create_task(read(walk(world.router, steps, {}, make, nothing)))
+            await until(lambda: world.hosts[0]._held.num_made)
+            (at,) = [number for number in (1, 3) if engines[number].running]
+            world.kill(at)
+            assert await asking == expected_sound(b"fox")
+        await settled(world)
+
+
+async def test_a_request_whose_end_crosses_its_abort_leaves_nothing() -> None:
+    held = HeldPayloads(abort=lambda _: None, pause=lambda *_: None)
+    outputs: list[Output] = []
+    request = stage_request("thinker", ())
+    take = held.keep(request, Window(), outputs.append, Address("sim", 0, b""))
+    take(Output("r", 0, 0, payloads=(prompt_payload(b"one"),)))
+    held.release("r")
+    take(Output("r", 0, 0, finish_reason="stop", payloads=(prompt_payload(b"two"),)))
+    assert (len(held), held.num_bytes, held.num_leases, held.num_made) == (0, 0, 0, 0)
+    assert [one.finish_reason for one in outputs] == [None, "abort"]

@@ -208,8 +208,11 @@ def check_task(card: ModelCard, *tasks: Task) -> None:
     if set(tasks) & set(card.tasks):
         return
     served = sorted(card.tasks)
-    does = " and ".join(_DOES[task] for task in served)
-    routes = list(dict.fromkeys(route for task in served for route in ROUTES[task]))
+    if card.audio is not None:
+        does, routes = "speaks", ["/v1/audio/speech"]
+    else:
+        does = " and ".join(_DOES[task] for task in served)
+        routes = list(dict.fromkeys(route for task in served for route in ROUTES[task]))
     raise InvalidRequestError(
         f"The model `{card.name}` {does}, and {_DOES_NOT[tasks[0]]}: use POST {', '.join(routes)}. "
         f"This route needs a model served with --task {' or '.join(tasks)}.",

@@ -47,6 +47,7 @@ class _Holding:
         payloads: that are kept.
         first: number of the first of them.
         made: nothing follows.
+        released: nobody reads on; it is forgotten once the engine has ended the request.
         paused: the engine waits with the request.
         ask: of the one reader, which waits for what is made next.
     """
@@ -60,6 +61,7 @@ class _Holding:
         "num_bytes",
         "paused",
         "payloads",
+        "released",
         "request",
         "timer",
         "window",
@@ -73,7 +75,7 @@ class _Holding:
         self.payloads: deque[Payload] = deque()
         self.first = 0
         self.num_bytes = 0
-        self.made = self.paused = False
+        self.made = self.paused = self.released = False
         self.ask: _Ask | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -173,6 +175,12 @@ class HeldPayloads:
     def _take(self, holding: _Holding, address: Address, output: Output) -> None:
         if holding.key not in self._by_key:
             return  # it has ended before the engine knew
+        if holding.released:
+            # The engine may have come to the end of it before it was told to stop.
+            if output.finish_reason is not None:
+                self._forget(holding)
+                holding.emit(holding.request.end("abort"))
+            return
         size = sum(len(payload.data) for payload in output.payloads)
         if self.num_bytes + size > self._max_bytes:
             self._end(
@@ -234,7 +242,7 @@ class HeldPayloads:
         self._pause_if_full(holding)
 
     def release(self, request_id: str) -> None:
-        """End a request that has made everything, or fetches; the engine ends any other.
+        """End a request that has made everything, or fetches; the engine ends any other, or has.
 
         Safe for any id.
         """
@@ -243,7 +251,10 @@ class HeldPayloads:
             ask, asked.ask = asked.ask, None
             ask.emit(ask.request.end("abort"))
         holding = self._by_request.get(request_id)
-        if holding is not None and holding.made:
+        if holding is None:
+            return
+        holding.released = True
+        if holding.made:
             self._forget(holding)
             holding.emit(holding.request.end("abort"))
 

@@ -50,6 +50,11 @@ async def images(call: Call) -> None:
     _check(call, request)
     model = server.model(request.model, Task.STAGE)
     card = model.card
+    if card.audio is not None:
+        raise InvalidRequestError(
+            f"The model `{model.name}` speaks, and makes no images: use POST /v1/audio/speech.",
+            param="model",
+        )
     if card.image is None:
         raise EngineError(f"the worker of the model `{model.name}` does not describe its images")
     params = image_params(

@@ -1,10 +1,17 @@
-"""Chats with sound, without workers."""
+"""Sound in answers, without workers."""
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 from inlay.api.openai.chat.audio_shape import AudioChatShape
-from inlay.http.server import OFFLOAD_BYTES
+from inlay.card import AudioCard
+from inlay.errors import InvalidRequestError
+from inlay.http.server import OFFLOAD_BYTES, check_task
+from inlay.request import Task
+from tests.router.standing import CARD
 
 
 class Sound:
@@ -26,3 +33,10 @@ async def test_the_bytes_of_a_whole_sound_have_it_encoded_in_a_thread() -> None:
     shape = AudioChatShape(text, generation, sound)  # type: ignore[arg-type]
     await shape.speak(None)
     assert generation.bulk == OFFLOAD_BYTES + 1
+
+
+def test_a_model_that_speaks_says_where_to_ask() -> None:
+    audio = AudioCard(voices=("Ethan",), sample_rate=24000, samples_per_code=480)
+    card = replace(CARD, tasks=(Task.STAGE,), audio=audio)
+    with pytest.raises(InvalidRequestError, match=r"speaks, and .* use POST /v1/audio/speech"):
+        check_task(card, Task.GENERATE)
