@@ -7,10 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from inlay.api.openai.chat.audio_shape import AudioChatShape
-from inlay.card import AudioCard
+from inlay.api.openai.speech import pipeline_of
+from inlay.card import Adapter, AudioCard, ModelCard
+from inlay.digest import Secret
 from inlay.errors import InvalidRequestError
-from inlay.http.server import OFFLOAD_BYTES, check_task
+from inlay.http import FrontendSettings
+from inlay.http.server import OFFLOAD_BYTES, Server, check_task
 from inlay.request import Task
+from tests.router.scripted_stages import ScriptedStage, World
 from tests.router.standing import CARD
 
 
@@ -40,3 +44,26 @@ def test_a_model_that_speaks_says_where_to_ask() -> None:
     card = replace(CARD, tasks=(Task.STAGE,), audio=audio)
     with pytest.raises(InvalidRequestError, match=r"speaks, and .* use POST /v1/audio/speech"):
         check_task(card, Task.GENERATE)
+
+
+class Adapted(ScriptedStage):
+    """A language model that has an adapter."""
+
+    @property
+    def card(self) -> ModelCard:
+        adapter = Adapter(name="tuned", content_id="0" * 32, path="tuned")
+        return replace(super().card, adapters=(adapter,))
+
+
+async def test_a_text_is_read_by_the_model_itself_and_never_by_an_adapter_in_its_place() -> None:
+    engines = Adapted("thinker"), ScriptedStage("talker"), ScriptedStage("vocoder")
+    async with World.around(*engines) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        assert pipeline_of(server, "speaker").name == pipeline_of(server, None).name == "speaker"
+        for name, said in (
+            ("tuned", "is an adapter of `speaker`"),
+            ("speaker/talker", "not speak"),
+        ):
+            with pytest.raises(InvalidRequestError, match=said):
+                pipeline_of(server, name)
+        server.close()

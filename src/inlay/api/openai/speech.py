@@ -40,7 +40,7 @@ async def speech(call: Call) -> None:
     kind = _kind(request)
     _check_priority(call, request)
     server = call.server
-    speaker = Speaker.of(server.router, _model(server, request.model), reads=True)
+    speaker = Speaker.of(server.router, pipeline_of(server, request.model), reads=True)
     voice = _voice(request.voice, speaker)
     prompt = await _read(call, incoming, request, speaker)
     del incoming
@@ -114,13 +114,24 @@ def _check_priority(call: Call, request: SpeechRequest) -> None:
         )
 
 
-def _model(server: Server, name: str | None) -> ModelCard:
-    """Return the card of the pipeline that speaks, as clients see it."""
+def pipeline_of(server: Server, name: str | None) -> ModelCard:
+    """Return the card of the pipeline that speaks, as clients see it; of the first without a name.
+
+    Raises:
+        InvalidRequestError: the model does not speak, or is an adapter.
+        InlayError: as `Server.model`.
+    """
     if name is None:
         cards = [card for card in server.router.models() if not card.is_inner and speaks(card)]
         card = cards[0] if cards else server.card(None)
     else:
-        card = server.card(name)
+        card, adapter = server.model(name)
+        if adapter is not None:
+            raise InvalidRequestError(
+                f"The model `{name}` is an adapter of `{card.name}`: texts are read by the model "
+                "itself. Ask for that.",
+                param="model",
+            )
     if card.is_inner or not speaks(card):
         raise InvalidRequestError(
             f"The model `{card.name}` does not speak. This route needs a pipeline with audio "
@@ -214,4 +225,4 @@ class _Requests:
         )
 
 
-__all__ = ["speech"]
+__all__ = ["pipeline_of", "speech"]
