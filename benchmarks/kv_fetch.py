@@ -1,12 +1,13 @@
 """What it is worth to fetch a prompt's keys and values from another worker.
 
-    python -m benchmarks.kv_fetch [--positions 2048 8192] [--layers 28] [--rounds 3]
+    python -m benchmarks.kv_fetch [--positions 2048 8192] [--layers 28] [--rounds 3] [--windows 30]
 
 Two engines with a random model of Qwen3-0.6B's shape in bfloat16. One has computed prompts; the
 other answers them with one token, by computing and by fetching in turn, over connections of one
 worker to another as they are in a fleet: of neighbours on one machine, who share memory, and TCP
-with TLS over loopback; both ends in this process, on its cores. Then it reads back what it evicted itself, from host memory and from disk, and goes on with a request of
-4,096 positions that the first gave up. The median of each is printed: seconds, and CPU seconds of
+with TLS over loopback; both ends in this process, on its cores. Then it reads back what it evicted
+itself, from host memory and from disk, and goes on with a request of 4,096 positions that the first
+gave up. The median of each is printed: seconds, and CPU seconds of
 both ends, which neighbours on the machine disturb less; what a byte costs beside copying it; and
 the bandwidth above which fetching is worth it. Last come the steps of a request that is being
 decoded, while pages come and while none do.
@@ -21,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from msgspec.structs import replace
 
 from benchmarks.engine import write_model
 from inlay.address import Address
@@ -145,23 +146,42 @@ def copying() -> float:
 
 
 class Steps:
-    """CPU seconds of each turn of an engine's thread: a step, and what is copied before it."""
+    """What each turn of an engine's thread takes: a step, and what is copied before it."""
 
     def __init__(self, engine: TorchEngine) -> None:
-        self.times: list[float] = []
-        turn = engine._turn
+        self.times: list[Took] = []
+        self.came = asyncio.Event()
+        turn, loop = engine._turn, asyncio.get_running_loop()
 
         def timed(core: Core) -> None:
-            began = time.thread_time()
+            began = Took(time.perf_counter(), time.thread_time())
             turn(core)
-            self.times.append(time.thread_time() - began)
+            took = Took(time.perf_counter() - began.wall, time.thread_time() - began.cpu)
+            self.times.append(took)
+            loop.call_soon_threadsafe(self.came.set)
 
         engine._turn = timed  # type: ignore[method-assign]
 
-    def p99(self) -> float:
-        """Return the 99th percentile since the last call."""
-        times, self.times = sorted(self.times), []
-        return times[int(0.99 * len(times))]
+    async def until(self, count: int) -> None:
+        """Return once so many were noted."""
+        while len(self.times) < count:
+            self.came.clear()
+            await self.came.wait()
+
+
+def p99_ratio(alone: list[list[float]], during: list[list[float]]) -> tuple[float, float, float]:
+    """Return p99 of some times over that of others, and its confidence interval of 95%.
+
+    Windows of both were taken in turns; the interval is of windows drawn again (bootstrap).
+    """
+    first, second = np.array(alone), np.array(during)
+    drawn = np.random.default_rng(1).integers(0, len(first), (2000, len(first)))
+    ratios = [
+        np.quantile(second[some], 0.99) / np.quantile(first[some], 0.99)
+        for some in (slice(None), *drawn)
+    ]
+    low, high = np.quantile(ratios[1:], (0.025, 0.975))
+    return float(ratios[0]), float(low), float(high)
 
 
 class Fleet:
@@ -215,45 +235,58 @@ class Fleet:
             found.append(took)
         return found
 
-    async def disturbed(self, prompt: Prompt, tokens: int) -> tuple[float, float]:
-        """Return p99 of steps (CPU seconds) of a request that decodes: alone, while pages come."""
-        found = []
-        for imports in (False, True):
-            ended: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-            begun = asyncio.Event()
+    async def disturbed(
+        self, prompt: Prompt, windows: int, size: int
+    ) -> tuple[list[list[Took]], list[list[Took]]]:
+        """Return steps of a request that decodes: windows of `size`, without and with imports."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        begun = asyncio.Event()
 
-            def emit(
-                output: Output,
-                begun: asyncio.Event = begun,
-                ended: asyncio.Future[Output] = ended,
-            ) -> None:
-                begun.set()
-                if output.finish_reason is not None:
-                    ended.set_result(output)
+        def emit(output: Output) -> None:
+            begun.set()
+            if output.finish_reason is not None:
+                ended.set_result(None)
 
-            sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-            short = Prompt.of(Tokens(list(range(3, 67))))
+        most = Sampling(max_tokens=4096, temperature=0.0, ignore_eos=True)
+        short = Prompt.of(Tokens(list(range(3, 67))))
+        self.asking.submit(Request(id="other", prompts=(short,), params=most), emit)
+        await begun.wait()
+        found: tuple[list[list[Took]], list[list[Took]]] = ([], [])
+        for number in range(2 * windows):
+            imports = bool(number % 2)
+            importing = asyncio.create_task(self._import(prompt)) if imports else None
+            # What the last window began is over.
+            await self.steps.until(len(self.steps.times) + 2)
+            start = len(self.steps.times)
+            await self.steps.until(start + size)
+            found[imports].append(self.steps.times[start : start + size])
+            if importing is not None:
+                importing.cancel()
+                await asyncio.gather(importing, return_exceptions=True)
+        self.asking.abort("other")
+        await ended
+        return found
+
+    async def _import(self, prompt: Prompt) -> None:
+        """Bring a prompt's pages again and again."""
+        while True:
             await self.asking.reset_prefix_cache()
-            self.asking.submit(Request(id="other", prompts=(short,), params=sampling), emit)
-            await begun.wait()
-            self.steps.times.clear()
-            while imports and not ended.done():
-                await self.asking.reset_prefix_cache()
-                ahead: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-                request = Request(
-                    id="import",
-                    prompts=(prompt,),
-                    params=replace(sampling, max_tokens=1),
-                    sources=(self.sources[0],),
-                    prefetch=True,
-                )
-                self.asking.submit(request, ahead.set_result)
-                await asyncio.wait((ahead, ended), return_when=asyncio.FIRST_COMPLETED)
+            ahead: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+            sampling = Sampling(max_tokens=1)
+            request = Request(
+                id="import",
+                prompts=(prompt,),
+                params=sampling,
+                sources=(self.sources[0],),
+                prefetch=True,
+            )
+            self.asking.submit(request, ahead.set_result)
+            try:
+                await asyncio.shield(ahead)
+            except asyncio.CancelledError:
                 self.asking.abort("import")
                 await ahead
-            await ended
-            found.append(self.steps.p99())
-        return found[0], found[1]
+                raise
 
 
 def random_prompt(positions: int, generator: torch.Generator) -> Prompt:
@@ -261,7 +294,20 @@ def random_prompt(positions: int, generator: torch.Generator) -> Prompt:
     return Prompt.of(Tokens(torch.randint(3, 150_000, (positions,), generator=generator).tolist()))
 
 
-async def measure(directory: Path, lengths: list[int], rounds: int) -> None:
+async def disturbance(fleet: Fleet, prompt: Prompt, windows: int) -> None:
+    """Print how much longer others' steps take while pages come."""
+    alone, during = await fleet.disturbed(prompt, windows, 40)
+    for name, kind in (("CPU of the engine's thread", 1), ("wall", 0)):
+        parts = [[[took[kind] for took in window] for window in each] for each in (alone, during)]
+        ratio, low, high = p99_ratio(*parts)
+        print(
+            f"p99 of others' steps during imports, {name}: {ratio:.2f} times that without "
+            f"({low:.2f} to {high:.2f}), {windows} windows of 40 steps of each, in turns; alone "
+            f"{np.quantile(parts[0], 0.99) * 1000:.1f} ms"
+        )
+
+
+async def measure(directory: Path, lengths: list[int], rounds: int, windows: int) -> None:
     settings = EngineSettings(
         model=str(directory),
         device="cpu",
@@ -305,11 +351,7 @@ async def measure(directory: Path, lengths: list[int], rounds: int) -> None:
         f"computed, {fetched.wall * 1000:.0f} ms ({fetched.cpu:.2f} CPU s) fetched: "
         f"{fetched.wall / computed.wall:.3f} of it, CPU {fetched.cpu / computed.cpu:.3f}"
     )
-    alone, during = await fleet.disturbed(prompts[-1], 400)
-    print(
-        f"p99 of others' steps, CPU of the engine's thread: {alone * 1000:.1f} ms alone, "
-        f"{during * 1000:.1f} ms during imports: {during / alone:.2f} times"
-    )
+    await disturbance(fleet, prompts[-1], windows)
     await fleet.close()
 
 
@@ -318,10 +360,11 @@ def main() -> None:
     parser.add_argument("--positions", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--windows", type=int, default=30)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), args.layers)
-        asyncio.run(measure(Path(folder), args.positions, args.rounds))
+        asyncio.run(measure(Path(folder), args.positions, args.rounds, args.windows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
-"""A process that is killed, or that hangs, while it gives pages: its asker computes the rest."""
+"""A process that is killed, or that hangs, while it gives pages or asks for them.
+
+The asker computes the rest; the giver holds nothing for it.
+"""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -13,11 +17,17 @@ from msgspec.structs import replace
 
 from inlay.address import Address
 from inlay.request import PAGES, Payload, Request, Source
+from inlay.transport.embeds_cache import EmbedsCache
+from inlay.transport.endpoint import Endpoint
 from inlay.transport.peers import PeerConnections
+from inlay.transport.tls import load_identity, make_certificate
+from inlay.worker.host import EngineHost
 from tests.engine.conformance import SECRET, make_request
 from tests.engine.torch.page_giver import PROMPT, Ready
 from tests.engine.torch.test_page_exchange import (
+    FROM_PEER,
     Always,
+    Direct,
     answers,
     one_page_at_a_time,
     settings,
@@ -100,3 +110,54 @@ async def test_a_giver_that_ends_or_hangs_in_the_middle_changes_no_output(
         request = replace(make_request("next", PROMPT, sources=sources), salt="tenant")
         assert (await answers(asking, request))[0] == ready.output
         await peers.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "way"),
+    [(signal.SIGKILL, "tcp"), (signal.SIGSTOP, "neighbours")],
+    ids=["killed", "frozen"],
+)
+async def test_an_asker_that_ends_or_hangs_in_the_middle_holds_nothing(
+    signum: signal.Signals, way: str
+) -> None:
+    config = settings(tiny("llama"))
+    async with started(config, config) as (giving, asking):
+        truth, _ = await answers(giving, make_request("truth", PROMPT))
+        direct = Direct(peer=giving)
+        asking.use_peers(direct)
+        await answers(asking, make_request("first", PROMPT, sources=FROM_PEER))
+        identity = load_identity(make_certificate())
+        endpoint = Endpoint(
+            EngineHost(giving), SECRET, identity, EmbedsCache(0), neighbours=way == "neighbours"
+        )
+        address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
+        given = (msgspec.msgpack.encode(part).hex() for part in (address, direct.asked[0]))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.engine.torch.page_asker",
+            *given,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            assert (await process.stdout.readline()).startswith(b"asked")
+            process.send_signal(signum)
+            exchange = giving._exchange
+            assert exchange is not None
+            # What it had asked for is given up with its connection: nothing is held for it.
+            async with asyncio.timeout(60):
+                while exchange._answers or exchange._giving or endpoint._serving:
+                    await asyncio.sleep(0.02)
+                    gc.collect()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        assert giving.stats().blocks_used == 0
+        # Others are given pages as before.
+        await asking.reset_prefix_cache()
+        request = make_request("next", PROMPT, sources=FROM_PEER)
+        assert await answers(asking, request) == (truth, (len(PROMPT) - 1) // 16 * 16)
+        await endpoint.close()
