@@ -3,7 +3,8 @@
 Workers run steps: a token of every sequence that is decoded, and prompts' positions up to a budget.
 A prompt that is handed over is fetched at a price, in positions computed, each chunk while the next
 is computed; its last block is computed again. Time is virtual. The trace is that of
-`router_simulation`. With several seeds, by which the router breaks ties, means are printed.
+`router_simulation`. With several seeds, each of a trace and of how the router breaks ties, means are
+printed, and how much longer each fleet takes for the same traces, with its confidence interval.
 
     python -m benchmarks.roles_simulation [--workers N] [--requests N] [--interference-weight W]
         [--seeds N]
@@ -11,6 +12,7 @@ is computed; its last block is computed again. Time is virtual. The trace is tha
 
 import argparse
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from random import Random
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from benchmarks.router_simulation import (
     BUDGET,
@@ -252,13 +255,36 @@ class Fleet:
         self.after(seconds, over)
 
 
-def mean_of(
-    phases: list[Phase], price: float, asked: argparse.Namespace, requests: list[SimulatedRequest]
-) -> Outcome:
-    """Means over some seeds."""
-    weight, seeds = asked.interference_weight, range(1, asked.seeds + 1)
-    found = [Fleet(phases, price, asked.blocks, weight, seed).run(requests) for seed in seeds]
-    return Outcome(*(sum(values) / len(found) for values in zip(*found, strict=True)))
+class Compared(NamedTuple):
+    """Ratio of two outcomes over some traces: mean, and its confidence interval of 95%."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, pairs: list[tuple[float, float]]) -> "Compared":
+        """Compare pairs of values, each of one trace."""
+        logs = np.log([value / other for value, other in pairs])
+        drawn = np.random.default_rng(1).choice(logs, (2000, len(logs))).mean(axis=1)
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        return cls(*(math.exp(value) for value in (logs.mean(), low, high)))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ({self.low:.3f}-{self.high:.3f})"
+
+
+def outcomes(
+    phases: list[Phase],
+    price: float,
+    asked: argparse.Namespace,
+    traces: list[list[SimulatedRequest]],
+) -> list[Outcome]:
+    """Return what clients see, by trace."""
+    return [
+        Fleet(phases, price, asked.blocks, asked.interference_weight, seed).run(requests)
+        for seed, requests in enumerate(traces, 1)
+    ]
 
 
 def main() -> None:
@@ -272,25 +298,41 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
     mean = sum(len(request.prompt) for request in trace(300, 1, asked.apps, Random(1))) / 300
-    worst = 0.0
+    worst = Outcome(*[0.0] * 5)
     for load in LOADS:
         rate = load * asked.workers * PREFILL / mean
-        requests = trace(asked.requests, rate, asked.apps, Random(1))
+        traces = [
+            trace(asked.requests, rate, asked.apps, Random(seed))
+            for seed in range(1, asked.seeds + 1)
+        ]
         for price in PRICES:
-            both = mean_of(["both"] * asked.workers, price, asked, requests)
+            both = outcomes(["both"] * asked.workers, price, asked, traces)
             print(f"load {load:.1f}, price {price:.2f}: {'both':8} {_line(both)}", flush=True)
             for parts in (2, 3, 5, 9):
                 number = asked.workers // parts
                 phases: list[Phase] = ["prefill"] * number
                 phases += ["decode"] * (asked.workers - number)
-                found = mean_of(phases, price, asked, requests)
-                worst = max(worst, found.whole / both.whole)
-                ratios = " ".join(f"{a / b:5.2f}" for a, b in zip(found, both, strict=False) if b)
-                print(f"{'':24} 1:{parts - 1:<6} {_line(found)}   beside both {ratios}", flush=True)
-    print(f"whole answers took at most {worst:.3f} of what they take with workers of both roles")
+                found = outcomes(phases, price, asked, traces)
+                ratios = [
+                    Compared.of(
+                        [(one[n], other[n]) for one, other in zip(found, both, strict=True)]
+                    )
+                    for n in range(4)
+                ]
+                worst = Outcome(
+                    *(max(a, b.mean) for a, b in zip(worst, ratios, strict=False)), worst.handed
+                )
+                print(f"{'':24} 1:{parts - 1:<6} {_line(found)}", flush=True)
+                print(f"{'':33}beside both {'; '.join(map(str, ratios))}", flush=True)
+    print(
+        "at most, beside workers of both roles: first token "
+        f"{worst.first:.3f}, p99 {worst.first99:.3f}; between tokens p99 {worst.gap99:.3f}; "
+        f"whole {worst.whole:.3f}"
+    )
 
 
-def _line(found: Outcome) -> str:
+def _line(outcomes: list[Outcome]) -> str:
+    found = Outcome(*(sum(values) / len(outcomes) for values in zip(*outcomes, strict=True)))
     return (
         f"first token {1000 * found.first:5.0f} ms, p99 {1000 * found.first99:6.0f}; "
         f"between tokens p99 {1000 * found.gap99:4.0f}; whole {found.whole:6.3f} s; "
