@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
     mean = sum(len(request.prompt) for request in trace(300, 1, asked.apps, Random(1))) / 300
-    worst = Outcome(*[0.0] * 5)
+    worst = [0.0] * 4
     for load in LOADS:
         rate = load * asked.workers * PREFILL / mean
         traces = [
@@ -319,15 +319,13 @@ def main() -> None:
                     )
                     for n in range(4)
                 ]
-                worst = Outcome(
-                    *(max(a, b.mean) for a, b in zip(worst, ratios, strict=False)), worst.handed
-                )
+                worst = [max(a, b.mean) for a, b in zip(worst, ratios, strict=True)]
                 print(f"{'':24} 1:{parts - 1:<6} {_line(found)}", flush=True)
                 print(f"{'':33}beside both {'; '.join(map(str, ratios))}", flush=True)
     print(
         "at most, beside workers of both roles: first token "
-        f"{worst.first:.3f}, p99 {worst.first99:.3f}; between tokens p99 {worst.gap99:.3f}; "
-        f"whole {worst.whole:.3f}"
+        f"{worst[0]:.3f}, p99 {worst[1]:.3f}; between tokens p99 {worst[2]:.3f}; "
+        f"whole {worst[3]:.3f}"
     )
 
 
