@@ -1,6 +1,6 @@
 """What is left of spoken answers whose readers leave.
 
-    python -m benchmarks.speaking [--aborted N]
+    python -m benchmarks.speaking [--aborted N] [--without-prefix-cache]
 
 A tiny model of Qwen2.5-Omni's family as three stages behind one frontend, each a process. Chats with
 sound and `/v1/audio/speech`, as events and as a bare body, are left after a random time. Printed are
@@ -107,14 +107,16 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--aborted", type=int, default=1000)
+    parser.add_argument("--without-prefix-cache", action="store_true")
     given = parser.parse_args()
+    cache = ["--no-enable-prefix-caching"] if given.without_prefix_cache else []
     graph: Any = _GRAPH
     for stage in graph["stages"].values():
         stage["model"] = str(omni())
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "omni.yaml"
         path.write_text(yaml.safe_dump(graph))
-        with serving(path, "--dtype", "float32") as served:
+        with serving(path, "--dtype", "float32", *cache) as served:
             _some(served, 0, 100)
             time.sleep(5)
             resident, ends = [_resident(served)], Counter[str]()
