@@ -4,13 +4,13 @@
     python -m benchmarks.engine --layers 4 --rounds 3 --long
     python -m benchmarks.engine --only 'decode .* at 64|prefill 512'
     BENCH_VLLM=venv/bin/python python -m benchmarks.engine
-    python -m benchmarks.engine --int4 --no-transformers
+    python -m benchmarks.engine --quantised --no-transformers
 
 vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take
 turns for `--rounds` rounds; the table shows the best of each, because what a shared machine adds to
 a time is never negative. With one thread, times are each process's own CPU seconds. Floors: a
-decode step must read every weight once (bytes over measured read bandwidth); a prompt must do its
-products (FLOPs over the measured peak of a bfloat16 product).
+decode step must read every weight once (bytes over measured read bandwidth) and do its products, a
+prompt must do these (FLOPs over the measured peak of a bfloat16 product).
 """
 
 import argparse
@@ -37,7 +37,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.grammar.grammars import Grammars
-from inlay.engine.torch.loading import speculator_of
+from inlay.engine.torch.loading import draft_source_of, speculator_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.prompt import Prompt, Tokens
@@ -100,9 +100,9 @@ class Case:
         return contender.load(self.requests)
 
 
-def write_model(directory: Path, layers: int) -> None:
+def write_model(directory: Path, layers: int, *, vocab_size: int = 151936) -> None:
     config = Qwen3Config(
-        vocab_size=151936,
+        vocab_size=vocab_size,
         hidden_size=1024,
         intermediate_size=3072,
         num_hidden_layers=layers,
@@ -131,8 +131,8 @@ def write_model(directory: Path, layers: int) -> None:
     model.save_pretrained(directory)
 
 
-def write_int4(source: Path, directory: Path, *, head: bool) -> Path:
-    """Write the same shape with weights of 4 bits in groups of 128, as `pack-quantized`.
+def write_quantised(source: Path, directory: Path, bits: int, *, head: bool) -> Path:
+    """Write the same shape with integer weights of `bits` in groups of 128, as `pack-quantized`.
 
     The head stays in bfloat16, tied to the embedding table, unless `head`.
     """
@@ -147,13 +147,15 @@ def write_int4(source: Path, directory: Path, *, head: bool) -> Path:
         config["tie_word_embeddings"] = False
         shapes["lm_head.weight"] = stored["model.embed_tokens.weight"].shape
     for name, (outputs, inputs) in shapes.items():
-        words = torch.randint(-(1 << 31), 1 << 31, (outputs, inputs // 8), generator=generator)
+        shape = (outputs, inputs * bits // 32)
+        words = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
+        scales = torch.full((outputs, inputs // 128), 0.064 / (1 << bits), dtype=torch.bfloat16)
         stored |= {
             f"{name}_packed": words.int(),
             f"{name}_shape": torch.tensor([outputs, inputs]),
-            f"{name}_scale": torch.full((outputs, inputs // 128), 0.004, dtype=torch.bfloat16),
+            f"{name}_scale": scales,
         }
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 128}
     config["quantization_config"] = {
         "quant_method": "compressed-tensors", "format": "pack-quantized",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
@@ -199,16 +201,15 @@ class Ours:
         speculation: SpeculativeConfig | None = None,
         page_size: int = PAGE_SIZE,
     ) -> None:
-        self.model = CausalModel.load(
-            EngineSettings(
-                model=str(directory),
-                dtype="bfloat16",
-                device="cpu",
-                num_threads=threads,
-                enable_lora=max_loras > 0,
-                max_loras=max(1, max_loras),
-            )
+        settings = EngineSettings(
+            model=str(directory),
+            dtype="bfloat16",
+            device="cpu",
+            num_threads=threads,
+            enable_lora=max_loras > 0,
+            max_loras=max(1, max_loras),
         )
+        self.model = CausalModel.load(settings)
         bounds = EngineLimits(
             num_pages=num_positions // page_size,
             page_size=page_size,
@@ -216,13 +217,14 @@ class Ours:
             max_num_batched_tokens=2048,
             max_model_len=4608,
         )
+        source = None if speculation is None else draft_source_of(settings, speculation, self.model)
         self.core = Core(
             self.model,
             bounds,
             Secret.random(),
             prefix_caching=False,
             max_cpu_loras=max_loras,
-            speculator=speculator_of(speculation, None, bounds, self.model),
+            speculator=speculator_of(speculation, source, bounds, self.model),
         )
         self._works = 0
         self._grammar: Grammar | None = None
@@ -363,7 +365,7 @@ def cases_of(weights: int, layers: int, steps: int, *, long: bool) -> list[Case]
         )
         for batch, context in shapes
     ]
-    for length in (512, 4096) if long else (512,):
+    for length in (512, 2048, 4096) if long else (512, 2048):
         flops = length * linear + layers * 2 * 16 * 128 * length * length
         found.append(Case(f"prefill {length}", [(prompt(length, length), 1)], length, float(flops)))
     draw = random.Random(1)
@@ -408,7 +410,7 @@ def main() -> None:
         "--only", default="", help="Cases whose name this regular expression finds."
     )
     parser.add_argument(
-        "--int4", action="store_true", help="The same shape with weights of 4 bits too."
+        "--quantised", action="store_true", help="Weights of 8 and 4 bits, of the same shape, too."
     )
     parser.add_argument(
         "--page-sizes", type=int, nargs="*", default=[], help="Pages of these sizes too, in turns."
@@ -443,10 +445,14 @@ def main() -> None:
             )
         if not options.no_transformers:
             contenders["transformers"] = Transformers(directory)
-        if options.int4:
-            for kind, head in (("int4", False), ("int4 and head", True)):
-                of_four_bits = write_int4(directory, directory / kind, head=head)
-                contenders[kind] = Ours(of_four_bits, options.threads, 32, positions)
+        if options.quantised:
+            for kind, bits, head in (
+                ("int8", 8, False),
+                ("int4", 4, False),
+                ("int4 and head", 4, True),
+            ):
+                smaller = write_quantised(directory, directory / kind, bits, head=head)
+                contenders[kind] = Ours(smaller, options.threads, 32, positions)
         python = os.environ.get("BENCH_VLLM")
         vllm = (
             Vllm(python, directory, options.threads, 32, positions * key_bytes) if python else None
@@ -465,7 +471,11 @@ def main() -> None:
         if vllm is not None:
             vllm.close()
         for case in cases:
-            case.floor /= max(speeds) if case.steps is not None else max(peaks)
+            if case.steps is None:
+                case.floor /= max(peaks)
+            else:
+                # Two FLOPs for each weight of two bytes, and row.
+                case.floor = max(case.floor / max(speeds), case.items * weights / max(peaks))
         sys.stdout.write(
             f"{weights / 1e6:.0f} MB of weights, {options.threads} threads, loaded in {loaded:.1f} s; "
             f"read {max(speeds) / 1e9:.1f} GB/s (least {min(speeds) / 1e9:.1f}), "

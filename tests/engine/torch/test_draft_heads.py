@@ -116,7 +116,7 @@ def test_guesses_are_those_of_the_reference_and_outputs_those_without(
     stats = engine.stats()
     assert found["c-text"].cached == 80
     assert drafter.compared == stats.num_draft_tokens > 150
-    assert layout == "all tokens" or stats.num_accepted_tokens > 15
+    assert layout == "all tokens" or stats.num_accepted_tokens > 10
     assert not drafter._tips
     assert not drafter._computed
 

@@ -17,6 +17,7 @@ from inlay.engine.speculation import SpeculativeConfig, speculative_config
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
@@ -32,7 +33,7 @@ from tests.engine.torch.sequences import sequence_of
 from tests.engine.torch.test_overlap import KINDS, outcomes
 from tests.engine.torch.test_overlap import core as plain
 from tests.engine.torch.test_step import SECRET, load, make_request, noise, run
-from tests.models import VOCAB_SIZE, tiny
+from tests.models import VOCAB_SIZE, make, tiny
 
 CONFIG = SpeculativeConfig(method="ngram")
 
@@ -202,6 +203,20 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_parts_of_what_a_step_has_le
     assert len(found[sequence]) == 3
 
 
+def test_ids_that_the_draft_model_does_not_have_only_make_its_guesses_worse(
+    tmp_path: Path,
+) -> None:
+    smaller = make("llama", tmp_path / "smaller", vocab_size=VOCAB_SIZE // 2)
+    settings = EngineSettings(model=str(smaller), device="cpu", num_threads=1)
+    drafter = DraftModel(CausalModel.load(settings), 64, 16, VOCAB_SIZE)
+    request = make_request("a", Prompt.of(Tokens([5, VOCAB_SIZE - 1, 6])), 40)
+    engine = core(EvenCosts(drafter, 4))
+    found = run(engine, request)["a"]
+    assert found.output == run(core(Speculator(NgramDrafter(CONFIG), 0)), request)["a"].output
+    assert max(found.output) >= VOCAB_SIZE // 2
+    assert engine.stats().num_draft_tokens > 10
+
+
 def with_draft(model: str, draft: str) -> TorchEngine:
     text = json.dumps({"model": draft, "num_speculative_tokens": 3})
     return TorchEngine(
@@ -242,6 +257,7 @@ async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -
     [
         ("llama", "mistral", "the draft model has layers with a window"),
         ("mistral", "llama", "the model has layers with a window"),
+        ("llama", "qwen3_next", "the draft model has layers with a window or a state"),
         ("llama", "/nowhere", "/nowhere"),
     ],
 )
@@ -344,6 +360,42 @@ def test_where_a_row_costs_as_much_as_a_step_nothing_is_drafted() -> None:
     assert best_lengths({0: (0.9, 8)}, 1, costs, 100) == {}
     assert best_lengths({0: (0.9, 8)}, 1, flat, 100) == {0: 8}
     assert best_lengths({0: (0.9, 8)}, 1, flat, 3) == {0: 3}
+
+
+class Coin:
+    """Guesses one token, right in a third of the steps."""
+
+    def __init__(self, expected: list[int]) -> None:
+        self.expected = expected
+
+    def available(self, sequence: Sequence, limit: int) -> int:
+        return min(limit, 1)
+
+    def draft(self, counts: Mapping[Sequence, int], room: int) -> dict[Sequence, tuple[int, ...]]:
+        found: dict[Sequence, tuple[int, ...]] = {}
+        for sequence in counts:
+            at = len(sequence.output)
+            found[sequence] = ((self.expected[at] + bool(at % 3)) % VOCAB_SIZE,)
+        return found
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+class DearDrafts(Speculator):
+    """Takes 60% more for a step of two rows than for one of one."""
+
+    def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
+        chunks = list(chunks)
+        super().timed(chunks, 0.001 * (0.4 + 0.6 * sum(chunk.count for chunk in chunks)))
+
+
+def test_a_drafter_that_costs_more_than_it_gives_is_left_alone() -> None:
+    request = make_request("a", Prompt.of(Tokens([5, 6, 7])), 140)
+    expected = run(core(Speculator(NgramDrafter(CONFIG), 0)), request)["a"].output
+    engine = core(DearDrafts(Coin(expected), 4))
+    assert run(engine, request)["a"].output == expected
+    assert 0 < engine.stats().num_drafts < 40
 
 
 def test_a_machine_that_stood_still_does_not_end_speculation() -> None:

@@ -41,6 +41,10 @@ class StepCosts:
             elif known > usual:
                 self._seconds[size] = known + _RETURN * (usual - known)
 
+    def measured(self, rows: int) -> bool:
+        """Return True if a step of `rows` rows has been measured."""
+        return rows in self._seconds
+
     def relative(self, rows: int, more: int) -> NDArray[np.float64]:
         """Return the cost of steps of `rows` to `rows + more` rows, as float64 [more + 1].
 

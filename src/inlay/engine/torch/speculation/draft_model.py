@@ -8,14 +8,14 @@ that the served model has cached is read by the draft model all the same. Nothin
 output: what is missing or stale there makes guesses worse, no more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sequence import Sequence
 from inlay.errors import InvalidRequestError
-from inlay.prompt import Tokens
+from inlay.prompt import Segment, Tokens
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class DraftModel:
             complete = stop == sequence.length
             if complete:
                 found[sequence] = []
-            parts = sequence.segments(first, stop)
+            parts = self._in_own_ids(sequence.segments(first, stop))
             items.append(BatchItem(parts, first, stop - first, sequence.pages, int(complete)))
             self._read[sequence] = _Read(stop, sequence.preemptions)
         going = list(found)
@@ -104,6 +104,15 @@ class DraftModel:
             length += 1
         return min(length, sequence.length - 1)
 
+    def _in_own_ids(self, parts: Iterator[tuple[int, Segment]]) -> Iterator[tuple[int, Segment]]:
+        """Yield parts of a sequence; ids that the draft model does not have become 0."""
+        size = self._model.vocab_size
+        for first, part in parts:
+            if isinstance(part, Tokens) and max(part.ids, default=0) >= size:
+                yield first, Tokens([id_ if id_ < size else 0 for id_ in part.ids])
+            else:
+                yield first, part
+
     def _likeliest(self, items: list[BatchItem]) -> list[int]:
         """Compute positions; return the likeliest next token of each that samples."""
         batch = self._model.upload(Batch.pack(items, self._pages.page_size))
@@ -121,8 +130,8 @@ def check_draft_model(draft: CausalModel, served: CausalModel) -> None:
     for name, model in (("the model", served), ("the draft model", draft)):
         if model.windows != (None,):
             raise InvalidRequestError(
-                f"--speculative-config: {name} has layers with a window; drafts by a model need "
-                "full attention in every layer of both",
+                f"--speculative-config: {name} has layers with a window or a state; drafts by a "
+                "model need full attention in every layer of both",
                 param="speculative_config",
             )
     if draft.rope_axes > 1 or draft.takes_media:

@@ -112,7 +112,9 @@ class Speculator:
             for sequence in decoding
         }
         rows = sum(chunk.count for chunk in plan.chunks.values())
-        counts = self._counts(limits, rows, plan.left)
+        # Drafts may cost more than they give: what a step takes without them must be known.
+        unknown = rows == len(plan.chunks) and not self._costs.measured(rows)
+        counts = self._counts(limits, rows, 0 if unknown else plan.left)
         for sequence, count in counts.items():
             chunk, runs = decoding[sequence], sequence.pages
             spare = max(0, table.available // len(runs) - running)
