@@ -79,7 +79,11 @@ def test_embeddings_that_are_refused(url: str, case: str) -> None:
     parts = [{"type": "text", "text": "look: "}, {"type": "prompt_embeds", "data": text}]
     refused(post(url, "/v1/completions", {**MANY, "prompt": parts}), 400, phrase)
     messages = [{"role": "user", "content": parts}]
-    refused(post(url, "/v1/chat/completions", {**MANY, "messages": messages}), 400, phrase)
+    found = refused(post(url, "/v1/chat/completions", {**MANY, "messages": messages}), 400, phrase)
+    # A file that is too large ends the reading of the body, where no place is known yet.
+    if case not in ("too long", "over the limit"):
+        assert found["param"].startswith("messages[0].content[1]")
+        assert found["message"].startswith("messages[0].content[1]")
 
 
 def test_the_limit_that_was_set_is_the_one_named(llama: Fleet) -> None:

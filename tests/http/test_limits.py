@@ -243,6 +243,16 @@ def test_the_embeds_of_a_request_have_a_number_and_a_sum(llama: Fleet) -> None:
         enable_prompt_embeds=True, max_prompt_embeds_parts=3, max_request_embeds_bytes=100_000
     )
     assert ask(url, prompt_embeds=[constant(0.5)] * 3).status_code == 200
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    embeds = {"type": "prompt_embeds", "data": constant(0.5)}
+    for content, said in (
+        ([picture] * 4, "has 4 images; at most 3 are allowed"),
+        ([embeds, *[picture] * 3], "1 prompt_embeds and 3 images; together at most 3 are allowed"),
+    ):
+        body = {"messages": [{"role": "user", "content": content}]}
+        found = error(post(url, "/v1/chat/completions", body))
+        assert said in found["message"]
+        assert found["param"].startswith("messages[0].content[3]")
     refused = ask(url, prompt_embeds=[constant(0.5)] * 4)
     assert (refused.status_code, "has 4 prompt_embeds; at most 3" in error(refused)["message"]) == (
         400,

@@ -4,7 +4,8 @@ Memory is reserved before it is taken.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 
 import msgspec
@@ -69,13 +70,24 @@ class EmbedsLimits:
         rows = card.limits.max_model_len * card.hidden_size * DTYPE_SIZES[card.dtype]
         return rows + OVERHEAD_BYTES
 
-    def check_count(self, count: int) -> None:
-        """Raise `InvalidRequestError` if `count` embeddings are too many for one request."""
-        if count > self._max_parts:
-            raise InvalidRequestError(
-                f"the request has {count} prompt_embeds; at most {self._max_parts} are allowed",
-                param="prompt_embeds",
-            )
+    def check_count(self, kinds: Sequence[str], param: Callable[[int], str]) -> None:
+        """Check the number of embeddings and media of one request.
+
+        Args:
+            kinds: name of the kind of each, in the plural.
+            param: returns the place of one of them, by its index.
+
+        Raises:
+            InvalidRequestError: they are too many; names the kinds and the first one too many.
+        """
+        if len(kinds) <= self._max_parts:
+            return
+        counts = " and ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())
+        together = "together " if len(set(kinds)) > 1 else ""
+        raise InvalidRequestError(
+            f"the request has {counts}; {together}at most {self._max_parts} are allowed",
+            param=param(self._max_parts),
+        )
 
     def check_total(self, num_bytes: int) -> None:
         """Raise `BodyTooLargeError` if a request's embeddings are too large, decoded."""

@@ -4,7 +4,8 @@ A source is base64 in the JSON, a multipart part, or a stored prompt.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -83,6 +84,24 @@ def check_source(source: TensorSource) -> None:
         )
 
 
+def _kinds(source: Source) -> str:
+    """Return the name of what a source holds, in the plural."""
+    if isinstance(source, TensorSource):
+        return "prompt_embeds"
+    return "audio files" if source.kind == "audio" else f"{source.kind}s"
+
+
+@contextmanager
+def _placed(param: str) -> Iterator[None]:
+    """Within it, an error about embeddings names their place in the request."""
+    try:
+        yield
+    except EmbeddingsError as error:
+        if param == error.param:
+            raise
+        raise error.located(param) from error
+
+
 class EmbedsReader:
     """Checks and reads embeddings for one server's settings.
 
@@ -126,7 +145,9 @@ class EmbedsReader:
         if found:
             if any(isinstance(source, TensorSource) for source in found):
                 self.require_enabled()
-            self._limits.check_count(len(found))
+            self._limits.check_count(
+                [_kinds(source) for source in found], lambda index: found[index].param
+            )
         return tensor_data(found)
 
     def target(self, card: ModelCard) -> Target:
@@ -230,7 +251,8 @@ class Embeddings:
             return self._stored[source.ref]
         if isinstance(source.part, str):
             return self._of_part(source.part, source.param)
-        return self._reader.rows(self._decode(str(source.data)), self._card, self._hold)
+        with _placed(source.param):
+            return self._reader.rows(self._decode(str(source.data)), self._card, self._hold)
 
     def one(self, source: TensorSource) -> Rows:
         """Return the rows of a source inside a prompt.
@@ -266,5 +288,6 @@ class Embeddings:
             raise InvalidRequestError(f"{param}: the body has no part {name[:80]!r}", param=param)
         # A part that is named several times is read once.
         if name not in self._read:
-            self._read[name] = self._reader.rows(data, self._card, self._hold)
+            with _placed(param):
+                self._read[name] = self._reader.rows(data, self._card, self._hold)
         return self._read[name]
