@@ -148,7 +148,7 @@ function Orders({ state }) {
   const { model, adapter } = state;
   const named = model ? `?model=${encodeURIComponent(model)}` : "";
   const field = (name, label, hint) => html`<label>${label}<input value=${adapter[name]}
-    placeholder=${hint} onInput=${(event) => app.set({ adapter: { ...adapter,
+    placeholder=${hint} onInput=${(event) => app.set({ adapter: { ...app.state.adapter,
       [name]: event.target.value } })} /></label>`;
   return html`<section class="side" aria-labelledby="orders"><h2 id="orders">Orders</h2>
     ${state.models?.length > 1 && html`<label>Model<select value=${model}

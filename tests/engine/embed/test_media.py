@@ -43,7 +43,7 @@ CLIPS = Clip(1, 5, 40, 56), Clip(2, 4, 70, 33, fps=1.5)
 CASES = tuple(
     case
     for case in (*VISION_FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES)
-    if not case.startswith(("gemma", "llama4"))
+    if not case.startswith(("gemma", "llama4", "qwen3_5"))
 )
 
 

@@ -67,6 +67,8 @@ REFUSED: dict[str, str] = {
     "mpnet": "its attention adds a bias for each pair of positions, which is not supported",
     "deberta-v2": "its attention adds terms for each distance, which is not supported",
     "t5": "its attention adds a bias for each distance, which is not supported",
+    "qwen3_5": "recurrent layers are not supported here",
+    "qwen3_5_moe": "recurrent layers are not supported here",
     "qwen2_5_omni": "its thinker's vectors were not compared with any",
 }
 
