@@ -62,7 +62,8 @@ class ChatAudio:
         router = call.server.router
         speaker = Speaker.of(router, model, reads=False)
         asked = choice.request
-        positions = len(asked.prompt)
+        # With rows of an adapter, which stand before every prompt.
+        positions = generation.usage().prompt_tokens
         codes = speaker.codes(positions, "messages")
         self.format, voice = _options(request, speaker)
         params = speaker.params(
