@@ -122,3 +122,9 @@ def test_a_session_may_be_named_as_vllm_names_it(url: str, path: str) -> None:
     assert post(url, path, {**BODIES[path], "session_id": "s"}).status_code == 200
     found = error(post(url, path, {**BODIES[path], "session_id": "", "prompt_cache_key": "s"}))
     assert found["param"] == "session_id"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/encode", "/v1/images/generations"])
+def test_a_priority_of_more_than_32_bits_is_refused_by_name(url: str, path: str) -> None:
+    body = {"input": "a", "prompt": "a", "priority": 2**31}
+    assert error(post(url, path, body))["param"] == "priority"

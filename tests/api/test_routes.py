@@ -13,6 +13,8 @@ from inlay.api.answer_fields import ANSWER_FIELDS
 from inlay.api.app import ROUTES
 from inlay.api.examples import EXAMPLES
 from inlay.api.field_examples import FIELD_EXAMPLES
+from inlay.api.generation import messages
+from inlay.api.openai.responses import input as responses
 from inlay.http.field_docs import struct_types
 from tests.equality.reference import tokenizer_of
 from tests.live import Fleet
@@ -141,6 +143,16 @@ def test_every_type_and_field_is_described_and_refused_ones_say_why(url: str) ->
     response = schemas["ResponsesRequest"]["properties"]
     assert response["messages"]["description"].endswith("here it is input.")
     assert "not" not in completion["prompt"]
+
+
+@pytest.mark.parametrize(("kind", "field", "parts"), [
+    ("ChatRequest", "messages", messages.PARTS),
+    ("ResponsesRequest", "input", responses.PARTS),
+])  # fmt: skip
+def test_fields_that_hold_parts_name_each_kind(url: str, kind: str, field: str, parts: str) -> None:
+    schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
+    said = schemas[kind]["properties"][field]["description"]
+    assert [part for part in parts.split(", ") if f"`{part}`" not in said] == []
 
 
 _TYPES = {"string": str, "integer": int, "number": int | float}

@@ -147,8 +147,8 @@ ROUTES: Routes = (
     ),
     (
         Operation(
-            "POST", "/classify", "Class probabilities of texts.",
-            ClassificationRequest, ClassificationResponse,
+            "POST", "/classify", "Class probabilities of texts, ids, chats or prompt_embeds.",
+            ClassificationRequest, ClassificationResponse, multipart=True,
         ),
         classify,
     ),
@@ -170,7 +170,7 @@ ROUTES: Routes = (
             SpeechRequest, event=SpeechEvent, multipart=True, answers=("audio/wav", "audio/pcm")),
         speech,
     ),
-    (Operation("POST", "/v1/encode", "Rows of images, which a chat takes as image_embeds.",
+    (Operation("POST", "/v1/encode", "Rows of images and audio, which a chat takes as embeddings.",
         EncodeRequest, EncodeResponse), encode),
     (
         Operation(

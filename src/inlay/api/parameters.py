@@ -13,9 +13,7 @@ FILE = Parameter("name", "name of a file.", _TEXT, "style.css", "path")
 UPLOAD_MODEL = Parameter(
     "model", "model that the upload is meant for: it is checked for it now.", _TEXT, "my-model"
 )
-TOKENIZER_MODEL = Parameter(
-    "model", "name of the model; may be absent where there is one.", _TEXT, "my-model"
-)
+TOKENIZER_MODEL = Parameter("model", "name of the model; the first when absent.", _TEXT, "my-model")
 CONFIG_FORMAT = Parameter(
     "config_format", "form of the settings.", {"enum": ["text", "json"], "default": "text"}, "json"
 )

@@ -20,7 +20,7 @@ SLEEP = (
     ),
     Parameter(
         "mode",
-        "what running requests get: abort ends them at once, wait gives them some seconds.",
+        "what running requests get: abort ends them at once, wait after the seconds of `wait`.",
         {"enum": ["abort", "wait"], "default": "abort"},
         "wait",
     ),

@@ -12,7 +12,7 @@ class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         uri: file://, https://, s3://bucket/prefix or hf://owner/name[@revision][/directory].
-        sha256: of its adapter_model.safetensors, 64 hex digits.
+        sha256: of its adapter_model.safetensors, 64 hex digits; not checked when absent.
     """
 
     uri: str
@@ -23,12 +23,12 @@ class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
     """Request to load an adapter from `lora_path` or from `source`.
 
     Attributes:
-        lora_name: name that clients will use as `model`.
+        lora_name: name that clients will use as `model`; needed.
         lora_path: a directory of the worker's machine, or an address as in `source`.
-        load_inplace: replace a loaded adapter of that name.
-        base_model_name: name of the base model, where several are served.
+        load_inplace: replace a loaded adapter of that name; false when absent.
+        base_model_name: name of the base model; needed where several models generate.
         is_3d_lora_weight: as vLLM's; only false is supported.
-        source: its address and digest, in place of `lora_path`.
+        source: its address and digest, in place of `lora_path`; one of the two is needed.
     """
 
     lora_name: str = ""
@@ -43,10 +43,10 @@ class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_field
     """Request to unload an adapter.
 
     Attributes:
-        lora_name: of the adapter.
+        lora_name: of the adapter; needed.
         lora_int_id: as vLLM's; ignored.
-        drain_timeout: seconds that running requests have before they are aborted; the worker's
-            own setting when absent.
+        drain_timeout: seconds that running requests have before they are aborted, 0 to 1800; the
+            worker's own setting when absent.
     """
 
     lora_name: str = ""

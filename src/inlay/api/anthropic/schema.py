@@ -12,7 +12,8 @@ class OutputConfig(msgspec.Struct, frozen=True):
     """Options of the output.
 
     Attributes:
-        effort: a value that the chat template reads.
+        effort: a value that the chat template reads; "none" switches reasoning off. Refused where
+            the template has no such setting.
         format: an object of type "json_schema" with `schema`, which the answer will match.
     """
 
@@ -24,17 +25,17 @@ class MessagesInput(msgspec.Struct, kw_only=True):
     """Fields that make the prompt. Names beyond Anthropic's are those of chat completions.
 
     Attributes:
-        model: served name; the only model served when absent.
+        model: served name; when absent the first model that fits the route.
         messages: turns of `user`, `assistant` and `system`. Blocks of their content: `text`,
             `image`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, and
             `prompt_embeds` with one of `data` (base64), `ref`, `part`. An answer continues a last
             turn of the assistant.
         system: a text, or blocks of `text` and `prompt_embeds`.
-        tools: functions, with `name`, `description`, `input_schema` and `strict`.
-        tool_choice: an object of type "auto", "any", "tool" (with `name`) or "none";
-            `disable_parallel_tool_use` allows at most one call.
-        thinking: an object of type "enabled" (with `budget_tokens`), "adaptive" or "disabled";
-            `display` "omitted" leaves the thinking out of the answer.
+        tools: functions, with `name`, `description`, `input_schema` and `strict`; at most 1024.
+        tool_choice: an object of type "auto", "any", "tool" (with `name`) or "none"; with `tools`
+            "auto" when absent. `disable_parallel_tool_use` allows at most one call.
+        thinking: an object of type "enabled" (with `budget_tokens`, 1 or more), "adaptive" or
+            "disabled"; the last, and `display` "omitted", leave the thinking out of the answer.
         output_config: format of the answer, and effort.
         cache_control: accepted and not used, here and in blocks: prefixes are always cached.
         chat_template_kwargs: variables for the chat template.
@@ -59,27 +60,36 @@ class MessagesRequest(MessagesInput, kw_only=True):
     """A request to `/v1/messages`.
 
     Attributes:
-        max_tokens: output tokens at most.
+        max_tokens: output tokens at most, 1 or more.
         metadata: accepted and not used.
         service_tier: accepted and not used.
-        stop_sequences: strings at which the answer ends, before their first match; at most 64.
+        stop_sequences: strings at which the answer ends, before their first match; at most 64, of
+            4,096 characters each and 16,384 together.
         stream: answer with server-sent events; false when absent.
-        temperature: 0 is greedy; when absent the model's generation config, else 1.
-        top_k: number of the likeliest tokens that are sampled from; 0 is all.
-        top_p: probability mass that is sampled from; when absent the model's generation config,
-            else 1.
-        min_tokens: output tokens before an end token may come; 0 when absent.
-        min_p: least probability of a sampled token, as a share of the likeliest's; 0 when absent.
-        repetition_penalty: factor against tokens of prompt and output; 1 when absent.
-        seed: of the sampling; random when absent.
-        stop_token_ids: ids that end the output, at most 1024.
+        temperature: 0 or more, 0 is greedy; when absent the model's generation config, else 1.
+        top_k: number of the likeliest tokens that are sampled from, 0 or -1 for all; when absent
+            the model's generation config, else all.
+        top_p: probability mass that is sampled from, above 0 and at most 1; when absent the model's
+            generation config, else 1.
+        min_tokens: output tokens before an end token, a stop token or a stop string ends it; 0 when
+            absent, at most the output's limit.
+        min_p: least probability of a sampled token, as a share of the likeliest's, 0 to 1; when
+            absent the model's generation config, else 0.
+        repetition_penalty: factor above 0 against tokens of prompt and output; when absent the
+            model's generation config, else 1. Rows of embeddings are not seen.
+        seed: of the sampling; random when absent. Refused where the engine draws without one.
+        stop_token_ids: ids that end the output, at most 1024; also with `ignore_eos`.
         ignore_eos: go on behind the model's own end tokens; false when absent.
-        logit_bias: token id to what is added to its logit, -100 to 100.
-        cache_salt: prompts share cached prefixes only under equal salts.
-        prompt_cache_key: requests with the same key go to the same worker where possible.
-        session_id: the same under vLLM's name; it takes precedence.
-        request_id: the answer's `id`, behind "msg_".
-        priority: lower values are served first; only with --scheduling-policy priority.
+        logit_bias: token id to what is added to its logit, -100 to 100; at most 1024 ids.
+        cache_salt: prompts share cached prefixes only under equal salts; not empty.
+        prompt_cache_key: requests with the same key go to the same worker where possible; 1 to 512
+            characters.
+        session_id: requests with the same one go to the same worker where possible, 1 to 512
+            characters; vLLM's name, which takes precedence over `prompt_cache_key`.
+        request_id: the answer's `id`, behind "msg_": 1 to 128 visible ASCII characters; random when
+            absent.
+        priority: lower values are served first, 0 when absent; others only with --scheduling-policy
+            priority.
     """
 
     max_tokens: int

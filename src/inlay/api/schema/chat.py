@@ -25,27 +25,38 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     Attributes:
         messages: as OpenAI's; further fields are passed on to the chat template. Content parts:
-            `text`, and `prompt_embeds` with one of `data` (base64), `ref`, `part`.
-        tools: functions the model may call.
-        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when
-            absent.
-        parallel_tool_calls: false allows at most one call.
-        include_reasoning: false leaves the reasoning out of the answer.
+            `text`, `prompt_embeds` with exactly one of `data` (base64), `ref`, `part`, and of
+            models that take them `image_url`, `image_embeds`, `input_audio`, `audio_url`,
+            `audio_embeds`, `video_url`.
+        tools: functions the model may call, at most 1024.
+        tool_choice: "none", "auto", "required", or `{"type": "function", "function": {"name":
+            ...}}`; with `tools` "auto" when absent. All but "none" need `tools`.
+        parallel_tool_calls: false allows at most one call; true when absent.
+        include_reasoning: false leaves the reasoning out of the answer; true when absent.
         reasoning_effort: a value that the chat template reads; "none" switches reasoning off.
-        chat_template_kwargs: variables for the chat template.
-        continue_final_message: the output continues the last message.
-        max_completion_tokens: OpenAI's newer name of `max_tokens`.
+            Refused where the template has no such setting.
+        chat_template_kwargs: variables for the chat template; those that fields of the request set
+            are refused.
+        continue_final_message: the output continues the last message; false when absent.
+        max_completion_tokens: OpenAI's newer name of `max_tokens`, over which it takes precedence.
         logprobs: return the logprob of each token; false when absent.
-        top_logprobs: alternatives for each token, with `logprobs`.
-        add_generation_prompt: end the chat where the answer begins; true when absent.
-        modalities: ["text"], or ["text", "image"] of a pipeline that draws what it has written, or
-            ["text", "audio"] of one that speaks it.
-        audio: how it is spoken; with that modality.
-        size: of the image, "WIDTHxHEIGHT" in pixels; with that modality, as the next ones.
+        top_logprobs: alternatives for each token, 0 (when absent) to --max-logprobs; only with
+            `logprobs`.
+        add_generation_prompt: end the chat where the answer begins; true when absent, unless
+            `continue_final_message` is, which it excludes.
+        modalities: ["text"], as when absent, or ["text", "image"] of a pipeline that draws what it
+            has written, or ["text", "audio"] of one that speaks it.
+        audio: how it is spoken; needed with that modality, and refused without it.
+        size: of the image, "WIDTHxHEIGHT" in pixels; the model's own when absent or "auto". Refused
+            without that modality, as the next ones.
         num_inference_steps: of the image; the model's own when absent.
-        guidance_scale: of the image; the model's own when absent.
-        negative_prompt: text that the image is led away from.
+        guidance_scale: of the image; the model's own when absent. Refused where the model takes
+            none.
+        negative_prompt: text that the image is led away from. Refused where the model takes none.
         output_format: of the image's file; "png" when absent.
+        best_of: only the value of `n`: all choices are returned.
+        echo: only false: the last message is the client's own.
+        add_special_tokens: accepted; a chat has the special tokens of its template.
     """
 
     messages: list[dict[str, Any]]

@@ -12,7 +12,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         include_usage: a last event has the usage of all choices; false when absent.
-        continuous_usage_stats: with it, each event has the usage of its choice so far.
+        continuous_usage_stats: with `include_usage`, each event has the usage of its choice so far;
+            false when absent.
     """
 
     include_usage: bool | None = None
@@ -23,51 +24,72 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """Fields of a request that generates. Names beyond OpenAI's are vLLM's.
 
     Attributes:
-        model: served name; the only model served when absent.
-        seed: choice `i` samples with `seed + i`; a random seed for each choice when absent.
-        cache_salt: prompts share cached prefixes only under equal salts.
-        prompt_cache_key: requests with the same key go to the same worker where possible.
-        session_id: the same under vLLM's name; it takes precedence.
-        request_id: the answer's `id`, behind its prefix.
-        priority: lower values are served first; only with --scheduling-policy priority.
-        echo: return the prompt before the output; completions only.
+        model: served name; when absent the first model that fits the route.
+        seed: choice `i` samples with `seed + i`; a random seed for each choice when absent. Refused
+            where the engine draws without one.
+        cache_salt: prompts share cached prefixes only under equal salts; not empty.
+        prompt_cache_key: requests with the same key go to the same worker where possible; 1 to 512
+            characters.
+        session_id: requests with the same one go to the same worker where possible, 1 to 512
+            characters; vLLM's name, which takes precedence over `prompt_cache_key`.
+        request_id: the answer's `id`, behind its prefix: 1 to 128 visible ASCII characters; random
+            when absent.
+        priority: lower values are served first, 0 when absent; others only with --scheduling-policy
+            priority.
+        echo: return the prompt before the output; false when absent. Not with embeddings or media.
         best_of: outputs of a completion that are generated, of which the best `n` are returned.
-        prompt_logprobs: alternatives for each prompt token; true is 1 and false 0, as in vLLM.
-        truncate_prompt_tokens: positions of a prompt that are kept; -1 keeps as many as leave
-            room for the output.
+        prompt_logprobs: alternatives for each prompt token, 0 to --max-logprobs; true is 1 and
+            false 0, as in vLLM. Not in a stream, not with embeddings or media.
+        truncate_prompt_tokens: positions of a prompt that are kept, rows and images included, 1 to
+            the model's context; -1 keeps as many as leave room for the output. When absent a longer
+            prompt is refused.
         truncation_side: "left" (when absent) keeps the last positions, "right" the first.
-        response_format: OpenAI's: type "text", "json_object", or "json_schema" with `json_schema:
-            {name, schema, strict}`.
-        structured_outputs: vLLM's: one of json, regex, choice, grammar, json_object.
-        logprob_token_ids: ids whose logprobs are returned instead of the most likely ids'.
-        return_tokens_as_token_ids: name tokens in logprobs "token_id:ID" instead of by text.
+        response_format: OpenAI's: an object of type "text" (as when absent), "json_object", or
+            "json_schema" with `json_schema: {name, schema, strict}`, held to in full whatever
+            `strict` says.
+        structured_outputs: vLLM's: an object with one of json, regex, choice, grammar, json_object,
+            as far as the engine has them; not beside a `response_format` that is not text.
+        logprob_token_ids: ids whose logprobs are returned instead of the most likely ids', at most
+            128; only where logprobs are asked for.
+        return_tokens_as_token_ids: name tokens in logprobs "token_id:ID" instead of by text; false
+            when absent.
         spaces_between_special_tokens: false leaves out the spaces that the tokenizer puts between
-            special tokens that are shown.
-        thinking_token_budget: number of reasoning tokens after which it is ended; -1 for no limit.
-        bad_words: texts that the output must not contain.
-        allowed_token_ids: the only ids that may be sampled.
-        n: choices for each prompt; 1 when absent.
+            special tokens that are shown; true when absent.
+        thinking_token_budget: number of reasoning tokens after which it is ended, of a model that
+            writes it between two tags; -1 for no limit, as when absent.
+        bad_words: texts that the output must not contain: at most 128, 4,096 characters and 1,024
+            tokens together.
+        allowed_token_ids: the only ids that may be sampled, end tokens included; not empty.
+        n: choices for each prompt; 1 when absent. All choices together are bounded by
+            --max-choices.
         stream: answer with server-sent events; false when absent.
         stream_options: what a stream says of usage; only with `stream`.
-        max_tokens: output tokens at most; when absent 16 for a completion, and what the context
-            leaves for a chat.
-        min_tokens: output tokens before an end token may come; 0 when absent.
-        temperature: 0 is greedy; when absent the model's generation config, else 1.
-        top_p: probability mass that is sampled from; when absent the model's generation config,
-            else 1.
-        top_k: number of the likeliest tokens that are sampled from; 0 or -1 is all.
-        min_p: least probability of a sampled token, as a share of the likeliest's; 0 when absent.
-        repetition_penalty: factor against tokens of prompt and output; 1 when absent.
+        max_tokens: output tokens at most, 1 or more; what the context leaves when absent.
+        min_tokens: output tokens before an end token, a stop token or a stop string ends it; 0 when
+            absent, at most the output's limit.
+        temperature: 0 or more, 0 is greedy; when absent the model's generation config, else 1.
+        top_p: probability mass that is sampled from, above 0 and at most 1; when absent the model's
+            generation config, else 1.
+        top_k: number of the likeliest tokens that are sampled from, 0 or -1 for all; when absent
+            the model's generation config, else all.
+        min_p: least probability of a sampled token, as a share of the likeliest's, 0 to 1; when
+            absent the model's generation config, else 0.
+        repetition_penalty: factor above 0 against tokens of prompt and output; when absent the
+            model's generation config, else 1. Rows of embeddings are not seen.
         presence_penalty: what a token's logit loses once it is in the output; -2 to 2, 0 when
             absent.
-        frequency_penalty: the same for each time that it is there; -2 to 2, 0 when absent.
-        stop: strings at which the answer ends, before their first match; at most 64.
-        stop_token_ids: ids that end the output, at most 1024.
-        include_stop_str_in_output: keep the stop string in the answer; false when absent.
+        frequency_penalty: what a token's logit loses for each time that it is in the output; -2 to
+            2, 0 when absent.
+        stop: strings at which the answer ends, before their first match; at most 64, of 4,096
+            characters each and 16,384 together.
+        stop_token_ids: ids that end the output, at most 1024; also with `ignore_eos`.
+        include_stop_str_in_output: keep the stop string in the answer, or the text of the token
+            that ended it; false when absent.
         ignore_eos: go on behind the model's own end tokens; false when absent.
         skip_special_tokens: leave special tokens out of the text; true when absent.
-        logit_bias: token id to what is added to its logit, -100 to 100.
-        return_token_ids: add the ids of the answer, and of a prompt without embeddings.
+        logit_bias: token id to what is added to its logit, -100 to 100; at most 1024 ids.
+        return_token_ids: add the ids of the answer, and of a prompt without embeddings and media;
+            false when absent.
         add_special_tokens: put the tokenizer's special tokens before a text; true for a completion,
             false for a chat when absent.
         user: accepted; nothing depends on it.

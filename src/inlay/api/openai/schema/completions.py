@@ -14,8 +14,8 @@ class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Exactly one is set.
 
     Attributes:
-        ref: id of a stored prompt.
-        part: name of a file in a multipart body.
+        ref: id of a stored prompt, of the same API key.
+        part: name of a file in the same multipart body.
     """
 
     ref: str | None = None
@@ -28,7 +28,6 @@ class TextPart(
     """Text within a prompt made of parts.
 
     Attributes:
-        type: the kind of the part.
         text: the text.
     """
 
@@ -55,9 +54,10 @@ class PromptEmbedsPart(
     Exactly one of `data` (base64), `ref` and `part` is set.
 
     Attributes:
-        data: base64 of a tensor file of shape (num_tokens, hidden size).
-        ref: id of a stored prompt.
-        part: name of a file in a multipart body.
+        data: base64 of a tensor file of shape (num_tokens, hidden size), or with a leading 1, of
+            any float dtype from 8 to 64 bits.
+        ref: id of a stored prompt, of the same API key; not of a batch.
+        part: name of a file in the same multipart body.
     """
 
     data: str | None = None
@@ -71,9 +71,9 @@ class ImageUrlPart(
     """An image within a prompt made of parts, as in a chat.
 
     Attributes:
-        image_url: `{"url": ..., "detail": ...}`, or the URL.
-        ref: id of a stored image, in its place.
-        detail: "auto", "low" or "high".
+        image_url: `{"url": ..., "detail": ...}`, or the URL: data: in base64, or https.
+        ref: id of a stored image, in the place of `image_url`.
+        detail: "auto", "low" or "high"; "auto" when absent.
         uuid: accepted and not used: images are known by their content.
     """
 
@@ -89,7 +89,9 @@ class ImageEmbedsPart(
     """Rows of an image from a client's own encoder, within a prompt made of parts.
 
     Attributes:
-        image_embeds: base64 of a tensor file, or an object of it and `image_grid_thw`.
+        image_embeds: base64 of a tensor file of shape (rows, hidden size), or an object of it and
+            `image_grid_thw`, such as an element that `/v1/encode` answers with. Needs
+            --enable-mm-embeds.
         uuid: accepted and not used.
     """
 
@@ -103,7 +105,8 @@ class InputAudioPart(
     """Audio within a prompt made of parts, as in a chat.
 
     Attributes:
-        input_audio: `{"data": base64 of a file, "format": "wav", "mp3" or "flac"}`.
+        input_audio: `{"data": base64 of a file, "format": "wav", "mp3" or "flac"}`; the content
+            decides.
         uuid: accepted and not used.
     """
 
@@ -117,7 +120,7 @@ class AudioUrlPart(
     """Audio by its URL, within a prompt made of parts, as in a chat.
 
     Attributes:
-        audio_url: `{"url": ...}`, or the URL.
+        audio_url: `{"url": ...}`, or the URL: data: in base64, or https.
         uuid: accepted and not used.
     """
 
@@ -131,7 +134,8 @@ class AudioEmbedsPart(
     """Rows of audio from a client's own encoder, within a prompt made of parts.
 
     Attributes:
-        audio_embeds: base64 of a tensor file.
+        audio_embeds: base64 of a tensor file of shape (rows, hidden size), or an element that
+            `/v1/encode` answers with. Needs --enable-mm-embeds.
         uuid: accepted and not used.
     """
 
@@ -145,7 +149,8 @@ class VideoUrlPart(
     """A video by its URL, within a prompt made of parts, as in a chat.
 
     Attributes:
-        video_url: `{"url": ...}`, or the URL.
+        video_url: `{"url": ...}`, or the URL: of frames (data:video/jpeg;base64,FRAME,FRAME), or of
+            an animated GIF or WebP.
         uuid: accepted and not used.
     """
 
@@ -164,13 +169,21 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     Attributes:
         prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a
-            list is a prompt of its own.
+            list is a prompt of its own. Kinds do not mix in one list.
         prompt_embeds: base64 of a tensor file, a source, or a list of these; it takes precedence
-            over `prompt`.
-        logprobs: number of alternatives for each token.
-        best_of: outputs generated for each prompt; the `n` with the highest mean logprob are
-            returned.
+            over `prompt`. The shape is (num_tokens, hidden size), or (batch, num_tokens, hidden
+            size) for that many prompts. Needs --enable-prompt-embeds.
+        logprobs: number of alternatives for each token, 0 to --max-logprobs; no logprobs when
+            absent.
+        best_of: outputs generated for each prompt, `n` when absent; the `n` with the highest mean
+            logprob are returned. Not above `n` in a stream.
         suffix: only the empty text: nothing is filled in.
+        max_tokens: output tokens at most, 1 or more, or 0 with `echo`; when absent 16, or less
+            where the context leaves less.
+        echo: return the prompt before the output, with `logprobs` its logprobs too; false when
+            absent. Not with embeddings or media.
+        add_special_tokens: put the tokenizer's special tokens around a text, or the first text of
+            parts; true when absent.
     """
 
     prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None

@@ -12,10 +12,12 @@ class InputsRequest(msgspec.Struct, kw_only=True):
     """Fields of all requests whose results are vectors. Names beyond OpenAI's are vLLM's.
 
     Attributes:
-        model: served name; the only model served when absent.
-        request_id: the answer's `id`, behind its prefix.
-        cache_salt: results are shared only under equal salts.
-        priority: lower values are served first.
+        model: served name; when absent the first model that fits the route.
+        request_id: the answer's `id`, behind its prefix: 1 to 128 visible ASCII characters; random
+            when absent.
+        cache_salt: results are shared only under equal salts; not empty.
+        priority: lower values are served first, 0 when absent; others only with --scheduling-policy
+            priority.
         user: accepted; nothing depends on it.
     """
 
@@ -23,7 +25,7 @@ class InputsRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     request_id: str | None = None
     cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
-    priority: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
 
     mm_processor_kwargs: Unserved = None
 
@@ -32,11 +34,11 @@ class TextsRequest(InputsRequest, kw_only=True):
     """Fields of all requests for embeddings or scores of texts.
 
     Attributes:
-        truncate_prompt_tokens: positions of an input that are kept, special tokens included; -1
-            is the model's limit.
+        truncate_prompt_tokens: positions of an input that are kept, special tokens included, 1 to
+            the model's limit, which -1 stands for. When absent a longer input is refused.
         truncation_side: "right" keeps the first positions, as when absent; "left" the last.
-        use_activation: apply the model's last step (true when absent): unit length of embeddings,
-            probabilities from logits.
+        use_activation: apply the model's last step: probabilities from logits, true when absent;
+            length 1 of embeddings, the model's setting when absent.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -54,17 +56,21 @@ class PromptsRequest(TextsRequest, kw_only=True):
     """Fields of `/v1/embeddings`, `/pooling` and `/classify`.
 
     Attributes:
-        input: a text, token ids, a chat's messages, or a list of one of these; each item of a
-            list is an input of its own.
-        messages: a chat, or a list of chats, instead of `input`.
+        input: a text, token ids, a chat's messages, or a list of one of these; each item of a list
+            is an input of its own. At most --max-embedding-inputs, none of them empty.
+        messages: a chat, or a list of chats, instead of `input`. Content parts are those of chat
+            completions.
         prompt_embeds: inputs as embeddings, for decoders: base64 of a tensor file, a source, or a
-            list of these; instead of `input`.
-        add_special_tokens: add the tokenizer's special tokens around a text (true when absent).
-            A chat has those of its template.
+            list of these; instead of `input`. The shape is (num_tokens, hidden size), or (batch,
+            num_tokens, hidden size) for that many inputs. Needs --enable-prompt-embeds.
+        add_special_tokens: add the tokenizer's special tokens around a text (true when absent). A
+            chat has those of its template, and refuses true; ids are taken as they are.
         add_generation_prompt: end a chat where the answer would begin (false when absent).
-        continue_final_message: end a chat where the content of its last message ends.
-        chat_template_kwargs: further variables for the chat template.
-        prompt_name: name of a prompt in the model's configuration, put before every text.
+        continue_final_message: end a chat where the content of its last message ends (false when
+            absent); not with `add_generation_prompt`.
+        chat_template_kwargs: further variables for the chat template; only with a chat.
+        prompt_name: name of a prompt in the model's configuration, put before every text; the
+            configuration's default when absent. Refused with ids, chats and embeddings.
     """
 
     input: PromptInput | None = None
@@ -109,11 +115,12 @@ class EncodedRequest(PromptsRequest, kw_only=True):
     """Fields of `/v1/embeddings` and `/pooling` for the encoding of vectors.
 
     Attributes:
-        encoding_format: "float" (when absent): numbers in JSON; "base64": base64 in JSON;
-            "bytes": the body is the vectors one after another, described in the header
+        encoding_format: "float" (when absent): numbers in JSON; "base64": base64 in JSON; "bytes":
+            the body is the vectors one after another, at most 400, described in the header
             `metadata`; "bytes_only": without the header.
-        embed_dtype: dtype of base64 and bytes; "float32" when absent.
-        endianness: byte order of base64 and bytes; "native" (the server's machine) when absent.
+        embed_dtype: dtype of base64 and bytes; "float32" when absent, and alone with "float".
+        endianness: byte order of base64 and bytes; "native" (the server's machine) when absent, and
+            alone with "float".
     """
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
@@ -125,9 +132,11 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     """A request to `/v1/embeddings`.
 
     Attributes:
-        dimensions: number of first elements that are kept; the vector gets length 1 again.
-        normalize: give vectors length 1; the model's setting when absent. vLLM's
-            `use_activation` is the same.
+        dimensions: number of first elements that are kept, all when absent; `/v1/models` has those
+            that the model allows. The vector gets length 1 again, unless `normalize` is false.
+        normalize: give vectors length 1; when absent the model's setting, and true with
+            `dimensions`. vLLM's `use_activation` is the same.
+        use_activation: vLLM's name of `normalize`; where both are given they must be equal.
     """
 
     dimensions: int | None = None
@@ -138,7 +147,8 @@ class PoolingRequest(EncodedRequest, kw_only=True):
     """A request to `/pooling`.
 
     Attributes:
-        task: "embed" or "classify"; the model's own task when absent.
+        task: "embed" or "classify", of which the model must do it; the model's own task when
+            absent.
     """
 
     task: str | None = None
@@ -223,10 +233,12 @@ class ScoringRequest(TextsRequest, kw_only=True):
     """Fields of `/v1/score` and `/v1/rerank`.
 
     Attributes:
-        max_tokens_per_query: tokens of a query that are kept, special tokens not counted; 0 or
-            absent for all.
-        max_tokens_per_doc: tokens of a document that are kept, special tokens not counted; 0 or
-            absent for all.
+        max_tokens_per_query: first tokens of a query that are kept, special tokens not counted,
+            fewer than the model's limit; 0 or absent for all.
+        max_tokens_per_doc: first tokens of a document that are kept, special tokens not counted,
+            fewer than the model's limit; 0 or absent for all.
+        use_activation: apply a cross-encoder's activation to its logit; true when absent. Scores of
+            embedding models are cosines either way.
     """
 
     max_tokens_per_query: int | None = None
@@ -242,8 +254,10 @@ class ScoreRequest(ScoringRequest, kw_only=True):
     Each side has several names, as in vLLM.
 
     Attributes:
-        text_1: the first side; also `queries`, `data_1`.
-        text_2: the second side; also `documents`, `items`, `data_2`.
+        text_1: the first side: one text, or as many as the second side has. Exactly one of
+            `text_1`, `queries`, `data_1`.
+        text_2: the second side: a text, or texts. Exactly one of `text_2`, `documents`, `items`,
+            `data_2`.
         queries: the first side under another name.
         data_1: the first side under another name.
         documents: the second side under another name.

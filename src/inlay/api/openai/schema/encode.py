@@ -13,8 +13,10 @@ class EncodeRequest(InputsRequest, kw_only=True):
     Attributes:
         input: an item, or a list of them: an image's URL as a string, or a part as in a chat,
             `{"type": "image_url", "image_url": {"url": ..., "detail": ...}}` or `{"type":
-            "input_audio", "input_audio": {"data": ..., "format": ...}}`.
-        encoding_format: "base64" of a tensor file (`torch.save`), or "float", numbers.
+            "input_audio", "input_audio": {"data": ..., "format": ...}}`; also `input_image` and
+            `audio_url`. At most --max-embedding-inputs.
+        encoding_format: "base64" (when absent) of a tensor file (`torch.save`), or "float",
+            numbers.
     """
 
     input: str | dict[str, Any] | list[str | dict[str, Any]]

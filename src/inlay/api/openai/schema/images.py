@@ -17,23 +17,30 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
     Attributes:
         prompt: text that the images show; absent or anything where `prompt_embeds` is given.
         prompt_embeds: what the model's text encoder makes of a prompt: base64 of a tensor file of
-            shape (positions, size), or a source.
-        pooled_prompt_embeds: further tensor of models that need one (FLUX), of shape (1, size).
-        negative_prompt_embeds: as `prompt_embeds`, in the place of `negative_prompt`.
-        model: served name; the only model that makes images when absent.
+            shape (positions, size), or with a leading 1, or a source. Needs --enable-prompt-embeds.
+        pooled_prompt_embeds: further tensor of models that need one (FLUX), of shape (1, size);
+            always with `prompt_embeds`.
+        negative_prompt_embeds: as `prompt_embeds`, in the place of `negative_prompt`. Refused where
+            the model takes none.
+        model: served name; when absent the first pipeline, which must make images.
         n: number of images, 1 to 10; 1 when absent, and 1 alone in a stream.
-        size: "WIDTHxHEIGHT" in pixels; the model's own when absent or "auto".
-        response_format: only "b64_json".
+        size: "WIDTHxHEIGHT" in pixels, multiples of what the model needs; the model's own when
+            absent or "auto".
+        response_format: only "b64_json", as when absent.
         output_format: of the files; "png" when absent.
         stream: answer with server-sent events; false when absent.
         partial_images: events with the image so far, 0 to 3, in a stream; 0 when absent.
-        seed: the source of the noise; a random one when absent. Image `i` of `n` draws on.
-        negative_prompt: text that guidance leads away from.
-        num_inference_steps: steps of the denoiser; the model's own when absent.
-        guidance_scale: scale of guidance; the model's own when absent.
+        seed: the source of the noise, which the images of a request draw from in turn; a random one
+            when absent.
+        negative_prompt: text that guidance leads away from. Refused where the model takes none.
+        num_inference_steps: steps of the denoiser, 1 to --max-inference-steps; the model's own when
+            absent.
+        guidance_scale: scale of guidance; the model's own when absent. Refused where the model
+            takes none.
         user: accepted; nothing depends on it.
-        request_id: name of the request in logs.
-        priority: lower values are served first; only with --scheduling-policy priority.
+        request_id: name of the request in logs: 1 to 128 visible ASCII characters.
+        priority: lower values are served first, 0 when absent; others only with --scheduling-policy
+            priority.
     """
 
     prompt: str | None = None
@@ -53,7 +60,7 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
     guidance_scale: float | None = None
     user: str | None = None
     request_id: str | None = None
-    priority: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
 
     background: Unserved = None
     moderation: Unserved = None

@@ -9,13 +9,13 @@ class EncodePromptRequest(msgspec.Struct, kw_only=True):
     """Embeddings to be made and stored: of a text, a chat or an upload; exactly one of them.
 
     Attributes:
-        model: name of the model whose embedding table is used.
-        prompt: a text.
+        model: name of the model whose embedding table is used; the first model when absent.
+        prompt: a text; the tokenizer's special tokens are added.
         messages: a chat of texts; its template is applied.
         ref: id of the caller's own upload, of one prompt.
         noise: length of the Gaussian noise that is added to a row, as a share of the rows' median
-            length; 0 to 64.
-        seed: of the noise.
+            length; 0 (when absent) to 64.
+        seed: of the noise, 0 (when absent) to 2^63 - 1.
     """
 
     model: str | None = None
@@ -30,9 +30,9 @@ class RowsRequest(msgspec.Struct, kw_only=True):
     """Request for what the rows of the caller's own upload are.
 
     Attributes:
-        model: name of the model that they are meant for.
-        nearest: tokens to be named for each row, nearest first; 0 to 8. More than 0 needs
-            --enable-embedding-lookup.
+        model: name of the model that they are meant for; the first model when absent.
+        nearest: tokens to be named for each row, nearest first; 0 (when absent) to 8. More than 0
+            needs --enable-embedding-lookup.
     """
 
     model: str | None = None

@@ -9,7 +9,8 @@ class UploadRequest(msgspec.Struct, frozen=True):
     """An upload in JSON, for clients that cannot send raw bytes.
 
     Attributes:
-        data: base64 of a tensor file, or a data: URL of an image.
+        data: base64 of a tensor file of shape (num_tokens, hidden size) or (batch, num_tokens,
+            hidden size), or a data: URL of an image.
     """
 
     data: str
@@ -19,7 +20,8 @@ class PinRequest(msgspec.Struct, frozen=True):
     """Request to pin or unpin a stored prompt.
 
     Attributes:
-        pinned: true keeps it until it is unpinned or deleted; false lets it expire.
+        pinned: true, as when absent, keeps it until it is unpinned or deleted; false lets it
+            expire.
     """
 
     pinned: bool = True

@@ -20,7 +20,8 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
     """Options of reasoning.
 
     Attributes:
-        effort: value for the chat template.
+        effort: value for the chat template; "none" switches reasoning off. Refused where the
+            template has no such setting.
         summary: accepted and ignored; reasoning is returned whole.
     """
 
@@ -32,8 +33,8 @@ class TextOptions(msgspec.Struct, frozen=True):
     """Format of the answer's text.
 
     Attributes:
-        format: an object of type "text", "json_object" or "json_schema", the last with `name` and
-            `schema`.
+        format: an object of type "text" (as when absent), "json_object" or "json_schema", the last
+            with `name` and `schema`.
         verbosity: only "medium" is served.
     """
 
@@ -57,27 +58,38 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     Names beyond OpenAI's are vLLM's, and mean what they mean in chat completions.
 
     Attributes:
-        model: served name; the only model served when absent.
-        input: text, or items: messages, function calls, their outputs, reasoning. Parts of a
-            message's content: `input_text`, `output_text`, `refusal`, and `prompt_embeds` with
-            one of `data` (base64), `ref`, `part`.
+        model: served name; when absent the first model that fits the route.
+        input: text, or items: messages, function calls, their outputs, reasoning. Needed, and not
+            empty. Parts of a content: `input_text`, `output_text`, `refusal`, `prompt_embeds` with
+            exactly one of `data` (base64), `ref`, `part`, and of models that take them
+            `input_image`, `image_embeds`, `input_audio`, `audio_url`, `audio_embeds`, `video_url`.
         instructions: a system message before all others.
         n: only 1: a response has one answer.
-        include: "message.output_text.logprobs" requests logprobs; other values have no effect.
+        include: "message.output_text.logprobs" requests logprobs; OpenAI's other values have no
+            effect, and unknown ones are refused.
         store: accepted; nothing is ever stored.
         text: format of the answer.
-        tools: functions.
+        tools: functions, at most 1024: `{"type": "function", "name", "description", "parameters"}`.
         truncation: only "disabled" is served.
-        max_output_tokens: output tokens at most, reasoning included; when absent what the context
-            leaves.
-        max_tool_calls: accepted; no tool is called by the server.
-        metadata: returned as it came.
-        parallel_tool_calls: false allows at most one call.
+        max_output_tokens: output tokens at most, reasoning included, 1 or more; when absent what
+            the context leaves.
+        max_tool_calls: accepted and returned; no tool is called by the server.
+        metadata: returned as it came: at most 16 entries, keys of 64 characters and values of 512.
+        parallel_tool_calls: false allows at most one call; true when absent.
         reasoning: effort for the chat template.
         safety_identifier: returned as it came.
         service_tier: accepted; there is one.
-        tool_choice: "none", "auto", "required", or an object that names a function; "auto" when
+        tool_choice: "none", "auto", "required", `{"type": "function", "name"}`, or `{"type":
+            "allowed_tools", "mode", "tools"}`; with `tools` "auto" when absent.
+        top_logprobs: alternatives for each token, 0 (when absent) to --max-logprobs; only where
+            `include` has "message.output_text.logprobs".
+        stream_options: options of the stream; only with `stream`. Usage is in the last event
+            anyway.
+        request_id: the whole `id` of the answer: 1 to 128 visible ASCII characters; random when
             absent.
+        user: returned as it came; nothing depends on it.
+        structured_outputs: vLLM's: an object with one of json, regex, choice, grammar, json_object,
+            as far as the engine has them; not beside a `text.format` that is not text.
     """
 
     model: str | None = None

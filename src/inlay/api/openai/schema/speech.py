@@ -24,8 +24,8 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         input: what is spoken: text, or parts as of a chat's content: `text`, and `prompt_embeds`
-            with one of `data` (base64), `ref`, `part`.
-        model: served name; the only pipeline that speaks when absent.
+            with exactly one of `data` (base64), `ref`, `part`. Not empty.
+        model: served name; when absent the first pipeline that speaks.
         voice: one of the model's, by name or as `{"id": name}`; its first when absent.
         instructions: the user's message to which `input` is the answer, as text or as parts: how it
             is to be spoken. A short one that asks to read aloud when absent.
@@ -33,12 +33,14 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
             absent.
         stream_format: "audio": the file piece by piece, while it is made; "sse": server-sent
             events. When absent, "audio" for "pcm", and one whole file for "wav".
-        stream: as vLLM-Omni's: true is `stream_format` "sse", false one whole file.
+        stream: as vLLM-Omni's: true is `stream_format` "sse" where that is absent; false is one
+            whole file, and refused beside it.
         seed: of the sound; a random one when absent.
-        max_new_tokens: codes of sound at most; what the pipeline says when absent.
+        max_new_tokens: codes of sound at most; what the pipeline says when absent, and never more.
         user: accepted; nothing depends on it.
-        request_id: name of the request in logs.
-        priority: lower values are served first; only with --scheduling-policy priority.
+        request_id: name of the request in logs: 1 to 128 visible ASCII characters.
+        priority: lower values are served first, 0 when absent; others only with --scheduling-policy
+            priority.
     """
 
     input: str | list[dict[str, Any]]

@@ -11,13 +11,15 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """A text (`prompt`) or a chat (`messages`) to tokenize; exactly one of them.
 
     Attributes:
-        model: served name; the only model served when absent.
+        model: served name; the first model when absent.
         prompt: a text.
-        messages: a chat.
-        add_special_tokens: put the tokenizer's special tokens before a text; true when absent,
-            false for a chat.
-        add_generation_prompt: end the chat where the answer begins; true when absent.
-        continue_final_message: end the chat where the content of its last message ends.
+        messages: a chat of texts: embeddings and media have no tokens to show.
+        add_special_tokens: put the tokenizer's special tokens around a text; true when absent. A
+            chat has those of its template either way.
+        add_generation_prompt: end the chat where the answer begins; true when absent, unless
+            `continue_final_message` is, which it excludes.
+        continue_final_message: end the chat where the content of its last message ends; false when
+            absent.
         return_token_strs: add the tokens as the vocabulary spells them; false when absent.
         chat_template_kwargs: variables for the chat template.
         tools: functions that the template is told of.
@@ -51,8 +53,8 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Token ids to decode.
 
     Attributes:
-        model: served name; the only model served when absent.
-        tokens: token ids.
+        model: served name; the first model when absent.
+        tokens: ids of the model's vocabulary, at most as many as its context has positions.
     """
 
     model: str | None = None
