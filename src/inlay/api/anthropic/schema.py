@@ -26,14 +26,16 @@ class MessagesInput(msgspec.Struct, kw_only=True):
 
     Attributes:
         model: served name; when absent the first model that fits the route.
-        messages: turns of `user`, `assistant` and `system`. Blocks of their content: `text`,
-            `image`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, and
-            `prompt_embeds` with one of `data` (base64), `ref`, `part`. An answer continues a last
-            turn of the assistant.
+        messages: turns of `user`, `assistant` and `system`. Blocks of a user: `text`, `image` (its
+            `source` of type "base64", "url" or "file"), `prompt_embeds` with exactly one of `data`
+            (base64), `ref`, `part`, and `tool_result`; of the assistant: `text`, `prompt_embeds`,
+            `thinking`, `redacted_thinking`, `tool_use`; of the system: `text`, `prompt_embeds`. An
+            answer continues a last turn of the assistant.
         system: a text, or blocks of `text` and `prompt_embeds`.
         tools: functions, with `name`, `description`, `input_schema` and `strict`; at most 1024.
         tool_choice: an object of type "auto", "any", "tool" (with `name`) or "none"; with `tools`
-            "auto" when absent. `disable_parallel_tool_use` allows at most one call.
+            "auto" when absent. All but the first and the last need `tools`.
+            `disable_parallel_tool_use` allows at most one call.
         thinking: an object of type "enabled" (with `budget_tokens`, 1 or more), "adaptive" or
             "disabled"; the last, and `display` "omitted", leave the thinking out of the answer.
         output_config: format of the answer, and effort.
@@ -77,7 +79,8 @@ class MessagesRequest(MessagesInput, kw_only=True):
             absent the model's generation config, else 0.
         repetition_penalty: factor above 0 against tokens of prompt and output; when absent the
             model's generation config, else 1. Rows of embeddings are not seen.
-        seed: of the sampling; random when absent. Refused where the engine draws without one.
+        seed: of the sampling; random when absent. Refused where the engine draws without one,
+            unless `temperature` is 0.
         stop_token_ids: ids that end the output, at most 1024; also with `ignore_eos`.
         ignore_eos: go on behind the model's own end tokens; false when absent.
         logit_bias: token id to what is added to its logit, -100 to 100; at most 1024 ids.

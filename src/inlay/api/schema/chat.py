@@ -23,6 +23,8 @@ class AudioOptions(msgspec.Struct, frozen=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """A chat: the request of `/v1/chat/completions`, and what other APIs are translated to.
 
+    What the engine of a model does not do is a 400; `/v1/models` names it under `refusals`.
+
     Attributes:
         messages: as OpenAI's; further fields are passed on to the chat template. Content parts:
             `text`, `prompt_embeds` with exactly one of `data` (base64), `ref`, `part`, and of

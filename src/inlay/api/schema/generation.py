@@ -26,7 +26,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     Attributes:
         model: served name; when absent the first model that fits the route.
         seed: choice `i` samples with `seed + i`; a random seed for each choice when absent. Refused
-            where the engine draws without one.
+            where the engine draws without one, unless `temperature` is 0.
         cache_salt: prompts share cached prefixes only under equal salts; not empty.
         prompt_cache_key: requests with the same key go to the same worker where possible; 1 to 512
             characters.

@@ -71,7 +71,8 @@ class ImageUrlPart(
     """An image within a prompt made of parts, as in a chat.
 
     Attributes:
-        image_url: `{"url": ..., "detail": ...}`, or the URL: data: in base64, or https.
+        image_url: `{"url": ..., "detail": ...}`, or the URL: data: in base64, https, or file: below
+            --allowed-local-media-path.
         ref: id of a stored image, in the place of `image_url`.
         detail: "auto", "low" or "high"; "auto" when absent.
         uuid: accepted and not used: images are known by their content.
@@ -89,9 +90,10 @@ class ImageEmbedsPart(
     """Rows of an image from a client's own encoder, within a prompt made of parts.
 
     Attributes:
-        image_embeds: base64 of a tensor file of shape (rows, hidden size), or an object of it and
-            `image_grid_thw`, such as an element that `/v1/encode` answers with. Needs
-            --enable-mm-embeds.
+        image_embeds: base64 of a tensor file of shape (rows, hidden size), wider where the model
+            has inner features; or an object of it and `image_grid_thw`, such as an element that
+            `/v1/encode` answers with. Models that number positions by a grid need it, there or in
+            the file. Needs --enable-mm-embeds.
         uuid: accepted and not used.
     """
 
@@ -166,6 +168,8 @@ PromptPart: TypeAlias = TextPart | TokenIdsPart | PromptEmbedsPart | MediaPart
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """A request to `/v1/completions`.
+
+    What the engine of a model does not do is a 400; `/v1/models` names it under `refusals`.
 
     Attributes:
         prompt: text, texts, ids, lists of ids, parts, or lists of parts; each text or list in a
