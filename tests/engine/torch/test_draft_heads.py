@@ -317,6 +317,9 @@ def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         head = write_eagle(tmp_path / name, other, **changes)
         with pytest.raises(InvalidRequestError, match=said):
             load_eagle(head, load("llama"))
+    head = write_eagle(tmp_path / "before", tiny("llama"), tokens=(-1, *FEW[1:]))
+    with pytest.raises(InvalidRequestError, match="not all among the 384"):
+        load_eagle(head, load("llama"))
 
 
 def test_a_name_with_eagle3_is_a_head_and_steps_with_heads_are_not_captured() -> None:

@@ -211,7 +211,8 @@ def _target_ids(tensors: dict[str, Tensor], draft: int, served: int) -> Tensor |
     ids = torch.arange(draft) if offsets is None else torch.arange(draft) + offsets.long()
     if mask is not None and len(mask) != served:
         raise refusal(METHOD, f"the head is for {len(mask)} tokens; the model has {served}")
-    if len(offsets if offsets is not None else ids) != draft or int(ids.max()) >= served:
+    outside = int(ids.min()) < 0 or int(ids.max()) >= served
+    if len(offsets if offsets is not None else ids) != draft or outside:
         raise refusal(
             METHOD, f"the head's {draft} tokens are not all among the {served} of the model"
         )
