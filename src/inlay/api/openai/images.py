@@ -3,8 +3,9 @@
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from inlay.api.openai.schema.images import (
     PartialImage,
     StageUsage,
 )
+from inlay.api.openai.stage_request import stage_request
 from inlay.card import ImageCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.parsed_request import read_request
@@ -31,7 +33,7 @@ from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.http.sse import NAMED, EventStream
-from inlay.request import Diffusion, Input, Payload, Request, Task, Usage
+from inlay.request import Diffusion, Payload, Task, Usage
 from inlay.router.making import Making
 from inlay.router.stages import StageOutput, admitted, plan, walk
 
@@ -68,7 +70,7 @@ async def images(call: Call) -> None:
     call.reservation.grow(params.count * params.width * params.height * FILE_BYTES_PER_PIXEL)
     call.ending.enter_context(admitted(server.router, steps, call.client))
     given: dict[str | None, Making] = {None: Making(payloads)}
-    make = stage_requests(call, id_, params, request.priority or 0)
+    make = partial(stage_request, call, id_, params, request.priority or 0)
     stream = EventStream(call.send, NAMED)
     shape = _Shape(request, params)
     try:
@@ -90,27 +92,6 @@ async def images(call: Call) -> None:
         return
     size = sum(len(image) for image in shape.images)
     await call.prepared_json(size, shape.response)
-
-
-def stage_requests(
-    call: Call, id_: str, params: Diffusion, priority: int
-) -> Callable[[str, tuple[Input, ...]], Request]:
-    """Return a function that makes the request of a stage from its inputs."""
-
-    def make(stage: str, inputs: tuple[Input, ...]) -> Request:
-        return Request(
-            id=f"{call.request_id}-{id_}-{stage}",
-            task=Task.STAGE,
-            prompts=(),
-            params=params,
-            deadline=call.remaining,
-            priority=priority,
-            trace=None if call.span is None else call.span.traceparent,
-            client=call.client,
-            inputs=inputs,
-        )
-
-    return make
 
 
 async def _take(

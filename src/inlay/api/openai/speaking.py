@@ -10,9 +10,7 @@ from inlay.card import AudioCard, ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.hidden_states import HiddenStates
 from inlay.http.quoting import shown_value
-from inlay.http.server import Call
 from inlay.prompt import Buffer
-from inlay.request import Input, Request, Task
 from inlay.router import Router
 from inlay.router.stages import Step, plan
 from inlay.speech import Speech
@@ -136,23 +134,6 @@ class Speaker:
         return codes * self.card.samples_per_code * _BYTES_PER_SAMPLE
 
 
-def stage_request(
-    call: Call, id_: str, params: Speech, priority: int, stage: str, inputs: Sequence[Input]
-) -> Request:
-    """Return the request of a stage that speaks."""
-    return Request(
-        id=f"{call.request_id}-{id_}-{stage}",
-        task=Task.STAGE,
-        prompts=(),
-        params=params,
-        deadline=call.remaining,
-        priority=priority,
-        trace=None if call.span is None else call.span.traceparent,
-        client=call.client,
-        inputs=tuple(inputs),
-    )
-
-
 def pcm16(data: Buffer) -> bytes:
     """Return float32 samples in [-1, 1] as 16 bits, little endian."""
     samples = np.frombuffer(data.view, np.float32)
@@ -178,4 +159,4 @@ def wav(samples: bytes, rate: int) -> bytes:
     return wav_header(rate, len(samples)) + samples
 
 
-__all__ = ["Speaker", "pcm16", "speaks", "stage_request", "wav", "wav_header"]
+__all__ = ["Speaker", "pcm16", "speaks", "wav", "wav_header"]

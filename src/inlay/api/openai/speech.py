@@ -15,9 +15,10 @@ import msgspec
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.parts import in_content
 from inlay.api.openai.schema.speech import SpeechRequest, VoiceId
-from inlay.api.openai.speaking import Speaker, speaks, stage_request
+from inlay.api.openai.speaking import Speaker, speaks
 from inlay.api.openai.speech_prompt import SpokenPrompt, spoken_prompt
 from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
+from inlay.api.openai.stage_request import stage_request
 from inlay.card import ModelCard
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.embeds import Source

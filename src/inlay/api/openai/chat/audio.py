@@ -8,7 +8,8 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from inlay.api.generation.generation import Generation
-from inlay.api.openai.speaking import Speaker, pcm16, speaks, stage_request, wav
+from inlay.api.openai.speaking import Speaker, pcm16, speaks, wav
+from inlay.api.openai.stage_request import stage_request
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import AudioCard, ModelCard
 from inlay.errors import InvalidRequestError

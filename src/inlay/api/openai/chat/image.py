@@ -1,6 +1,7 @@
 """The image of a chat of a pipeline: drawn from the text that its language model has written."""
 
 from contextlib import aclosing
+from functools import partial
 
 import pybase64
 
@@ -9,8 +10,8 @@ from inlay.api.openai.image_prompt import text_payload
 from inlay.api.openai.images import (
     FILE_BYTES_PER_PIXEL,
     image_params,
-    stage_requests,
 )
+from inlay.api.openai.stage_request import stage_request
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
 from inlay.errors import EngineError, InvalidRequestError
@@ -61,7 +62,7 @@ class ChatImage:
         self._params = image_params(request, card)
         call.reservation.grow(self._params.width * self._params.height * FILE_BYTES_PER_PIXEL)
         call.ending.enter_context(admitted(router, self._steps, call.client))
-        self._make = stage_requests(call, id_, self._params, request.priority or 0)
+        self._make = partial(stage_request, call, id_, self._params, request.priority or 0)
         self._call = call
         self._writer = model.name
 
