@@ -13,7 +13,7 @@ from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, PageQuery, Request, Task
 from tests.engine.conformance import ids, make_request
-from tests.engine.torch.test_page_exchange import FROM_PEER, answers, pair
+from tests.engine.torch.test_page_exchange import FROM_PEER, Direct, answers, pair
 from tests.models import tiny
 
 
@@ -27,14 +27,19 @@ async def given(engine: TorchEngine, request: Request) -> Output:
     return await answer
 
 
+async def asked(direct: Direct, asker: TorchEngine) -> tuple[TorchEngine, PageQuery]:
+    """An engine that gives pages, and what `asker` has asked it."""
+    giver = direct.engines[next(iter(direct.engines))]
+    assert giver is not None
+    request = make_request("first", Prompt.of(Tokens(ids(5, 80))), max_tokens=2)
+    await answers(giver, request)
+    await answers(asker, replace(request, sources=FROM_PEER))
+    return giver, direct.asked[0]
+
+
 async def test_answers_that_nobody_has_read_take_places() -> None:
     async with pair(tiny("llama")) as (direct, asker):
-        giver = direct.engines[next(iter(direct.engines))]
-        assert giver is not None
-        request = make_request("first", Prompt.of(Tokens(ids(5, 80))), max_tokens=2)
-        await answers(giver, request)
-        await answers(asker, replace(request, sources=FROM_PEER))
-        query = direct.asked[0]
+        giver, query = await asked(direct, asker)
         unread = [await given(giver, asking(str(n), query)) for n in range(MAX_ASKED)]
         assert all(output.payloads[0].data for output in unread)
         with pytest.raises(OverloadedError, match=f"{MAX_ASKED} others ask for pages"):
@@ -48,12 +53,7 @@ async def test_answers_that_nobody_has_read_take_places() -> None:
 
 async def test_answers_that_nobody_has_read_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair(tiny("llama")) as (direct, asker):
-        giver = direct.engines[next(iter(direct.engines))]
-        assert giver is not None
-        request = make_request("first", Prompt.of(Tokens(ids(5, 80))), max_tokens=2)
-        await answers(giver, request)
-        await answers(asker, replace(request, sources=FROM_PEER))
-        query = direct.asked[0]
+        giver, query = await asked(direct, asker)
         size = len((await given(giver, asking("0", query))).payloads[0].data)
         gc.collect()
         # Nobody is refused where nothing else is held.

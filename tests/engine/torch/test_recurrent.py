@@ -182,6 +182,21 @@ def test_the_native_step_is_that_of_transformers(
     assert not ours[0][0, 4:].any()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"linear_num_key_heads": 3}, "4 value heads of recurrent layers are no multiple of"),
+        ({"hidden_act": "gelu"}, "have the activation silu; got gelu"),
+    ],
+)
+def test_rules_of_another_kind_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    directory = make("qwen3_5_text", tmp_path, **changes)
+    with pytest.raises(InvalidRequestError, match=message):
+        CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
+
+
 def test_smaller_pages_are_refused_before_anything_is_written() -> None:
     pages = model().new_pages(4, PAGE)
     with pytest.raises(EngineError, match="pages of 16 positions do not hold 1025 float32"):

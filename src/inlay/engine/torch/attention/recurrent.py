@@ -56,7 +56,7 @@ class Recurrence(Protocol):
 def keep_states(model: nn.Module) -> bool:
     """Let the recurrent layers of `model` compute with the argument `states`, a `Recurrence`.
 
-    Returns True if there are any. Raises `InvalidRequestError` for an unknown activation.
+    Returns True if there are any. Raises `InvalidRequestError` for what is not supported.
     """
     found = False
     for module in list[Any](model.modules()):
@@ -64,6 +64,11 @@ def keep_states(model: nn.Module) -> bool:
             if module.activation != "silu":
                 raise InvalidRequestError(
                     f"recurrent layers have the activation silu; got {module.activation}"
+                )
+            if module.num_v_heads % module.num_k_heads:
+                raise InvalidRequestError(
+                    f"{module.num_v_heads} value heads of recurrent layers are no multiple of "
+                    f"their {module.num_k_heads} key heads"
                 )
             module.forward = MethodType(_compute, module)
             found = True

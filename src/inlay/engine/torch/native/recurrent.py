@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +71,12 @@ class DeltaRule(NamedTuple):
         return rule + self.channels * (self.width - 1)
 
 
-class DeltaStep(Protocol):
+class DeltaStep:
     """One position of the gated delta rule for each of B sequences, on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._function = library.inlay_delta_step
+        self._function.argtypes, self._function.restype = (ctypes.c_void_p,), None
 
     def __call__(
         self,
@@ -85,11 +89,11 @@ class DeltaStep(Protocol):
         decay: Tensor,
         strength: Tensor,
     ) -> Tensor:
-        """Compute outputs and new states.
+        """Compute outputs and new states; all tensors are contiguous.
 
         Args:
             rule: sizes; D channels are queries, keys and values of all heads.
-            parts: where states are, as in `Pages.parts`; one tensor or two.
+            parts: where states are, as `Pages.state_parts` says; one tensor or two.
             read: [B] int64, pages of the states before.
             write: [B] int64, pages of the states after.
             inputs: [B, D] float32, of the convolution.
@@ -100,28 +104,6 @@ class DeltaStep(Protocol):
         Returns:
             [B, value heads, value size] float32.
         """
-        ...
-
-
-@cache
-def delta_step() -> DeltaStep | None:
-    """Return the kernel, compiled at the first call; None if not available."""
-    library = load("recurrent")
-    if library is None:
-        return None
-    function = library.inlay_delta_step
-    function.argtypes, function.restype = (ctypes.c_void_p,), None
-
-    def step(
-        rule: DeltaRule,
-        parts: Sequence[tuple[Tensor, int]],
-        read: Tensor,
-        write: Tensor,
-        inputs: Tensor,
-        kernel: Tensor,
-        decay: Tensor,
-        strength: Tensor,
-    ) -> Tensor:
         first, second = parts[0], parts[-1]
         out = inputs.new_empty(len(inputs), rule.value_heads, rule.value_size)
         call = _Call(
@@ -132,10 +114,15 @@ def delta_step() -> DeltaStep | None:
             len(inputs), rule.width, rule.key_heads, rule.value_heads, rule.key_size,
             rule.value_size, torch.get_num_threads(),
         )  # fmt: skip
-        function(ctypes.byref(call))
+        self._function(ctypes.byref(call))
         return out
 
-    return step
+
+@cache
+def delta_step() -> DeltaStep | None:
+    """Return the kernel, compiled at the first call; None if not available."""
+    library = load("recurrent")
+    return None if library is None else DeltaStep(library)
 
 
 __all__ = ["DeltaRule", "DeltaStep", "delta_step"]

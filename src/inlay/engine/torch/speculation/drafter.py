@@ -13,7 +13,10 @@ class Drafter(Protocol):
     """
 
     def available(self, sequence: Sequence, limit: int) -> int:
-        """Return how many drafts there are of `sequence`, at most `limit`."""
+        """Return how many drafts there are of `sequence`, at most `limit`.
+
+        To be asked in every step for every sequence that decodes: a drafter may follow it so.
+        """
         ...
 
     def draft(
