@@ -183,7 +183,7 @@ class TicketOffice:
         return self.late(ticket)
 
     def late(self, ticket: Ticket) -> str | None:
-        """Why the blocks of a ticket may be another prompt's by now, or None if they are not."""
+        """Return why the blocks of a ticket may be of another prompt by now, or None."""
         age = self._clock() - ticket.made_at
         if age < -CLOCK_SECONDS:
             return f"the clock of the worker that keeps them is {-age:.0f} s ahead of the one here"
