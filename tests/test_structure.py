@@ -157,7 +157,7 @@ def test_no_wait_loses_that_it_was_cancelled() -> None:
     assert offending(lambda path: "asyncio.wait_for(" in path.read_text(encoding="utf-8")) == {}
 
 
-QUESTIONS = {"What", "Whose", "Who", "Whom", "Whether", "How", "When", "Where"}
+QUESTIONS = {"What", "Whose", "Who", "Whom", "Whether", "How", "When", "Where", "Why"}
 
 
 def test_a_docstring_opens_with_a_noun_or_an_imperative() -> None:

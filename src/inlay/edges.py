@@ -94,6 +94,6 @@ def renamed(port: str, ports: Ports) -> str | None:
 
 
 HeldReason = Literal["stop", "length"]
-"""Why a request has ended whose payloads are kept."""
+"""Reason for the end of a request whose payloads are kept."""
 
 __all__ = ["Feed", "Fetch", "HeldReason", "Lease", "Ports", "Window", "renamed"]

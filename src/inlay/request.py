@@ -32,9 +32,7 @@ class Task(StrEnum):
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
-GrammarKind: TypeAlias = Literal[
-    "json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"
-]
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 """Kinds of grammar, by vLLM's names; see `Grammar`."""
 
 MAX_GRAMMAR = 256 * 1024
@@ -48,7 +46,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
         kind: how to read `source`. "json_schema": the schema as JSON. "json_object": any JSON
             object, `source` is empty. "regex": a regular expression that matches all of the output.
             "choice": a JSON list of strings, one of which the output is. "grammar": Lark or GBNF
-            (which vLLM calls EBNF). "structural_tag": vLLM's, as JSON.
+            (which vLLM calls EBNF).
         source: the text of it.
         after: token ids; the output is free until it holds this run of ids for the first time, and
             the grammar binds what follows. Empty: it binds from the start.

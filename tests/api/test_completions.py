@@ -293,7 +293,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed when stream"),
     ({"response_format": {"type": "xml"}}, "response_format", "must be an object of type"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one of"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "not supported by the engine"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structural_tag is not supported"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least one string"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "must be true"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs", "is not JSON"),

@@ -60,7 +60,6 @@ def test_the_form_follows_the_header_alone(url: str) -> None:
         ("after_id=nobody", "after_id"),
         ("before_id=nobody", "before_id"),
         ("after_id=tiny&before_id=tiny", "after_id"),
-        ("size=2", "unknown query parameter"),
     ],
 )
 def test_a_page_that_cannot_be_is_a_400(url: str, query: str, named: str) -> None:
@@ -68,6 +67,20 @@ def test_a_page_that_cannot_be_is_a_400(url: str, query: str, named: str) -> Non
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert named in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("headers", [VERSION, {}], ids=["anthropic", "openai"])
+@pytest.mark.parametrize("path", ["/v1/models?size=2", "/v1/models/tiny?size=2"])
+def test_an_unknown_query_parameter_is_a_400(url: str, path: str, headers: dict[str, str]) -> None:
+    answer = httpx.get(url + path, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert "unknown query parameter 'size'" in answer.json()["error"]["message"]
+
+
+def test_pages_are_those_of_anthropics_form_alone(url: str) -> None:
+    answer = httpx.get(f"{url}/v1/models?limit=2")
+    assert answer.status_code == 400, answer.text
+    assert "allowed: none" in answer.json()["error"]["message"]
 
 
 def test_a_version_that_is_not_served_is_a_400(url: str) -> None:

@@ -51,6 +51,13 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"inlay {inlay.__version__}\n"
 
 
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "inlay", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"inlay {inlay.__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

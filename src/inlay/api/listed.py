@@ -26,8 +26,12 @@ def by_version(openai: Handler, anthropic: Handler) -> Handler:
     async def handler(call: Call) -> None:
         # A cache between must not answer one client with the other's form.
         call.headers.append((b"vary", b"anthropic-version"))
-        found = openai if call.header(b"anthropic-version") is None else anthropic
-        await found(call)
+        if call.header(b"anthropic-version") is not None:
+            await anthropic(call)
+            return
+        call.parameters = ()  # pages are Anthropic's alone
+        call.query()
+        await openai(call)
 
     return handler
 

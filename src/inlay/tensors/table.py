@@ -203,7 +203,7 @@ def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTens
 
 
 def _no_header(file: Path, first: bytes, length: int, most: int) -> str:
-    """Why a file whose first 8 bytes say a header of `length` bytes has none of at most `most`."""
+    """Return the message for a file whose first 8 bytes say a header of over `most` bytes."""
     if first == _LFS_POINTER[:8]:
         return (
             f"{file} is a pointer of Git LFS and not the weights: `git lfs pull` in its directory "

@@ -180,19 +180,17 @@ def _json_object(value: Any) -> str:
     return ""
 
 
-def _structural_tag(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
 _READERS: Mapping[str, tuple[GrammarKind, Callable[[Any], str]]] = {
     "json": ("json_schema", _json),
     "regex": ("regex", _regex),
     "choice": ("choice", _choice),
     "grammar": ("grammar", _grammar),
     "json_object": ("json_object", _json_object),
-    "structural_tag": ("structural_tag", _structural_tag),
 }
-_NOT_SERVED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_NOT_SERVED = (
+    "disable_any_whitespace", "disable_additional_properties", "structural_tag",
+    "whitespace_pattern",
+)  # fmt: skip
 
 
 def _expect(value: Any, kind: Any, message: str, param: str) -> None:

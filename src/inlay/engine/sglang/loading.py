@@ -73,7 +73,7 @@ def dtype_of(process: Process) -> str:
 
 
 def rows_refused(model_type: object) -> str | None:
-    """Why a model of this type takes no rows; None where it does."""
+    """Return the reason why a model of this type takes no rows; None where it does."""
     if model_type in capabilities.ROWS_FROM:
         return None
     return capabilities.NOT_ALONE.format(model_type=model_type)

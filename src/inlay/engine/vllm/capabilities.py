@@ -95,7 +95,7 @@ NO_LEVEL_2 = (
     "and its adapters, again; level 1 "
     "keeps them in the host's memory"
 )
-"""Why it sleeps at level 1 alone."""
+"""Reason why it sleeps at level 1 alone."""
 
 
 def refusals(

@@ -97,7 +97,7 @@ def _check_settings(config: dict[str, Any]) -> None:
 
 
 def _why_not(model_type: object) -> str:
-    """Why images of models of this type are not given to vLLM."""
+    """Return the reason why images of models of this type are not given to vLLM."""
     compared = ", ".join(sorted(capabilities.IMAGES_OF))
     not_compared = capabilities.NOT_COMPARED.format(model_type=model_type, compared=compared)
     return capabilities.NOT_THESE.get(str(model_type), not_compared)

@@ -18,7 +18,7 @@ def ids_are_looked_up(config: Any) -> bool:
 def rows_refused(
     config: Any, model_config: dict[str, Any], *, takes_images: bool = False
 ) -> str | None:
-    """Why this model, started like this, takes no rows; None where it does.
+    """Return the reason why this model, so started, takes no rows; None where it does.
 
     `takes_images`: rows are items of their own, for which vLLM needs no flag.
     """

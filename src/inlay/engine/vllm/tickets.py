@@ -171,7 +171,7 @@ class TicketOffice:
             raise InvalidRequestError(f"the ticket for keys and values: {error}") from error
 
     def refused(self, ticket: Ticket, request: Request, adapter: str | None) -> str | None:
-        """Why the keys and values of a ticket are not those of a request, or None if they are."""
+        """Return how a ticket's keys and values differ from a request's; None if they do not."""
         if ticket.layout != self._card.kv_layout:
             return f"they are of the form {ticket.layout}, here it is {self._card.kv_layout}"
         if ticket.prompt != self._digest(request, adapter) or request.prior_output:
