@@ -1,20 +1,32 @@
 """Sound in answers, without workers."""
 
+import io
+import sys
+import threading
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import pytest_asyncio
+import soundfile
 from msgspec.structs import replace
 
 from inlay.api.openai.chat.audio_shape import AudioChatShape
+from inlay.api.openai.images import painter_of
+from inlay.api.openai.sound_files import SoundFile
 from inlay.api.openai.speech import pipeline_of
-from inlay.card import Adapter, AudioCard, ModelCard
+from inlay.card import Adapter, AudioCard, ImageCard, ModelCard
 from inlay.digest import Secret
 from inlay.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.server import OFFLOAD_BYTES, Server, check_task
+from inlay.prompt import Buffer
 from inlay.request import Task
-from tests.router.scripted_stages import ScriptedStage, World
+from inlay.stages.graph import Graph, Stage
+from tests.router.scripted_stages import ScriptedStage, World, card_of
 from tests.router.standing import CARD
 
 
@@ -44,6 +56,155 @@ def test_a_model_that_speaks_says_where_to_ask() -> None:
     card = replace(CARD, tasks=(Task.STAGE,), audio=audio)
     with pytest.raises(InvalidRequestError, match=r"speaks, and .* use POST /v1/audio/speech"):
         check_task(card, Task.GENERATE)
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[Server]:
+    async with World.around(ScriptedStage("decoder")) as world:
+        made = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        yield made
+        made.close()
+
+
+RATE = 24000
+TIME = np.arange(5 * RATE) / RATE
+SOUND = (0.4 * np.sin(2 * np.pi * (200 + 150 * TIME) * TIME)).astype(np.float32)
+SAMPLES = np.rint(32767 * SOUND.astype(np.float64)).astype("<i2")
+
+
+async def pieces_of(file: SoundFile) -> list[bytes]:
+    """What a file goes on with for each fifth of `SOUND`, and its end."""
+    fifths = np.split(SOUND, 5)
+    return [*[await file.add(Buffer(fifth.tobytes())) for fifth in fifths], await file.end()]
+
+
+def read(file: bytes) -> npt.NDArray[np.int16]:
+    if file.startswith(b"fLaC") and not any(file[22:26]):
+        # Python's reader wants the number of samples, which a stream does not tell.
+        file = file[:22] + len(SAMPLES).to_bytes(4, "big") + file[26:]
+    found, rate = soundfile.read(io.BytesIO(file), dtype="int16")
+    assert rate == RATE
+    return np.asarray(found)
+
+
+def loudness_of_error(found: npt.NDArray[np.int16], delay: int) -> float:
+    """Of the middle of a sound that comes `delay` samples late, in dB over that of its error."""
+    middle = slice(RATE, 4 * RATE)
+    wanted = SAMPLES[middle].astype(float)
+    error = found[delay:][middle] - wanted
+    return float(10 * np.log10((wanted**2).mean() / (error**2).mean()))
+
+
+@pytest.mark.parametrize("name", ["wav", "flac", "pcm"])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_lossless_files_hold_every_sample(server: Server, name: str, whole: bool) -> None:
+    pieces = await pieces_of(SoundFile(server, name, RATE, "f", whole=whole))
+    assert any(pieces[:-1]) is not whole
+    file = b"".join(pieces)
+    found = np.frombuffer(file, "<i2") if name == "pcm" else read(file)
+    assert np.array_equal(found, SAMPLES)
+
+
+LATE = 1681
+"""Samples by which a decoder is late that is not told of LAME's and its own delay."""
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "delay"),
+    [("mp3", True, 0), ("mp3", False, LATE), ("opus", True, 0), ("opus", False, 0)],
+)
+async def test_compressed_files_are_the_sound(
+    server: Server, name: str, whole: bool, delay: int
+) -> None:
+    pieces = await pieces_of(SoundFile(server, name, RATE, "f", whole=whole))
+    assert all(pieces) is not whole
+    file = b"".join(pieces)
+    found = read(file)
+    assert loudness_of_error(found, delay) > 20
+    assert len(file) * 8 / 5 < 70_000
+    assert len(found) >= len(SAMPLES)
+    if whole:
+        assert len(found) == len(SAMPLES)
+
+
+async def test_sound_is_compressed_in_a_thread_however_little_it_is(server: Server) -> None:
+    threads = []
+    file = SoundFile(server, "opus", RATE, "f", whole=False)
+    add = file._writer.add
+
+    def watched(sound: Buffer) -> bytes:
+        threads.append(threading.current_thread())
+        return add(sound)
+
+    file._writer.add = watched  # type: ignore[method-assign]
+    await file.add(Buffer(SOUND[:100].tobytes()))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_format_that_cannot_be_made_is_named_with_those_that_can(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"22050 samples .* allowed: flac, pcm, wav"
+    ) as no:
+        SoundFile(server, "opus", 22050, "audio.format", whole=True)
+    assert no.value.param == "audio.format"
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(InvalidRequestError, match=r"lacks libsndfile.* allowed: pcm, wav"):
+        SoundFile(server, "mp3", RATE, "response_format", whole=True)
+
+
+IMAGE = ImageCard(width=8, height=8, multiple=8, max_pixels=64, steps=2, max_steps=9)
+
+
+class Visible(ScriptedStage):
+    """The only stage that clients see of a pipeline that paints, or that speaks."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        super().__init__("decoder")
+        outputs = {"image": "a.image"} if kind == "image" else {"audio": "a.audio"}
+        inputs = {"prompt": "a.prompt"}
+        stages = {"a": Stage(kind=kind, model="m")}
+        self.graph = Graph(name=name, stages=stages, edges=[], inputs=inputs, outputs=outputs)
+        self.stage = "a"
+
+    @property
+    def card(self) -> ModelCard:
+        audio = AudioCard(voices=("Ethan",), sample_rate=RATE, samples_per_code=480)
+        paints = self.graph.stages["a"].kind == "image"
+        return replace(
+            card_of(self.graph.name),
+            image=IMAGE if paints else None,
+            audio=None if paints else audio,
+        )
+
+
+@pytest.mark.parametrize("first", ["image", "vocode"])
+async def test_without_a_name_the_first_model_is_asked_that_does_it(first: str) -> None:
+    kinds = ["image", "vocode"] if first == "image" else ["vocode", "image"]
+    names = {"image": "painter", "vocode": "voice"}
+    async with World.around(*[Visible(names[kind], kind) for kind in kinds]) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        assert painter_of(server, None).name == "painter"
+        assert pipeline_of(server, None).name == "voice"
+        with pytest.raises(InvalidRequestError, match="`voice` speaks, and makes no images"):
+            painter_of(server, "voice")
+        server.close()
+
+
+async def test_where_no_model_does_it_those_are_named_that_are_there() -> None:
+    async with World.around(Visible("voice", "vocode")) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        with pytest.raises(InvalidRequestError, match="makes images of a prompt: `voice`") as no:
+            painter_of(server, None)
+        assert no.value.param == "model"
+        server.close()
+    async with World.around(Visible("painter", "image")) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        with pytest.raises(InvalidRequestError, match="none that is served here speaks: `painter`"):
+            pipeline_of(server, None)
+        server.close()
 
 
 class Adapted(ScriptedStage):

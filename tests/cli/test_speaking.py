@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import soundfile
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
@@ -145,12 +146,12 @@ def test_a_whole_answer_is_the_transcript_and_the_sound_of_the_whole_model(serve
         "prompt_tokens": used["talker"]["completion_tokens"],
         "completion_tokens": len(sound),
     }
-    file = base64.b64decode(
-        ask(served, audio={"voice": VOICE, "format": "wav"}).choices[0].message.audio.data
-    )
-    with wave.open(io.BytesIO(file)) as reader:
-        assert (reader.getnchannels(), reader.getframerate()) == (1, 24000)
-        assert np.array_equal(samples_of(reader.readframes(reader.getnframes())), found)
+    for kind in "wav", "flac", "mp3":
+        audio = {"voice": VOICE, "format": kind}
+        file = base64.b64decode(ask(served, audio=audio).choices[0].message.audio.data)
+        samples, rate = soundfile.read(io.BytesIO(file), dtype="int16")
+        assert (rate, samples.shape) == (24000, found.shape)
+        assert kind == "mp3" or np.array_equal(samples, found)
 
 
 def test_a_stream_brings_the_same_piece_by_piece_and_ends_once(served: Served) -> None:
@@ -251,7 +252,11 @@ def test_a_sound_that_fails_ends_the_text_that_waits_for_its_reader(
     ("fields", "param", "said"),
     [
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio.voice", "allowed: Chelsie, Ethan"),
-        ({"audio": {"voice": VOICE, "format": "mp3"}}, "audio.format", "allowed: wav, pcm16"),
+        (
+            {"audio": {"voice": VOICE, "format": "aac"}},
+            "audio.format",
+            "allowed: mp3, opus, flac, wav, pcm16",
+        ),
         (
             {"audio": {"voice": VOICE, "format": "wav"}, "stream": True},
             "audio.format",
@@ -285,7 +290,12 @@ def test_what_cannot_be_is_refused(
 
 
 TEXT, SLOWLY = "one two three four", "slowly"
-SPOKEN: dict[str, Any] = {"model": "omni", "voice": VOICE, "input": TEXT}
+SPOKEN: dict[str, Any] = {
+    "model": "omni",
+    "voice": VOICE,
+    "input": TEXT,
+    "response_format": "wav",
+}
 SHORT = {"seed": SEED, "max_new_tokens": 16}
 """Ends a sound early: making it takes most of the time."""
 
@@ -372,6 +382,38 @@ def test_a_text_comes_piece_by_piece(served: Served) -> None:
         assert header[4:8] == header[40:44] == (b"" if kind == "pcm" else b"\xff" * 4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "media", "magic"),
+    [
+        (None, "audio/mpeg", b"\xff\xf3"),
+        ("mp3", "audio/mpeg", b"\xff\xf3"),
+        ("opus", "audio/ogg", b"OggS"),
+        ("flac", "audio/flac", b"fLaC"),
+    ],
+)
+def test_a_text_is_compressed_as_openais_client_asks_for_it(
+    served: Served, kind: str | None, media: str, magic: bytes
+) -> None:
+    samples = 20 * SHORT["max_new_tokens"]
+    # Its default is the server's.
+    asked = openai.NOT_GIVEN if kind is None else kind
+    sent = speak(served, response_format=asked)
+    whole_ = speak(served, response_format=asked, extra_body=SHORT | {"stream": False})
+    assert sent.response.headers["content-type"] == media
+    assert ("content-length" in sent.response.headers) is (kind == "flac")
+    assert sent.content.startswith(magic)
+    assert len(soundfile.read(io.BytesIO(sent.content))[0]) >= samples
+    found, rate = soundfile.read(io.BytesIO(whole_.content), dtype="int16")
+    assert (len(found), rate) == (samples, 24000)
+    if kind == "flac":
+        assert np.array_equal(found, frames(speak(served).content))
+    events = (
+        speak(served, response_format=asked, stream_format="sse").content.decode().split("\n\n")
+    )
+    pieces = [json.loads(each.removeprefix("data: ")).get("audio", "") for each in events if each]
+    assert b"".join(map(base64.b64decode, pieces)).startswith(magic)
+
+
 def test_a_text_comes_as_events_and_then_usage(served: Served) -> None:
     answer = speak(served, response_format="pcm", stream_format="sse")
     lines = answer.content.decode().removesuffix("\n\n").split("\n\n")
@@ -446,7 +488,7 @@ def test_a_sound_that_fails_before_its_first_piece_has_the_status_of_its_error(
         ({"instructions": "a" * 500}, "instructions", "speaks behind at most 509"),
         ({"voice": "alloy"}, "voice", "allowed: Chelsie, Ethan"),
         ({"voice": {"id": "alloy"}}, "voice.id", "allowed: Chelsie, Ethan"),
-        ({"response_format": "mp3"}, "response_format", "allowed: wav, pcm"),
+        ({"response_format": "aac"}, "response_format", "allowed: mp3, opus, flac, wav, pcm"),
         ({"stream_format": "raw"}, "stream_format", "raw"),
         ({"stream": False, "stream_format": "sse"}, "stream", "say one of them"),
         ({"speed": 1.5}, "speed", "speaks at its own"),

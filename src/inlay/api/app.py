@@ -77,6 +77,7 @@ from inlay.api.openai.schema.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from inlay.api.openai.sound_files import MEDIA_TYPES
 from inlay.api.openai.speech import speech
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import UNSERVED
@@ -167,7 +168,7 @@ ROUTES: Routes = (
     ),
     (
         Operation("POST", "/v1/audio/speech", "Speak a text, which may hold embeddings.",
-            SpeechRequest, event=SpeechEvent, multipart=True, answers=("audio/wav", "audio/pcm")),
+            SpeechRequest, event=SpeechEvent, multipart=True, answers=MEDIA_TYPES),
         speech,
     ),
     (Operation("POST", "/v1/encode", "Rows of images and audio, which a chat takes as embeddings.",

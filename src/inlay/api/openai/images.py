@@ -12,6 +12,7 @@ import msgspec
 import pybase64
 
 from inlay.api.fields import answer_id, check_unserved
+from inlay.api.openai.first_model import first_that
 from inlay.api.openai.image_prompt import has_all_embeds, prompt_payloads, sources_in
 from inlay.api.openai.schema.failure import StreamFailure
 from inlay.api.openai.schema.images import (
@@ -26,13 +27,13 @@ from inlay.api.openai.schema.images import (
     StageUsage,
 )
 from inlay.api.openai.stage_request import stage_request
-from inlay.card import ImageCard
+from inlay.card import ImageCard, ModelCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.parsed_request import read_request
 from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
-from inlay.http.server import Call
-from inlay.http.sse import NAMED, EventStream
+from inlay.http.server import Call, Server
+from inlay.http.sse import NAMED, EventStream, named_event
 from inlay.request import Diffusion, Payload, Task, Usage
 from inlay.router.making import Making
 from inlay.router.stages import StageOutput, admitted, plan, walk
@@ -50,15 +51,9 @@ async def images(call: Call) -> None:
     request = incoming.parsed.request
     check_unserved(request)
     _check(call, request)
-    model = server.model(request.model, Task.STAGE)
-    card = model.card
-    if card.audio is not None:
-        raise InvalidRequestError(
-            f"The model `{model.name}` speaks, and makes no images: use POST /v1/audio/speech.",
-            param="model",
-        )
+    card = painter_of(server, request.model)
     if card.image is None:
-        raise EngineError(f"the worker of the model `{model.name}` does not describe its images")
+        raise EngineError(f"the worker of the model `{card.name}` does not describe its images")
     params = image_params(
         request, card.image, count=request.n or 1, partial=request.partial_images or 0
     )
@@ -79,7 +74,7 @@ async def images(call: Call) -> None:
             async with aclosing(
                 walk(server.router, steps, given, make, call.reservation.grow)
             ) as outputs:
-                await _take(outputs, shape, stream if request.stream else None)
+                await _take(call, outputs, shape, stream if request.stream else None)
     except InlayError as error:
         if not stream.started:
             raise
@@ -87,15 +82,37 @@ async def images(call: Call) -> None:
         server.metrics.failed(error)
         await stream.finish([StreamFailure.of(error)])
         return
-    if request.stream:
-        await stream.finish([shape.completed()])
-        return
     size = sum(len(image) for image in shape.images)
+    if request.stream:
+        await stream.finish([await server.prepare(size, shape.completed)])
+        return
     await call.prepared_json(size, shape.response)
 
 
+def painter_of(server: Server, name: str | None) -> ModelCard:
+    """Return the card of a model that makes images of prompts; of the first without a name.
+
+    Raises:
+        InvalidRequestError: the model, or any, makes none; or only in chats.
+        InlayError: as `Server.model`.
+    """
+    if name is None:
+        return first_that(server, lambda card: card.image is not None, "makes images of a prompt")
+    card = server.card(name)
+    if card.image is None and card.stage is not None and "image" in card.stage.graph.outputs:
+        # Clients see the model that writes the text which the image is of: it says where to ask.
+        plan(server.router, card, "image")
+    card = server.model(name, Task.STAGE).card
+    if card.audio is not None:
+        raise InvalidRequestError(
+            f"The model `{card.name}` speaks, and makes no images: use POST /v1/audio/speech.",
+            param="model",
+        )
+    return card
+
+
 async def _take(
-    outputs: AsyncIterator[StageOutput], shape: "_Shape", stream: EventStream | None
+    call: Call, outputs: AsyncIterator[StageOutput], shape: "_Shape", stream: EventStream | None
 ) -> None:
     """Keep images; write an event for each preview, where there is a stream."""
     async for found in outputs:
@@ -104,7 +121,8 @@ async def _take(
             if payload.port == "image":
                 shape.images.append(bytes(payload.data.view))
             elif stream is not None:
-                await stream.write([shape.partial(payload)])
+                size = len(payload.data)
+                await stream.write([await call.server.prepare(size, shape.partial, payload)])
     if len(shape.images) != shape.params.count:
         raise EngineError(f"the worker made {len(shape.images)} of {shape.params.count} images")
 
@@ -221,25 +239,29 @@ class _Shape:
     def _pixels(self) -> str:
         return f"{self.params.width}x{self.params.height}"
 
-    def partial(self, payload: Payload) -> PartialImage:
-        """Return the event of a preview."""
+    def partial(self, payload: Payload) -> bytes:
+        """Return the event of a preview, encoded."""
         index, self._partial = self._partial, self._partial + 1
-        return PartialImage(
-            b64_json=_base64(payload.data.view),
-            partial_image_index=index,
-            created_at=self._created,
-            output_format=self.params.image_format,
-            size=self._pixels,
+        return named_event(
+            PartialImage(
+                b64_json=_base64(payload.data.view),
+                partial_image_index=index,
+                created_at=self._created,
+                output_format=self.params.image_format,
+                size=self._pixels,
+            )
         )
 
-    def completed(self) -> CompletedImage:
-        """Return the event of the image."""
-        return CompletedImage(
-            b64_json=_base64(self.images[0]),
-            created_at=self._created,
-            output_format=self.params.image_format,
-            size=self._pixels,
-            usage=self._usage(),
+    def completed(self) -> bytes:
+        """Return the event of the image, encoded."""
+        return named_event(
+            CompletedImage(
+                b64_json=_base64(self.images[0]),
+                created_at=self._created,
+                output_format=self.params.image_format,
+                size=self._pixels,
+                usage=self._usage(),
+            )
         )
 
     def response(self) -> ImagesResponse:
@@ -268,4 +290,4 @@ def _base64(data: bytes | memoryview) -> str:
     return pybase64.b64encode_as_string(data)
 
 
-__all__ = ["images"]
+__all__ = ["images", "painter_of"]

@@ -1,16 +1,12 @@
 """Pipelines that speak: their stages behind the language model, and the sound that they make."""
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from inlay.card import AudioCard, ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.hidden_states import HiddenStates
 from inlay.http.quoting import shown_value
-from inlay.prompt import Buffer
 from inlay.router import Router
 from inlay.router.stages import Step, plan
 from inlay.speech import Speech
@@ -20,8 +16,6 @@ _SPEECH_POSITIONS = 3
 """Of a talker, behind the prompt: the beginning of its speech and one code."""
 _BYTES_PER_SAMPLE = 8
 """Of sound while it is answered: as it comes from the worker, as 16 bits, and in base64."""
-_UNKNOWN = 0xFFFFFFFF
-"""Length in the header of a WAV file that is sent while it is made."""
 
 
 def speaks(card: ModelCard) -> bool:
@@ -134,29 +128,4 @@ class Speaker:
         return codes * self.card.samples_per_code * _BYTES_PER_SAMPLE
 
 
-def pcm16(data: Buffer) -> bytes:
-    """Return float32 samples in [-1, 1] as 16 bits, little endian."""
-    samples = np.frombuffer(data.view, np.float32)
-    return np.rint(32767 * samples.astype(np.float64)).astype("<i2").tobytes()
-
-
-def wav_header(rate: int, num_bytes: int | None) -> bytes:
-    """Return the header of a WAV file of 16 bit samples of one channel.
-
-    Args:
-        rate: samples a second.
-        num_bytes: of all samples; None where they are not known yet: readers go on to the end.
-    """
-    riff, data = (_UNKNOWN, _UNKNOWN) if num_bytes is None else (36 + num_bytes, num_bytes)
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        *(b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16, b"data", data),
-    )
-
-
-def wav(samples: bytes, rate: int) -> bytes:
-    """Return a WAV file of 16 bit samples of one channel."""
-    return wav_header(rate, len(samples)) + samples
-
-
-__all__ = ["Speaker", "pcm16", "speaks", "wav", "wav_header"]
+__all__ = ["Speaker", "speaks"]

@@ -8,13 +8,14 @@ import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.parts import in_content
+from inlay.api.openai.first_model import first_that
 from inlay.api.openai.schema.speech import SpeechRequest, VoiceId
+from inlay.api.openai.sound_files import FORMATS, SoundFile, SoundFormat
 from inlay.api.openai.speaking import Speaker, speaks
 from inlay.api.openai.speech_prompt import SpokenPrompt, spoken_prompt
 from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
@@ -30,7 +31,8 @@ from inlay.request import Input, Request, Sampling, Task
 from inlay.router.stages import admitted, walk
 
 _decoder = msgspec.json.Decoder(SpeechRequest)
-_FORMATS = ("wav", "pcm")
+_DEFAULT = "mp3"
+"""Format where none is named, as OpenAI's."""
 
 
 async def speech(call: Call) -> None:
@@ -38,11 +40,15 @@ async def speech(call: Call) -> None:
     incoming = await read_request(call, _decoder, _sources_in)
     request = incoming.parsed.request
     check_unserved(request)
-    kind = _kind(request)
+    format_ = _format(request)
+    kind = _kind(request, FORMATS[format_])
     _check_priority(call, request)
     server = call.server
     speaker = Speaker.of(server.router, pipeline_of(server, request.model), reads=True)
     voice = _voice(request.voice, speaker)
+    rate = speaker.card.sample_rate
+    file = SoundFile(server, format_, rate, "response_format", whole=kind is File)
+    answer: Answer = kind(call, file)
     prompt = await _read(call, incoming, request, speaker)
     del incoming
     codes = speaker.codes(prompt.before, "instructions", request.max_new_tokens)
@@ -50,7 +56,6 @@ async def speech(call: Call) -> None:
     call.reservation.grow(speaker.num_bytes(codes))
     call.ending.enter_context(admitted(server.router, speaker.steps, call.client))
     make = _Requests(call, request, speaker, prompt, voice, codes).make
-    answer: Answer = kind(call, speaker, _format(request))
     try:
         async with RequestScope(server.inflight, call.receive, call.take_clock()):
             await server.awake(speaker.steps[0].model, Task.GENERATE)
@@ -79,7 +84,7 @@ def _sources_in(request: SpeechRequest) -> list[Source]:
     ]
 
 
-def _kind(request: SpeechRequest) -> type[Answer]:
+def _kind(request: SpeechRequest, format_: SoundFormat) -> type[Answer]:
     """Return the form of the answer. Raises `InvalidRequestError`."""
     if request.stream is False and request.stream_format is not None:
         raise InvalidRequestError(
@@ -88,22 +93,18 @@ def _kind(request: SpeechRequest) -> type[Answer]:
         )
     named = request.stream_format or ("sse" if request.stream else None)
     if named is None:
-        pieces = request.stream is None and _format(request) == "pcm"
-        return Pieces if pieces else File
+        return Pieces if request.stream is None and format_.streamed else File
     return Events if named == "sse" else Pieces
 
 
-def _format(request: SpeechRequest) -> Literal["wav", "pcm"]:
-    found = request.response_format
-    if found is None or found == "wav":
-        return "wav"
-    if found == "pcm":
-        return "pcm"
-    raise InvalidRequestError(
-        f"response_format is {shown_value(found)}; allowed: {', '.join(_FORMATS)}, as nothing is "
-        "compressed here",
-        param="response_format",
-    )
+def _format(request: SpeechRequest) -> str:
+    found = _DEFAULT if request.response_format is None else request.response_format
+    if found not in FORMATS:
+        raise InvalidRequestError(
+            f"response_format is {shown_value(found)}; allowed: {', '.join(FORMATS)}",
+            param="response_format",
+        )
+    return found
 
 
 def _check_priority(call: Call, request: SpeechRequest) -> None:
@@ -119,20 +120,18 @@ def pipeline_of(server: Server, name: str | None) -> ModelCard:
     """Return the card of the pipeline that speaks, as clients see it; of the first without a name.
 
     Raises:
-        InvalidRequestError: the model does not speak, or is an adapter.
+        InvalidRequestError: the model, or any, does not speak, or is an adapter.
         InlayError: as `Server.model`.
     """
     if name is None:
-        cards = [card for card in server.router.models() if not card.is_inner and speaks(card)]
-        card = cards[0] if cards else server.card(None)
-    else:
-        card, adapter = server.model(name)
-        if adapter is not None:
-            raise InvalidRequestError(
-                f"The model `{name}` is an adapter of `{card.name}`: texts are read by the model "
-                "itself. Ask for that.",
-                param="model",
-            )
+        return first_that(server, speaks, "speaks")
+    card, adapter = server.model(name)
+    if adapter is not None:
+        raise InvalidRequestError(
+            f"The model `{name}` is an adapter of `{card.name}`: texts are read by the model "
+            "itself. Ask for that.",
+            param="model",
+        )
     if card.is_inner or not speaks(card):
         raise InvalidRequestError(
             f"The model `{card.name}` does not speak. This route needs a pipeline with audio "

@@ -8,7 +8,7 @@ import pybase64
 from inlay.api.openai.schema.failure import StreamFailure
 from inlay.api.openai.schema.images import StageUsage
 from inlay.api.openai.schema.speech import SpeechDelta, SpeechDone, SpeechUsage
-from inlay.api.openai.speaking import Speaker, pcm16, wav_header
+from inlay.api.openai.sound_files import SoundFile
 from inlay.errors import InlayError
 from inlay.http.server import Call
 from inlay.http.sse import EventStream, Framing, data_event
@@ -19,8 +19,6 @@ from inlay.router.stages import StageOutput
 _FRAMING = Framing(data_event, b"")
 """OpenAI's of these events: without names, and nothing after the last."""
 
-Format = Literal["wav", "pcm"]
-
 
 class Answer(Protocol):
     """An answer in the making."""
@@ -30,7 +28,7 @@ class Answer(Protocol):
         """True once its status has been sent."""
         ...
 
-    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None: ...
+    def __init__(self, call: Call, file: SoundFile) -> None: ...
 
     async def take(self, sound: Buffer) -> None:
         """Take a piece of the sound, float32."""
@@ -49,13 +47,8 @@ class Answer(Protocol):
         ...
 
 
-async def _samples(call: Call, sound: Buffer) -> bytes:
-    """Return sound as 16 bit samples; much of it is converted in a thread."""
-    return await call.server.prepare(len(sound), pcm16, sound)
-
-
-def _media_type(format_: Format) -> tuple[bytes, bytes]:
-    return (b"content-type", f"audio/{format_}".encode())
+def _media_type(file: SoundFile) -> tuple[bytes, bytes]:
+    return (b"content-type", file.format.media_type)
 
 
 class File:
@@ -63,14 +56,12 @@ class File:
 
     started = False
 
-    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None:
-        self._call, self._format = call, format_
-        self._rate = speaker.card.sample_rate
-        self._pieces: list[bytes] = []
+    def __init__(self, call: Call, file: SoundFile) -> None:
+        self._call, self._file = call, file
 
     async def take(self, sound: Buffer) -> None:
         """As `Answer`."""
-        self._pieces.append(await _samples(self._call, sound))
+        await self._file.add(sound)
 
     def end(self, output: StageOutput) -> None:
         """As `Answer`."""
@@ -81,23 +72,20 @@ class File:
 
     async def finish(self) -> None:
         """As `Answer`."""
-        size = sum(map(len, self._pieces))
-        header = wav_header(self._rate, size) if self._format == "wav" else b""
-        body = await self._call.server.prepare(size, b"".join, [header, *self._pieces])
-        await self._call.bytes(body, _media_type(self._format))
+        await self._call.bytes(await self._file.end(), _media_type(self._file))
 
 
 class Pieces:
-    """A file whose pieces are sent as they are made; a WAV's header does not know its length."""
+    """A file whose pieces are sent as they are made; its header does not know its length."""
 
-    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None:
-        self._call, self._format = call, format_
-        self._rate = speaker.card.sample_rate
+    def __init__(self, call: Call, file: SoundFile) -> None:
+        self._call, self._file = call, file
         self.started = False
 
     async def take(self, sound: Buffer) -> None:
         """As `Answer`."""
-        await self._write(await _samples(self._call, sound), more=True)
+        if piece := await self._file.add(sound):
+            await self._write(piece, more=True)
 
     def end(self, output: StageOutput) -> None:
         """As `Answer`."""
@@ -108,25 +96,23 @@ class Pieces:
 
     async def finish(self) -> None:
         """As `Answer`."""
-        await self._write(b"", more=False)
+        await self._write(await self._file.end(), more=False)
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         send = self._call.send
         if not self.started:
             self.started = True
-            headers = [_media_type(self._format)]
+            headers = [_media_type(self._file)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            data = (wav_header(self._rate, None) if self._format == "wav" else b"") + data
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 class Events:
     """Events in OpenAI's form, with pieces of the file and then usage."""
 
-    def __init__(self, call: Call, speaker: Speaker, format_: Format) -> None:
-        self._call = call
+    def __init__(self, call: Call, file: SoundFile) -> None:
+        self._call, self._file = call, file
         self._stream = EventStream(call.send, _FRAMING)
-        self._header = wav_header(speaker.card.sample_rate, None) if format_ == "wav" else b""
         self._end: StageOutput | None = None
 
     @property
@@ -136,9 +122,8 @@ class Events:
 
     async def take(self, sound: Buffer) -> None:
         """As `Answer`."""
-        header, self._header = self._header, b""
-        event = await self._call.server.prepare(len(sound), _delta, header, sound)
-        await self._stream.write([event])
+        if piece := await self._file.add(sound):
+            await self._stream.write([await self._event(piece)])
 
     def end(self, output: StageOutput) -> None:
         """As `Answer`."""
@@ -153,16 +138,20 @@ class Events:
     async def finish(self) -> None:
         """As `Answer`."""
         events: list[msgspec.Struct | bytes] = []
+        if piece := await self._file.end():
+            events.append(await self._event(piece))
         if self._end is not None:
             reason: Literal["stop", "length"] = "length" if self._end.limited else "stop"
             events.append(SpeechDone(usage=_usage(self._end), finish_reason=reason))
         await self._stream.finish(events)
 
+    async def _event(self, piece: bytes) -> bytes:
+        return await self._call.server.prepare(len(piece), _delta, piece)
 
-def _delta(header: bytes, sound: Buffer) -> bytes:
+
+def _delta(piece: bytes) -> bytes:
     """Return the event of a piece, encoded."""
-    audio = pybase64.b64encode_as_string(header + pcm16(sound))
-    return data_event(SpeechDelta(audio=audio))
+    return data_event(SpeechDelta(audio=pybase64.b64encode_as_string(piece)))
 
 
 def _usage(end: StageOutput) -> SpeechUsage:

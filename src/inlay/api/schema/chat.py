@@ -13,7 +13,7 @@ class AudioOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         voice: one of the model's.
-        format: "wav" or "pcm16"; of a stream "pcm16".
+        format: "mp3", "opus", "flac", "wav" or "pcm16"; of a stream "pcm16".
     """
 
     voice: str

@@ -8,20 +8,23 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from inlay.api.generation.generation import Generation
-from inlay.api.openai.speaking import Speaker, pcm16, speaks, wav
+from inlay.api.openai.sound_files import FORMATS, SoundFile
+from inlay.api.openai.speaking import Speaker, speaks
 from inlay.api.openai.stage_request import stage_request
 from inlay.api.schema.chat import ChatRequest
-from inlay.card import AudioCard, ModelCard
+from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
-from inlay.prompt import Buffer
 from inlay.request import Input, Request, Task, Usage
 from inlay.router.making import Making
 from inlay.router.stages import admitted, walk
 
 _WAITING = 16
 """Pieces of sound that wait for the response before the last stage's stream is read on."""
+_PCM = "pcm16"
+_FORMATS = (*(name for name in FORMATS if name != "pcm"), _PCM)
+"""Formats by the names that chats have for them."""
 _NOT_WITH_AUDIO = ("logprobs", "tools", "response_format", "structured_outputs", "stop")
 """Fields of what is shown with text. Behind a stop string the talker would go on to hear."""
 
@@ -31,7 +34,6 @@ class ChatAudio:
 
     Attributes:
         id: of the sound.
-        format: "wav" or "pcm16".
         model: card of the language model.
         usages: of the stages that have ended, by name.
         limited: the sound ends where the talker may make no more of it.
@@ -66,7 +68,9 @@ class ChatAudio:
         # With rows of an adapter, which stand before every prompt.
         positions = generation.usage().prompt_tokens
         codes = speaker.codes(positions, "messages")
-        self.format, voice = _options(request, speaker)
+        kind, voice = _options(request, speaker)
+        rate, whole = speaker.card.sample_rate, not request.stream
+        self._file = SoundFile(call.server, kind, rate, "audio.format", whole=whole)
         params = speaker.params(
             voice, prompt_tokens=positions, seed=asked.sampling.seed, max_tokens=codes
         )
@@ -84,7 +88,6 @@ class ChatAudio:
         self.model = model
         self.usages: Mapping[str | None, Usage] = {}
         self.limited = False
-        self._card: AudioCard = speaker.card
         self._call = call
         self._steps = speaker.steps
         self._making = choice.kept
@@ -107,7 +110,8 @@ class ChatAudio:
                     self.usages, self.limited = found.usages, bool(found.limited)
                     for payload in found.payloads:
                         if payload.port == "audio":
-                            await self._pieces.put(await self._samples(payload.data))
+                            await self._put(await self._file.add(payload.data))
+            await self._put(await self._file.end())
         except Exception as error:
             self._making.give_up(error)
             raise
@@ -116,18 +120,19 @@ class ChatAudio:
             if not self._pieces.full():
                 self._pieces.put_nowait(None)
 
-    async def _samples(self, sound: Buffer) -> bytes:
-        return await self._call.server.prepare(len(sound), pcm16, sound)
+    async def _put(self, piece: bytes) -> None:
+        if piece:
+            await self._pieces.put(piece)
 
     def ready(self) -> bytes:
-        """Return the sound that has come since it was last asked for, as 16 bit samples."""
+        """Return what has come of the file since it was last asked for."""
         found = []
         while not self._pieces.empty():
             found.append(self._pieces.get_nowait() or b"")
         return b"".join(found)
 
     async def next(self) -> bytes | None:
-        """Return further sound once there is some; None at its end.
+        """Return what the file goes on with once there is some; None at its end.
 
         Raises:
             InlayError: as `inlay.router.stages.walk`.
@@ -138,10 +143,6 @@ class ChatAudio:
                 return piece + self.ready()
         await self._speaking
         return None
-
-    def file(self, samples: bytes) -> bytes:
-        """Return samples in the format that was asked for."""
-        return samples if self.format == "pcm16" else wav(samples, self._card.sample_rate)
 
 
 def audio_of(
@@ -164,14 +165,14 @@ def audio_of(
 
 
 def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:
-    """Return the format and the voice. Raises `InvalidRequestError`."""
+    """Return the format, as of `FORMATS`, and the voice. Raises `InvalidRequestError`."""
     asked = request.audio
     if asked is None:
         raise InvalidRequestError(
             'audio is missing; modalities ["text", "audio"] needs {"voice", "format"}',
             param="audio",
         )
-    allowed = ("pcm16",) if request.stream else ("wav", "pcm16")
+    allowed = _FORMATS[-1:] if request.stream else _FORMATS
     if asked.format not in allowed:
         raise InvalidRequestError(
             f"audio.format is {shown_value(asked.format)}; allowed"
@@ -179,7 +180,7 @@ def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:
             param="audio.format",
         )
     speaker.check_voice(asked.voice, "audio.voice")
-    return asked.format, asked.voice
+    return "pcm" if asked.format == _PCM else asked.format, asked.voice
 
 
 __all__ = ["ChatAudio", "audio_of"]

@@ -39,7 +39,7 @@ class AudioChatShape:
         self._generation = generation
         self._audio = audio
         self._written = ""
-        self._samples: list[bytes] = []
+        self._file: list[bytes] = []
         self._end: tuple[ChoiceState, ChoicePiece] | None = None
 
     def events(self, pieces: Pieces) -> list[Event]:
@@ -59,10 +59,10 @@ class AudioChatShape:
             events += self._sounded(choice, self._audio.ready())
         return events
 
-    def _sounded(self, choice: ChoiceState, samples: bytes) -> list[Event]:
-        if not samples:
+    def _sounded(self, choice: ChoiceState, piece: bytes) -> list[Event]:
+        if not piece:
             return []
-        data = pybase64.b64encode_as_string(samples)
+        data = pybase64.b64encode_as_string(piece)
         return [self._chunk(choice, AudioDelta(self._audio.id, data=data), "audio")]
 
     def _chunk(self, choice: ChoiceState, delta: AudioDelta, modality: str = "") -> ChatChunk:
@@ -75,13 +75,13 @@ class AudioChatShape:
         if stream is None:
             for piece in choice.pieces:
                 self._written += ParsedOutput.of(piece.output).content
-        while (samples := await self._audio.next()) is not None:
+        while (more := await self._audio.next()) is not None:
             if stream is None:
-                self._samples.append(samples)
+                self._file.append(more)
                 # Much of it is encoded in a thread.
-                self._generation.bulk += len(samples)
+                self._generation.bulk += len(more)
             else:
-                await stream.write(self._sounded(choice, samples))
+                await stream.write(self._sounded(choice, more))
 
     def closing_events(self) -> list[Event]:
         """As `ResponseShape`: the end of the sound and of the text, then usage."""
@@ -108,7 +108,7 @@ class AudioChatShape:
         """As `ResponseShape`: as OpenAI's, the text is the transcript of the sound."""
         found: ChatCompletion = self._text.response()
         (choice,) = found.choices
-        file = self._audio.file(b"".join(self._samples))
+        file = b"".join(self._file)
         sound = ChatAudioData(
             self._audio.id, pybase64.b64encode_as_string(file), self._written, found.created
         )

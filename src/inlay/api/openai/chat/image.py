@@ -17,6 +17,7 @@ from inlay.card import ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
+from inlay.prompt import Buffer
 from inlay.request import Task
 from inlay.router.making import Making
 from inlay.router.stages import admitted, plan, walk
@@ -66,8 +67,8 @@ class ChatImage:
         self._call = call
         self._writer = model.name
 
-    async def draw(self, choice: ChoiceState, text: str) -> str:
-        """Return the image of an answer's text as a data: URL.
+    async def draw(self, choice: ChoiceState, text: str) -> Buffer:
+        """Return the file of the image of an answer's text.
 
         Raises:
             InvalidRequestError: the answer calls a tool, or is empty: there is nothing to draw.
@@ -82,9 +83,13 @@ class ChatImage:
             async for found in outputs:
                 for payload in found.payloads:
                     if payload.port == "image":
-                        data = pybase64.b64encode_as_string(payload.data.view)
-                        return f"data:image/{self._params.image_format};base64,{data}"
+                        return payload.data
         raise EngineError(f"the stage {self.stage} ended without an image")
+
+    def url(self, file: Buffer) -> str:
+        """Return a file of `draw` as a data: URL."""
+        data = pybase64.b64encode_as_string(file.view)
+        return f"data:image/{self._params.image_format};base64,{data}"
 
 
 def image_of(call: Call, request: ChatRequest, model: ModelCard, id_: str) -> ChatImage | None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
-from inlay.api.generation.generation import Pieces
+from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.openai.chat.image import ChatImage
 from inlay.api.openai.chat.shape import ChatShape
 from inlay.api.openai.schema.chat import (
@@ -15,7 +15,9 @@ from inlay.api.openai.schema.chat import (
     TextOutputPart,
 )
 from inlay.errors import InlayError
-from inlay.http.sse import Event, EventStream
+from inlay.http.server import Call
+from inlay.http.sse import Event, EventStream, data_event
+from inlay.prompt import Buffer
 from inlay.render import ParsedOutput
 
 
@@ -23,16 +25,22 @@ class ImageChatShape:
     """A `ChatShape` whose end waits for the image.
 
     Args:
+        call: of the client.
         text: shape of the text.
+        generation: of the text.
         image: what is drawn of it.
     """
 
-    def __init__(self, text: ChatShape, image: ChatImage) -> None:
+    def __init__(
+        self, call: Call, text: ChatShape, generation: Generation, image: ChatImage
+    ) -> None:
+        self._call = call
         self._text = text
+        self._generation = generation
         self._image = image
         self._written = ""
         self._end: tuple[ChoiceState, ChoicePiece] | None = None
-        self._part: ImagePart | None = None
+        self._file: Buffer | None = None
 
     def events(self, pieces: Pieces) -> list[Event]:
         """As `ResponseShape`; the end of the text is kept back."""
@@ -50,12 +58,21 @@ class ImageChatShape:
         if stream is None:
             for piece in choice.pieces:
                 self._written += ParsedOutput.of(piece.output).content
-        url = await self._image.draw(choice, self._written)
-        self._part = ImagePart(ImageUrl(url))
-        if stream is not None:
-            shown = ChatChunkChoice(choice.index, ChatDelta(content=[self._part]))
-            event = self._text.chunk(shown, modality="image", stage=self._image.stage)
-            await stream.write([event])
+        file = await self._image.draw(choice, self._written)
+        if stream is None:
+            self._file = file
+            # A large one is encoded in a thread.
+            self._generation.bulk += len(file)
+        else:
+            await stream.write([await self._call.server.prepare(len(file), self._event, file)])
+
+    def _event(self, file: Buffer) -> bytes:
+        (choice,) = self._text.choices
+        shown = ChatChunkChoice(choice.index, ChatDelta(content=[self._part(file)]))
+        return data_event(self._text.chunk(shown, modality="image", stage=self._image.stage))
+
+    def _part(self, file: Buffer) -> ImagePart:
+        return ImagePart(ImageUrl(self._image.url(file)))
 
     def closing_events(self) -> list[Event]:
         """As `ResponseShape`: the end of the text, then its usage."""
@@ -69,10 +86,10 @@ class ImageChatShape:
     def response(self) -> msgspec.Struct:
         """As `ResponseShape`: the message has the text and the image as parts."""
         found: ChatCompletion = self._text.response()
-        if self._part is None:
+        if self._file is None:
             return found
         (choice,) = found.choices
-        parts = [TextOutputPart(self._written), self._part]
+        parts = [TextOutputPart(self._written), self._part(self._file)]
         message = msgspec.structs.replace(choice.message, content=parts)
         choices = [msgspec.structs.replace(choice, message=message)]
         return msgspec.structs.replace(found, choices=choices)

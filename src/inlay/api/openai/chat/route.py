@@ -51,5 +51,5 @@ async def chat_completions(call: Call) -> None:
     if image is None:
         await respond(call, request, asked.model, asked.generation, shape, fields)
         return
-    drawn = ImageChatShape(shape, image)
+    drawn = ImageChatShape(call, shape, asked.generation, image)
     await respond(call, request, asked.model, asked.generation, drawn, fields, rest=drawn.draw)

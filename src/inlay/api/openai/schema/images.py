@@ -22,7 +22,7 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
             always with `prompt_embeds`.
         negative_prompt_embeds: as `prompt_embeds`, in the place of `negative_prompt`. Refused where
             the model takes none.
-        model: served name; when absent the first pipeline, which must make images.
+        model: served name; when absent the first model that makes images.
         n: number of images, 1 to 10; 1 when absent, and 1 alone in a stream.
         size: "WIDTHxHEIGHT" in pixels, multiples of what the model needs; the model's own when
             absent or "auto".

@@ -29,10 +29,10 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
         voice: one of the model's, by name or as `{"id": name}`; its first when absent.
         instructions: the user's message to which `input` is the answer, as text or as parts: how it
             is to be spoken. A short one that asks to read aloud when absent.
-        response_format: "wav" or "pcm", which is 16 bits, little endian, one channel; "wav" when
-            absent.
+        response_format: "mp3" (as when absent), "opus", "flac", "wav", or "pcm", which is 16 bits,
+            little endian; of one channel.
         stream_format: "audio": the file piece by piece, while it is made; "sse": server-sent
-            events. When absent, "audio" for "pcm", and one whole file for "wav".
+            events. When absent, "audio" for "mp3", "opus" and "pcm", and one whole file for others.
         stream: as vLLM-Omni's: true is `stream_format` "sse" where that is absent; false is one
             whole file, and refused beside it.
         seed: of the sound; a random one when absent.
