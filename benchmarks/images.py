@@ -5,9 +5,10 @@
 
 Inputs are those of Qwen2.5-VL's processor for JPEG files of 1024 x 1024 pixels: 23 MB of patches
 each. inlay reads the header, decodes and preprocesses as its workers do; transformers is Pillow and
-the same processor; vLLM, in the Python that `BENCH_VLLM` names, is its image reader and its
-multimodal processor without the cache. They take turns in one run; times are each process's own CPU
-time for one image, one thread, and the table has the best round of each.
+its processor with Pillow's backend; vLLM, in the Python that `BENCH_VLLM` names, is its image
+reader and its multimodal processor without the cache. They take turns in one run, each in its own
+process; times are a process's own CPU time for one image, one thread, and the table has the best
+round of each.
 
 First tokens are those of a server with a small LLaVA: 576 rows of an image between 40 and 8 tokens,
 sent as a file, by reference, and as as many token ids, all of them cached. Times are of whole
@@ -25,6 +26,7 @@ import shutil
 import statistics
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -44,7 +46,7 @@ from tests.vision_models import vision
 from benchmarks import _images
 from inlay.digest import Secret
 from inlay.engine.pictures import decode
-from inlay.engine.torch.media.processing import ImageProcessor
+from inlay.engine.torch.media.readers import processor_of
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.image import read_image_header
@@ -90,7 +92,7 @@ def inlay(directory: Path) -> Callable[[bytes], object]:
     spec = spec_of(directory)
     assert spec is not None
     settings = spec.processor_settings(None)
-    process = ImageProcessor(directory, hf.AutoConfig.from_pretrained(directory))
+    process = processor_of(directory, hf.AutoConfig.from_pretrained(directory), spec)
 
     def run(data: bytes) -> object:
         return process(decode(memoryview(data), read_image_header(data)), settings)
@@ -141,29 +143,29 @@ def preprocessing(folder: Path, rounds: int) -> None:
     files.mkdir()
     read = [path.read_bytes() for path in pictures(files)]
     directory = qwen(folder)
-    ours, theirs = inlay(directory), _images.transformers(directory)
-    same = torch.equal(ours(read[0])["pixel_values"], theirs(read[0])["pixel_values"])  # type: ignore[index]
-    vllm = os.environ.get("BENCH_VLLM")
+    ours = inlay(directory)
+    ours(read[0])
+    peers = [("transformers", sys.executable, "transformers")]
+    if vllm := os.environ.get("BENCH_VLLM"):
+        peers += [("transformers there", vllm, "transformers"), ("vllm", vllm, "vllm")]
     with ExitStack() as undo:
         contenders: dict[str, Callable[[], float]] = {
-            "inlay": lambda: _images.milliseconds(ours, read),
-            "transformers": lambda: _images.milliseconds(theirs, read),
+            "inlay": lambda: _images.milliseconds(ours, read)
         }
-        if vllm:
-            for name in ("transformers", "vllm"):
-                peer = Peer(vllm, name, directory, files)
-                undo.callback(peer.close)
-                try:
-                    peer.round()
-                except PeerEndedError as error:
-                    print(f"\n{error}")
-                    continue
-                contenders[name if name == "vllm" else "transformers there"] = peer.round
+        for shown, python, name in peers:
+            peer = Peer(python, name, directory, files)
+            undo.callback(peer.close)
+            try:
+                peer.round()
+            except PeerEndedError as error:
+                print(f"\n{error}")
+                continue
+            contenders[shown] = peer.round
         taken: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(rounds):
             for name, contender in contenders.items():
                 taken[name].append(contender())
-    print(f"\n{len(read)} JPEG files of {SIDE} x {SIDE}; inputs equal to the bit: {same}")
+    print(f"\n{len(read)} JPEG files of {SIDE} x {SIDE}")
     best = min(taken["inlay"])
     print(f"{'':20}{'CPU ms':>10}{'images/s':>10}{'over inlay':>12}")
     for name, values in taken.items():

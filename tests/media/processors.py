@@ -414,7 +414,7 @@ def llama4_pixels(
 ) -> torch.Tensor:
     """The tiles of RGB pictures, by transformers' code over torch's operations for torchvision's.
 
-    `tests/engines/vllm/test_llama4_pixels.py` compares with torchvision where that is installed.
+    `tests/engines/vllm/test_pixels.py` compares with torchvision where that is installed.
     """
 
     def resize(pixels: torch.Tensor, size: SizeDict, resample: object) -> torch.Tensor:

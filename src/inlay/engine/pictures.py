@@ -104,6 +104,9 @@ def _in_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
+    if image.mode == "RGB":  # `convert` would copy it
+        image.load()
+        return image
     return image.convert("RGB")
 
 

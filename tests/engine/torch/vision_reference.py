@@ -5,11 +5,13 @@ A prompt is a list of token ids and items: `Picture`s, `Sound`s or `Clip`s. A ca
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import soundfile
@@ -17,7 +19,14 @@ import torch
 import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import AutoConfig, AutoImageProcessor, GenerationConfig
+from torch.nn import functional
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    GenerationConfig,
+    image_processing_backends,
+)
+from transformers.models.gemma4 import image_processing_pil_gemma4
 
 from inlay.digest import Secret, media_digest
 from inlay.media.families import spec_of
@@ -129,6 +138,42 @@ def processor_of(directory: Path) -> Any:
     return AutoImageProcessor.from_pretrained(directory, backend="pil")
 
 
+_MODES = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def resize(image: Any, size: tuple[int, int], resample: int, **_: Any) -> Any:
+    """torchvision's operation, for uint8 [3, height, width]."""
+    pixels_ = torch.from_numpy(np.array(image))[None]
+    return functional.interpolate(pixels_, size, mode=_MODES[resample], antialias=True)[0].numpy()
+
+
+def rescale(image: Any, scale: float, **_: Any) -> Any:
+    """torchvision's operation, for uint8 [3, height, width] that are not normalised."""
+    return (torch.from_numpy(np.array(image)) * scale).numpy()
+
+
+def normalize(image: Any, mean: Any, std: Any, **_: Any) -> Any:
+    """torchvision's operation, for uint8 [3, height, width] that were not rescaled."""
+    values = torch.from_numpy(np.array(image)).float()
+    by = [(torch.tensor(each) * 255.0).view(3, 1, 1) for each in (mean, std)]
+    return ((values - by[0]) / by[1]).numpy()
+
+
+def as_torchvision(processor: Any, images: Any, **settings: Any) -> Any:
+    """The output of a processor of Pillow's backend that takes torchvision's steps.
+
+    `tests/engines/vllm/test_pixels.py` compares with torchvision where that is installed.
+    """
+    with ExitStack() as undo:
+        for module in (image_processing_backends, image_processing_pil_gemma4):
+            name = "np_resize" if hasattr(module, "np_resize") else "resize"
+            undo.enter_context(patch.object(module, name, resize))
+        kept = rescale if not processor.do_normalize else lambda image, **_: image
+        undo.enter_context(patch.object(image_processing_backends, "np_rescale", kept))
+        undo.enter_context(patch.object(image_processing_backends, "np_normalize", normalize))
+        return processor(images=images, return_tensors="pt", **settings)
+
+
 def pixels(family: str, pictures: Sequence[Picture], **settings: Any) -> dict[str, Tensor]:
     """The processor's output for some pictures together, with `settings` beside its own."""
     images = [picture.image for picture in pictures]
@@ -141,8 +186,8 @@ def pixels(family: str, pictures: Sequence[Picture], **settings: Any) -> dict[st
         "mistral3": {"patch_size": 2 * PATCH},
         "internvl": {"crop_to_patches": True},
     }
-    found = processor_of(vision(family))(
-        images=nested, return_tensors="pt", **{**joint.get(family, {}), **settings}
+    found = as_torchvision(
+        processor_of(vision(family)), nested, **{**joint.get(family, {}), **settings}
     )
     keys = (
         "pixel_values", "image_sizes", "image_grid_thw", "image_position_ids",
@@ -172,23 +217,21 @@ def spectra(case: str, sounds: Sequence[Sound]) -> dict[str, Tensor]:
 
 
 def patches(case: str, clips: Sequence[Clip]) -> dict[str, Any]:
-    """Frames resized by Pillow, cut into patches by transformers' own function."""
+    """Frames resized as by torchvision, cut into patches by transformers' own function."""
     module = "qwen2_vl" if case.startswith("qwen2") else "qwen3_vl"
     module = "glm4v" if case.startswith("glm") else module
     cut = from_source(f"{module}/video_processing_{module}.py", "patchify", torch=torch)["patchify"]
     found, grids, seconds = [], [], []
-    mean, std = (
-        torch.tensor(VIDEO_SETTINGS[name]).view(3, 1, 1) for name in ("image_mean", "image_std")
-    )
+    mean, std = (VIDEO_SETTINGS[name] for name in ("image_mean", "image_std"))
     for clip in clips:
         laid, _ = _laid_video(case, clip)
         height, width = laid.size
         frames = [
-            np.asarray(picture.image.resize((width, height), Image.Resampling.BICUBIC))
+            resize(np.asarray(picture.image).transpose(2, 0, 1), (height, width), 3)
             for picture in clip.pictures
         ]
-        pixels_ = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2) / 255
-        flat, *grid = cut(None, ((pixels_ - mean) / std)[None], 4, 2, 2)
+        pixels_ = torch.from_numpy(np.stack([normalize(frame, mean, std) for frame in frames]))
+        flat, *grid = cut(None, pixels_[None], 4, 2, 2)
         found.append(flat[0])
         grids.append(grid)
         seconds.append(2 / clip.fps)

@@ -1,7 +1,7 @@
 """Prompts with images for vLLM, and what transformers makes of them.
 
-Pictures are made into a tower's inputs by transformers' processors with the torchvision backend, as
-vLLM does; the other backend's pixels differ by up to 0.03.
+Pictures are made into a tower's inputs by transformers' processors with the torchvision backend,
+as vLLM does.
 """
 
 import json

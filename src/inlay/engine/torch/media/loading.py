@@ -177,7 +177,9 @@ def media_encoder(
         InvalidRequestError: media of the model cannot be laid out or processed.
     """
     tower = None if body is None else Tower(body, hidden_size)
-    backend = (BACKEND, PIL.__version__, transformers.__version__, str(dtype))
+    backend = (
+        BACKEND, torch.__version__.partition("+")[0], PIL.__version__, transformers.__version__, str(dtype)
+    )  # fmt: skip
     spec = _spec_of(
         directory,
         weights_id=weights_id,

@@ -1,7 +1,8 @@
-"""Inputs of a tower from a picture, by transformers' image processors with their `pil` backend.
+"""Inputs of a tower from a picture, by transformers' image processors over torch's operations.
 
-The backends of a processor differ by up to 0.03 in a pixel, so one of them alone is used, and it is
-part of the encoder's identity.
+transformers' faster backend of them needs torchvision, whose operations on pixels are torch's. Here
+they take the place of Pillow's in the other backend. The two differ by up to two levels of 255 in a
+pixel, so that what resizes is part of the encoder's identity.
 """
 
 from pathlib import Path
@@ -15,14 +16,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoImageProcessor, PreTrainedConfig
 from transformers.image_processing_backends import PilBackend
+from transformers.image_transforms import get_resize_output_image_size, get_size_with_aspect_ratio
+from transformers.image_utils import ChannelDimension, SizeDict
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
+from inlay.engine.torch.media.pixels import Normalization, mode_of, resized
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.model_files import ModelFiles
 
 _Array = npt.NDArray[Any]
 
-BACKEND = "pil"
-"""Backend of the image processors."""
+BACKEND = "torch"
+"""Operations on pixels, for the identity of an encoder."""
 
 _INPUTS = (
     "pixel_values", "image_grid_thw", "image_sizes", "image_position_ids", "pixel_attention_mask",
@@ -48,7 +53,7 @@ class ImageProcessor:
         """
         try:
             self._process = AutoImageProcessor.from_pretrained(
-                directory, backend=BACKEND, local_files_only=True, trust_remote_code=False
+                directory, backend="pil", local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise InvalidRequestError(
@@ -56,12 +61,12 @@ class ImageProcessor:
             ) from error
         if not isinstance(self._process, PilBackend):
             raise InvalidRequestError(
-                f"{directory} has an image processor without a {BACKEND} backend "
+                f"{directory} has an image processor without a pil backend "
                 f"({type(self._process).__name__})"
             )
         self._nested = config.model_type in _IN_SAMPLES
         self._settings = _family_settings(directory, config)
-        _look_values_up(self._process)
+        _over_torch(self._process)
 
     def __call__(self, image: Image.Image, settings: dict[str, Any]) -> dict[str, Tensor]:
         """Return the inputs of the tower for one RGB image, with one image's first dimension.
@@ -75,34 +80,64 @@ class ImageProcessor:
         return {name: torch.as_tensor(found[name]) for name in _INPUTS if name in found}
 
 
-def _look_values_up(process: PilBackend) -> None:
-    """Have a processor normalise a picture of 8 bits by a table of its 256 values.
+class _TorchSteps(PilBackend):  # type: ignore[misc]  # transformers has no types
+    """Steps of torch in place of Pillow's and numpy's, behind a family's own.
 
-    The values are those that the processor computes itself, to the bit, at a fifth of the cost.
+    Pixels stay 8-bit until they are normalised.
     """
-    if not (process.do_rescale and process.do_normalize):
-        return
-    rescale, normalize, factor = process.rescale, process.normalize, process.rescale_factor
-    every = np.tile(np.arange(256, dtype=np.uint8)[:, None], (3, 1, 1))
-    scaled = rescale(every, factor)
-    table = normalize(scaled, process.image_mean, process.image_std)[..., 0].astype(np.float32)
 
-    def kept(image: _Array, scale: float, **more: Any) -> _Array:
-        if image.dtype == np.uint8 and image.shape[0] == len(table) and scale == factor:
-            return image
-        scaled: _Array = rescale(image, scale, **more)
-        return scaled
+    def resize(self, image: _Array, size: SizeDict, resample: Any = None, **_: Any) -> _Array:
+        """Resize [3, H, W]."""
+        if size.height is not None and size.width is not None:
+            sides = (size.height, size.width)
+        elif size.longest_edge:
+            sides = get_size_with_aspect_ratio(
+                image.shape[1:], size.shortest_edge, size.longest_edge
+            )
+        else:
+            sides = get_resize_output_image_size(
+                image,
+                size=size.shortest_edge,
+                default_to_square=False,
+                input_data_format=ChannelDimension.FIRST,
+            )
+        mode = mode_of(Image.Resampling.BILINEAR if resample is None else resample)
+        return resized(torch.from_numpy(image), sides, mode).numpy()
 
-    def looked_up(image: _Array, mean: Any, std: Any, **more: Any) -> _Array:
-        if image.dtype != np.uint8:
-            other: _Array = normalize(image, mean, std, **more)
-            return other
-        found = np.empty(image.shape, np.float32)
-        for channel, values in enumerate(table):
-            np.take(values, image[channel], out=found[channel], mode="clip")
-        return found
+    def rescale(self, image: _Array, scale: float, **_: Any) -> _Array:
+        """Rescale, unless normalising will."""
+        return image if self.do_normalize else image * np.float32(scale)
 
-    process.rescale, process.normalize = kept, looked_up
+    def normalize(self, image: _Array, mean: Any, std: Any, **_: Any) -> _Array:
+        """Normalise [3, H, W], and rescale it first where the processor does."""
+        factor = self.rescale_factor if self.do_rescale else 1.0
+        return Normalization(factor, mean, std)(torch.from_numpy(image)).numpy()
+
+
+class _KeepsShape:
+    """Resizing of Gemma 4's processor, which calls Pillow by itself."""
+
+    def aspect_ratio_preserving_resize(
+        self,
+        image: _Array,
+        patch_size: int,
+        max_patches: int,
+        pooling_kernel_size: int,
+        resample: int,
+    ) -> _Array:
+        """Resize [3, H, W]."""
+        size = get_aspect_ratio_preserving_size(
+            *image.shape[1:], patch_size, max_patches, pooling_kernel_size
+        )
+        return resized(torch.from_numpy(image), size, mode_of(resample)).numpy()
+
+
+def _over_torch(process: PilBackend) -> None:
+    """Have a processor work by torch's operations."""
+    family = type(process)
+    before = (_KeepsShape,) if hasattr(family, "aspect_ratio_preserving_resize") else ()
+    # The steps come after the family's class, whose own ones call the next.
+    process.__class__ = type(family.__name__, (*before, family, _TorchSteps), {})
 
 
 def _family_settings(directory: Path, config: PreTrainedConfig) -> dict[str, Any]:

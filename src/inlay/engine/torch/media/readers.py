@@ -16,10 +16,12 @@ from transformers import AutoFeatureExtractor, PreTrainedConfig
 from inlay.engine.decoding import sized_image, sized_sound, sized_video
 from inlay.engine.pictures import decode, decode_frames
 from inlay.engine.sounds import decode_sound
+from inlay.engine.torch.media.patch_processing import PatchProcessor
 from inlay.engine.torch.media.processing import ImageProcessor
 from inlay.engine.torch.media.tile_processing import TileProcessor
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioGeometry
+from inlay.media.geometry import PatchGrid
 from inlay.media.model_files import ModelFiles
 from inlay.media.spec import MediaSpec
 from inlay.media.tiles import Chunks
@@ -84,43 +86,27 @@ class PictureReader:
 
 
 class FrameReader:
-    """Reads videos, for towers that see them as patches of two frames or more.
+    """Reads videos, for towers that see them as patches of two frames or more."""
 
-    A frame is resized by Pillow as images are (bicubic), where transformers needs torchvision.
-    """
-
-    def __init__(self, processor: Process, spec: MediaSpec, directory: Path) -> None:
-        if spec.video is None:
+    def __init__(self, spec: MediaSpec, directory: Path) -> None:
+        if spec.video is None or not isinstance(spec.image, PatchGrid):
             raise InvalidRequestError("this model takes no video")
-        self._processor = processor
         self._spec = spec
-        self._temporal = spec.video.temporal
         values = ModelFiles(directory).video.values
-        self._norm = {key: values[key] for key in ("image_mean", "image_std") if values.get(key)}
+        norm = {key: values[key] for key in ("image_mean", "image_std") if values.get(key)}
+        self._processor = PatchProcessor(directory, spec.image, norm)
 
     def plan(self, run: Media) -> Plan:
         """As `Reader.plan`."""
         data, sized = sized_video(run, self._spec)
-        height, width = sized.layout.size
         grid = sized.layout.grid
         assert grid is not None, "videos are laid out by a grid"
 
         def read() -> Inputs:
-            frames = decode_frames(data, sized.header)
-            small = (each.resize((width, height), Image.Resampling.BICUBIC) for each in frames)
-            patches: Tensor | None = None
-            for index, frame in enumerate(small):
-                # Every patch of an image holds it `temporal` times: one time of each is taken.
-                found = self._processor(frame, {"do_resize": False, **self._norm})["pixel_values"]
-                cut = found.reshape(len(found), 3, self._temporal, -1)
-                if patches is None:
-                    patches = cut.new_empty(grid[0], *cut.shape)
-                pair, time = divmod(index, self._temporal)
-                # The last frame fills up what is left of its patches.
-                patches[pair, :, :, time:] = cut[:, :, : self._temporal - time]
-            assert patches is not None, "a video has a frame"
             return {
-                "pixel_values_videos": patches.flatten(0, 1).flatten(1),
+                "pixel_values_videos": self._processor.patches(
+                    decode_frames(data, sized.header), grid
+                ),
                 "video_grid_thw": torch.tensor([grid]),
             }
 
@@ -176,6 +162,8 @@ def processor_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> 
     """Return what makes inputs of a model's images. Arguments and errors as of `readers_of`."""
     if isinstance(spec.image, Chunks):
         return TileProcessor(directory, spec.image)
+    if isinstance(spec.image, PatchGrid):
+        return PatchProcessor(directory, spec.image)
     return ImageProcessor(directory, config)
 
 
@@ -192,10 +180,9 @@ def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Re
     """
     found: dict[str, Reader] = {}
     if spec.image is not None:
-        processor = processor_of(directory, config, spec)
-        found["image"] = PictureReader(processor, spec)
+        found["image"] = PictureReader(processor_of(directory, config, spec), spec)
         if spec.video is not None:
-            found["video"] = FrameReader(processor, spec, directory)
+            found["video"] = FrameReader(spec, directory)
     if spec.audio is not None:
         found["audio"] = SoundReader(directory, spec)
     return found

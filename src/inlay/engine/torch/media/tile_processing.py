@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from inlay.errors import InvalidRequestError
+from inlay.engine.torch.media.pixels import mode_of, pixels_of, refuse_left_out_steps, resized
 from inlay.media.model_files import ModelFiles
 from inlay.media.tiles import Chunks
-
-_BILINEAR = int(Image.Resampling.BILINEAR)
 
 
 class TileProcessor:
@@ -40,23 +37,14 @@ class TileProcessor:
         """
         settings = ModelFiles(directory).image.over(
             {
-                "resample": _BILINEAR,
+                "resample": int(Image.Resampling.BILINEAR),
                 "rescale_factor": 1 / 255,
                 "image_mean": [0.5] * 3,
                 "image_std": [0.5] * 3,
             }
         )
-        skipped = [
-            name
-            for name in ("do_resize", "do_rescale", "do_normalize")
-            if settings.get(name) is False
-        ]
-        if skipped or settings.get("resample") != _BILINEAR:
-            raise InvalidRequestError(
-                f"the image processor has resample {settings.get('resample')} and leaves out "
-                f"{', '.join(skipped) or 'nothing'}; supported: resample {_BILINEAR} (bilinear) "
-                "with all steps"
-            )
+        refuse_left_out_steps(settings)
+        self._mode = mode_of(settings.get("resample"))
         self._geometry = geometry
         self._factor = settings.number("rescale_factor", 1 / 255)
         self._mean, self._std = (
@@ -74,15 +62,15 @@ class TileProcessor:
         if not geometry.largest:
             # A picture is enlarged up to one tile only.
             room = (min(max(height, tile), canvas[0]), min(max(width, tile), canvas[1]))
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        inside = _resized(pixels, _fitted((height, width), room))
+        pixels = pixels_of(image)
+        inside = resized(pixels, _fitted((height, width), room), self._mode)
         padding = (0, canvas[1] - inside.shape[2], 0, canvas[0] - inside.shape[1])
         whole = self._normalized(F.pad(inside, padding))
         lines, columns = canvas[0] // tile, canvas[1] // tile
         cut = whole.view(3, lines, tile, columns, tile).permute(1, 3, 0, 2, 4)
         tiles = cut.reshape(-1, 3, tile, tile)
         if len(tiles) > 1:
-            view = self._normalized(_resized(pixels, (tile, tile)))
+            view = self._normalized(resized(pixels, (tile, tile), self._mode))
             tiles = torch.cat([tiles, view[None]])
         return {"pixel_values": tiles}
 
@@ -98,11 +86,6 @@ def _fitted(size: tuple[int, int], room: tuple[int, int]) -> tuple[int, int]:
     if by_width < by_height:
         return max(1, min(math.floor(height * by_width), most_height)), most_width
     return most_height, max(1, min(math.floor(width * by_height), most_width))
-
-
-def _resized(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize uint8 [3, H, W] with a triangular filter."""
-    return F.interpolate(pixels[None], list(size), mode="bilinear", antialias=True)[0]
 
 
 __all__ = ["TileProcessor"]
