@@ -177,9 +177,8 @@ def media_encoder(
         InvalidRequestError: media of the model cannot be laid out or processed.
     """
     tower = None if body is None else Tower(body, hidden_size)
-    backend = (
-        BACKEND, torch.__version__.partition("+")[0], PIL.__version__, transformers.__version__, str(dtype)
-    )  # fmt: skip
+    torch_version = torch.__version__.partition("+")[0]  # CPUs' and GPUs' resize alike
+    backend = (BACKEND, torch_version, PIL.__version__, transformers.__version__, str(dtype))
     spec = _spec_of(
         directory,
         weights_id=weights_id,
