@@ -1,8 +1,8 @@
 """Processes of inlay that are forked where the libraries they use are imported already.
 
 Importing torch and transformers takes 3 s of CPU time, and tests start hundreds of processes. After
-`install`, `subprocess` has `python -m inlay.cli` and `python -m inlay.worker` forked by a *helper*
-that has imported them: a process with one thread, that has touched no GPU. All else is as of a
+`install`, `subprocess` has `python -m` of `_FORKED` forked by a *helper* that has imported them, and
+`multiprocessing` what it spawns: a process with one thread, that has touched no GPU. All else is as of a
 process that was started: it is its starter's child, and has the arguments, environment, directory,
 descriptors, session, signals and exit status it should have. A server has a helper of its own, for
 its workers.
@@ -12,6 +12,7 @@ function called first, as in a terminal, and where a test of the start itself as
 (`started`).
 """
 
+import _posixsubprocess
 import asyncio
 import atexit
 import ctypes
@@ -33,17 +34,24 @@ from typing import Any, NoReturn
 
 import msgspec
 
-_FORKED = ("inlay.cli", "inlay.worker")
-_WITH_WORKERS = (["serve"], ["worker"], ["demo"])
+_FORKED = (
+    *("inlay.cli", "inlay.worker"),
+    *("tests.engine.torch.page_giver", "tests.engine.torch.page_asker"),
+)
+_SPAWNED = "--multiprocessing-fork"
+"""The last word of a process that `multiprocessing` spawns."""
+_WITH_WORKERS = tuple(["inlay.cli", word] for word in ("serve", "worker", "demo"))
 """Commands that start workers."""
 _IMPORTED = (
     "inlay.cli.frontend",
     "inlay.cli.serve",
     "inlay.cli.worker",
+    "inlay.engine.diffusers.engine",
     "inlay.engine.echo",
     "inlay.engine.embed.engine",
     "inlay.engine.torch.engine",
     "inlay.engine.torch.loading",
+    "inlay.engine.torch.tensor_parallel.follower",
     "transformers.models.llama.modeling_llama",
 )
 _AT_START = (
@@ -57,11 +65,10 @@ _ABOVE = 500
 _SET_CHILD_SUBREAPER = 36
 """Of Linux's prctl."""
 
-_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+_fork_exec = _posixsubprocess.fork_exec
 
 
 class _Job(msgspec.Struct):
-    module: str
     words: list[str]
     environment: dict[str, str]
     directory: str
@@ -95,8 +102,8 @@ class _Helper:
         if variables is not None:
             environment = dict(os.fsdecode(each).split("=", 1) for each in variables)
         if (
-            words[:2] != [sys.executable, "-m"]
-            or words[2] not in _FORKED
+            words[:1] != [sys.executable]
+            or not (words[-1] == _SPAWNED or (words[1] == "-m" and words[2] in _FORKED))
             or not close_fds
             or any(value not in (None, -1) for value in rare)
             or _at_start(environment) != self._environment
@@ -105,7 +112,7 @@ class _Helper:
         passed = [fd for fd in keep if fd != errors]
         standard = [fd if fd >= 0 else own for own, fd in enumerate((stdin, stdout, stderr))]
         directory = os.fsdecode(cwd or Path.cwd())
-        job = _Job(words[2], words[3:], environment, directory, [0, 1, 2, *passed], bool(session))
+        job = _Job(words[1:], environment, directory, [0, 1, 2, *passed], bool(session))
         with self._lock, _adopting():
             answer = b""
             with suppress(ConnectionError):
@@ -149,7 +156,7 @@ def install(imported: Sequence[str] = _IMPORTED) -> None:
 @contextmanager
 def started() -> Iterator[None]:
     """Within it, processes of inlay are started as they are outside of tests."""
-    before = subprocess._fork_exec  # type: ignore[attr-defined]
+    before = _posixsubprocess.fork_exec
     _use(_fork_exec)
     try:
         yield
@@ -159,6 +166,7 @@ def started() -> Iterator[None]:
 
 def _use(fork_exec: Any) -> None:
     subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
+    _posixsubprocess.fork_exec = fork_exec
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -231,7 +239,7 @@ def _become(job: _Job, received: list[int], *kept: int) -> None:
     os.chdir(job.directory)
     os.environ.clear()
     os.environ.update(job.environment)
-    sys.argv[1:] = job.words
+    sys.argv[1:] = job.words[2:]
     sys.path[:1] = [] if _SAFE_PATH in os.environ else [job.directory]
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -239,9 +247,12 @@ def _become(job: _Job, received: list[int], *kept: int) -> None:
     gc.enable()
 
 
-def _run(module: str) -> NoReturn:
+def _run(option: str, program: str) -> NoReturn:
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if option == "-m":
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            exec(program)
         status = 0
     except SystemExit as end:
         if not isinstance(end.code, int | None):
@@ -300,7 +311,7 @@ def _main() -> NoReturn:
         raise RuntimeError("a process with several threads cannot be forked")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job, received = _forked(socket.socket(fileno=int(sys.argv[1])), to_kill=True)
-    if job.module == "inlay.cli" and job.words[:1] in _WITH_WORKERS:
+    if job.words[1:3] in _WITH_WORKERS:
         ours, theirs = _pair()
         if os.fork() == 0:
             _close_all_but(theirs.fileno())
@@ -316,7 +327,7 @@ def _main() -> NoReturn:
             _fork_workers(socket.socket(fileno=kept))
     else:
         _become(job, received)
-    _run(job.module)
+    _run(*job.words[:2])
 
 
 if __name__ == "__main__":

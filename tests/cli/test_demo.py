@@ -22,9 +22,8 @@ from inlay.cli import demo as demo_command
 from inlay.cli.demo import inputs_shown, question_shown
 from inlay.cli.process import Console
 from inlay.cli.settings import DemoSettings
+from tests import preloaded
 from tests.serving import free_port
-
-pytestmark = pytest.mark.usefixtures("started_processes")
 
 START_SECONDS = 180
 
@@ -150,13 +149,15 @@ def test_it_says_why_it_takes_another_port(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_ends_by_itself_when_asked_to() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "inlay.cli", "demo", "--no-keep-serving", "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    # Its processes import what they use, as outside of tests.
+    with preloaded.started():
+        done = subprocess.run(
+            [sys.executable, "-m", "inlay.cli", "demo", "--no-keep-serving", "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     assert done.returncode == 0, done.stderr
     assert "Try it:" in done.stdout
     # Between them, how long loading has taken, where it takes over a second.

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 PROMPT, NEGATIVE = "a red fox", "blurred"
-FIELDS = {"num_inference_steps": 3, "guidance_scale": 3.0, "seed": 7, "n": 2}
+FIELDS = {"size": "32x32", "num_inference_steps": 3, "guidance_scale": 3.0, "seed": 7, "n": 2}
 SLOW = pytest.mark.slow
 
 

@@ -215,13 +215,20 @@ def test_two_thousand_tokens_are_the_same_alone_in_a_batch_resumed_and_preempted
     ]
     found = outputs(engine, *requests, later=new)
     assert engine.stats().preemptions
+    rests = {}
     for number in NUMBERS:
         ids, logprobs, _ = alone(number, length)
         assert found[str(number)][:2] == (ids, logprobs)
         for cut in (640, 1500):
-            rest = make_request("rest", prompts()[number], length, prior_output=tuple(ids[:cut]))
-            again = outputs(core(max_num_batched_tokens=300), rest)["rest"]
-            assert again[:2] == (ids[cut:], logprobs[cut:])
+            rests[f"{number} from {cut}"] = (
+                make_request(
+                    f"{number} from {cut}", prompts()[number], length, prior_output=tuple(ids[:cut])
+                ),
+                (ids[cut:], logprobs[cut:]),
+            )
+    again = outputs(core(max_num_batched_tokens=300), *(rest for rest, _ in rests.values()))
+    for name, (_, expected) in rests.items():
+        assert again[name][:2] == expected
 
 
 def test_the_card_says_that_resuming_is_exact() -> None:

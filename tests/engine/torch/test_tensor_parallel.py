@@ -24,6 +24,7 @@ from inlay.engine.torch.tensor_parallel import commands
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Request
+from tests import preloaded
 from tests.embedding_models import tiny_embedding
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engine.torch.test_vision_engine import PARTS, prompt_of
@@ -127,6 +128,12 @@ async def test_drafts_images_and_bfloat16_are_divided_too() -> None:
 
 
 async def test_a_rank_that_dies_fails_the_engine_and_leaves_nothing() -> None:
+    # Its processes are started, as outside of tests.
+    with preloaded.started():
+        await _kill_a_rank()
+
+
+async def _kill_a_rank() -> None:
     async with started(tiny("llama")) as engine:
         (child,) = multiprocessing.active_children()
         assert child.pid is not None
