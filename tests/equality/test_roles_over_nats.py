@@ -194,7 +194,7 @@ async def test_a_prompt_whose_prefill_worker_dies_is_computed_elsewhere(
         assert shown(await read(stream)) == truth
 
 
-@pytest.mark.parametrize("model", ["windows", "latent", "images", "adapter"])
+@pytest.mark.parametrize("model", ["windows", "latent", "states", "images", "adapter"])
 async def test_so_are_those_of_other_models(
     nats_server: NatsServer, model: str, tmp_path: Path
 ) -> None:
@@ -204,6 +204,8 @@ async def test_so_are_those_of_other_models(
             config = settings(make("qwen3", tmp_path, **WINDOWED))
         case "latent":
             config = settings(tiny("deepseek_v3"))
+        case "states":
+            config = settings(tiny("qwen3_5_moe_text"))
         case "images":
             config = encode_reference.settings("llava", task="generate", enable_kv_fetch=True)
             prompt = prompt_of("llava", [ids(3, 30), Picture(5, 40, 56), ids(4, 50)])

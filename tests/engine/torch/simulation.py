@@ -14,7 +14,7 @@ from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.pages.cached import CachedPages
-from inlay.engine.torch.pages.copying import RecordShape
+from inlay.engine.torch.pages.copying import Part, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
@@ -86,7 +86,7 @@ class SlotCopier:
     """`PageCopier` of simulated pages."""
 
     def __init__(self, slots: list[list[object]], limits: EngineLimits) -> None:
-        self.shape = RecordShape("simulated", torch.float32, (1,) * len(limits.windows))
+        self.shape = RecordShape("simulated", ((Part(torch.uint8, 1),),) * len(limits.windows))
         self._slots = slots
 
     def write(self, group: int, page_ids: Iterable[int], data: "npt.NDArray[np.object_]") -> None:

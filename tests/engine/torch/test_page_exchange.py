@@ -133,6 +133,9 @@ def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "QUESTION_BYTES", 1)
 
 
+STATES = {"qwen3_next": "float32", "qwen3_5_text": "bfloat16", "qwen3_5_moe_text": "float32"}
+"""Models with recurrent layers."""
+
 WINDOWED: dict[str, Any] = {
     "num_hidden_layers": 3,
     "use_sliding_window": True,
@@ -142,7 +145,8 @@ WINDOWED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "model", ["llama", "qwen3", "all windows", "windows among full", "latent", "bfloat16"]
+    "model",
+    ["llama", "qwen3", "all windows", "windows among full", "latent", "bfloat16", *STATES],
 )
 async def test_what_was_computed_elsewhere_gives_the_same_output(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,10 +156,10 @@ async def test_what_was_computed_elsewhere_gives_the_same_output(
         "windows among full": lambda: make("qwen3", tmp_path, **WINDOWED),
         "latent": lambda: tiny("deepseek_v3"),
         "bfloat16": lambda: tiny("llama", "bfloat16"),
-    }.get(model, lambda: tiny(model))()
+    }.get(model, lambda: tiny(model, STATES.get(model, "float32")))()
     tokens = ids(1, 150)
     prompts = {"text": Prompt.of(Tokens(tokens))}
-    if model != "bfloat16":
+    if model not in ("bfloat16", "qwen3_5_text"):
         table = reference.rows_of(reference.look_up(directory, tokens[30:90]))
         size = reference.look_up(directory, [3]).shape[1]
         noise = 0.5 * torch.randn(40, size, generator=torch.Generator().manual_seed(4))
@@ -239,7 +243,7 @@ def _flipped(payload: Payload, place: int) -> Payload:
 
 def _filled(payload: Payload, value: float) -> Payload:
     data = torch.frombuffer(bytearray(payload.data.view), dtype=torch.uint8)
-    data.view(payload.shape)[:, copying.HEADER_SIZE :].view(torch.float32)[0, 3] = value
+    data.view(payload.shape)[:, copying.HEADER_SIZE :].view(torch.float32)[0, -3] = value
     return replace(payload, data=Buffer(data.numpy().data))
 
 
@@ -259,12 +263,14 @@ LIES: dict[str, Callable[[list[Payload]], list[Payload]]] = {
 }
 
 
+@pytest.mark.parametrize("model", ["llama", "qwen3_5_text"])
 async def test_a_peer_that_lies_or_breaks_off_anywhere_changes_nothing(
+    model: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one_page_at_a_time(monkeypatch)
     prompt = Prompt.of(Tokens(ids(1, 100)))
-    async with pair(tiny("llama")) as (direct, asking):
+    async with pair(tiny(model)) as (direct, asking):
         giving = direct.engines[PEER]
         assert giving is not None
         truth, _ = await answers(giving, make_request("truth", prompt))
@@ -280,7 +286,9 @@ async def test_a_peer_that_lies_or_breaks_off_anywhere_changes_nothing(
 
         assert await asked(lambda number, found: found) == 96
         whole = len(direct.asked)
-        assert whole == 6
+        # A state at the end for each of three groups, without which keys and values are of no use.
+        states = 3 * (model != "llama")
+        assert whole == 6 + states
 
         def cut(after: int, number: int, found: list[Payload]) -> list[Payload]:
             if number > after:
@@ -289,13 +297,35 @@ async def test_a_peer_that_lies_or_breaks_off_anywhere_changes_nothing(
 
         for after in range(whole):
             # What came before the cut is of use.
-            assert await asked(lambda number, found, k=after: cut(k, number, found)) == after * 16  # type: ignore[misc]
+            cached = await asked(lambda number, found, k=after: cut(k, number, found))  # type: ignore[misc]
+            assert cached == (0 if states else after * 16)
         for name, lie in LIES.items():
-            for at in (1, 4):
+            for at in (1, 4, whole):
                 cached = await asked(
                     lambda number, found, lie=lie, at=at: lie(found) if number == at else found  # type: ignore[misc]
                 )
-                assert cached == (at - 1) * 16, name
+                assert cached == (0 if states else (at - 1) * 16), name
+
+
+async def test_a_prefix_ends_at_a_page_whose_states_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_page_at_a_time(monkeypatch)
+    prompt = Prompt.of(Tokens(ids(1, 100)))
+    async with pair(tiny("qwen3_5_text")) as (direct, asking):
+        giving = direct.engines[PEER]
+        assert giving is not None
+        truth, _ = await answers(giving, make_request("truth", prompt))
+        lacking: list[bytes] = []
+
+        def evicted(number: int, found: list[Payload]) -> list[Payload]:
+            """The states of one group are gone at the last two ends of pages."""
+            query = direct.asked[number - 1]
+            if query.group != 2 or len(lacking) == 2:
+                return found
+            lacking.append(query.digests)
+            return [replace(found[0], shape=(0, found[0].shape[1]), data=Buffer(b""))]
+
+        direct.tamper = evicted
+        assert await answers(asking, make_request("one", prompt, sources=FROM_PEER)) == (truth, 48)
 
 
 async def test_a_question_brings_several_pages_of_which_a_few_are_copied_between_two_steps(

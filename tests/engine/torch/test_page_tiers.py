@@ -23,6 +23,7 @@ from inlay.transport.local.arena import anonymous_file
 from tests.engine import reference
 from tests.engine.conformance import SECRET, ids, make_request, run
 from tests.engine.torch.test_page_exchange import (
+    STATES,
     WINDOWED,
     Always,
     answers,
@@ -80,7 +81,7 @@ async def small(directory: Path, pages: int = 24) -> EngineSettings:
 
 
 @pytest.mark.parametrize(
-    "model", ["llama", "all windows", "windows among full", "latent", "bfloat16"]
+    "model", ["llama", "all windows", "windows among full", "latent", "bfloat16", *STATES]
 )
 async def test_what_was_evicted_comes_back_and_gives_the_same_output(
     model: str, tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch
@@ -90,9 +91,9 @@ async def test_what_was_evicted_comes_back_and_gives_the_same_output(
         "windows among full": lambda: make("qwen3", tmp_path, **WINDOWED),
         "latent": lambda: tiny("deepseek_v3"),
         "bfloat16": lambda: tiny("llama", "bfloat16"),
-    }.get(model, lambda: tiny(model))()
+    }.get(model, lambda: tiny(model, STATES.get(model, "float32")))()
     one_page_at_a_time(monkeypatch)
-    config = await small(directory, 40 if "among" in model else 24)
+    config = await small(directory, 40 if "among" in model or model in STATES else 24)
     names = "abcdef"
     async with keeping(config, memory) as (engine, tiers):
         truth = await told(engine, tiers, *names)
@@ -112,7 +113,7 @@ async def test_what_was_evicted_comes_back_and_gives_the_same_output(
         # A prompt with rows shares the beginning that came back.
         rows = reference.rows_of(reference.look_up(directory, ids(ord("a"), 100)[40:]))
         mixed = Prompt.of(Tokens(ids(ord("a"), 40)), rows)
-        if model not in ("bfloat16", "all windows"):
+        if model not in ("bfloat16", "all windows", "qwen3_5_text"):
             assert await answers(engine, make_request("a", mixed)) == (truth[0], 32)
 
 
@@ -187,11 +188,11 @@ async def test_requests_of_one_prompt_bring_it_back_once(memory: int) -> None:
 MIB = 1 / 1024
 
 
-@pytest.mark.parametrize("size", [None, 1])
+@pytest.mark.parametrize(("model", "size"), [("llama", None), ("llama", 1), ("qwen3_5_text", None)])
 async def test_what_memory_has_no_room_for_comes_back_from_disk(
-    size: int | None, memory: int, tmp_path: Path
+    model: str, size: int | None, memory: int, tmp_path: Path
 ) -> None:
-    config = await small(tiny("llama"))
+    config = await small(tiny(model), 24 if model == "llama" else 40)
     os.ftruncate(memory, 4096 + 6 * 4352)
     options: dict[str, Any] = {"kv_offloading_size": size, "kv_offloading_dir": tmp_path / "pages"}
     async with keeping(config, memory, **options) as (engine, tiers):

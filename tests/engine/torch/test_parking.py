@@ -63,16 +63,16 @@ async def outputs(engine: TorchEngine, some: Sequence[Request]) -> list[list[int
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model", ["llama", "windows"])
+@pytest.mark.parametrize("model", ["llama", "windows", "qwen3_next"])
 async def test_a_preempted_sequence_goes_on_with_its_pages(
     kind: str, model: str, memory: int, tmp_path: Path
 ) -> None:
-    directory = tiny("llama") if model == "llama" else make("qwen3", tmp_path, **WINDOWED)
+    directory = make("qwen3", tmp_path, **WINDOWED) if model == "windows" else tiny(model)
     some = requests(**KINDS[kind])
     async with started(settings(directory)) as (roomy,):
         truth = await outputs(roomy, some)
         assert roomy.stats().preemptions == 0
-    config = await small(directory, 24 if model == "llama" else 38)
+    config = await small(directory, {"llama": 24, "windows": 38}.get(model, 50))
     async with keeping(config, memory) as (engine, _):
         assert await outputs(engine, some) == truth
         with_pages = engine.stats()

@@ -173,7 +173,7 @@ def test_the_native_step_is_that_of_transformers(
         hidden = torch.randn(1, 6, 64, generator=generator).to(dtype)
         with torch.inference_mode():
             out = RecurrentStates(batch, pages, native=native).compute(module, hidden)
-        return out.float(), pages.read_states(0, torch.arange(1, 10), shape.state_size)
+        return out.float(), pages.read_states(0, torch.arange(1, 10))
 
     ours, theirs = computed(True), computed(False)
     bound = 1e-5 if dtype is torch.float32 else 0.05
@@ -187,6 +187,10 @@ def test_the_native_step_is_that_of_transformers(
     [
         ({"linear_num_key_heads": 3}, "4 value heads of recurrent layers are no multiple of"),
         ({"hidden_act": "gelu"}, "have the activation silu; got gelu"),
+        (
+            {"num_attention_heads": 5, "num_key_value_heads": 5},
+            r"states of \[448\] elements are not divided by 5 key and value heads",
+        ),
     ],
 )
 def test_rules_of_another_kind_are_refused(
@@ -197,10 +201,13 @@ def test_rules_of_another_kind_are_refused(
         CausalModel.load(EngineSettings(model=str(directory), device="cpu", num_threads=1))
 
 
-def test_smaller_pages_are_refused_before_anything_is_written() -> None:
-    pages = model().new_pages(4, PAGE)
-    with pytest.raises(EngineError, match="pages of 16 positions do not hold 1025 float32"):
-        pages.write_states(0, torch.tensor([1]), torch.zeros(1, 1025))
+def test_pages_that_are_too_small_for_a_state_are_refused() -> None:
+    shape = LayerShape(WINDOW, 2, 16, 16, state_size=1026)
+    with pytest.raises(EngineError, match="pages of 16 positions do not hold 1026 float32"):
+        Pages(
+            [shape], [PageGroup(WINDOW, (0,))],
+            num_pages=4, page_size=PAGE, dtype=torch.float32, device=torch.device("cpu"),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -208,8 +215,6 @@ def test_smaller_pages_are_refused_before_anything_is_written() -> None:
     [
         ({"speculative_config": '{"method": "ngram"}'}, "--speculative-config: qwen3_5_text has"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size: "),
-        ({"enable_kv_fetch": True}, "--enable-kv-fetch: .* its states stay in this worker"),
-        ({"role": "prefill"}, "see also --role"),
     ],
 )
 def test_what_states_do_not_go_with_is_refused_before_loading(

@@ -89,10 +89,6 @@ def check_recurrent(settings: EngineSettings, family: Family) -> None:
             settings.tensor_parallel_size > 1,
             "such layers are not divided over ranks",
         ),
-        "enable_kv_fetch": (
-            settings.moves_kv,
-            "its states stay in this worker (see also --role and --kv-offloading-*)",
-        ),
     }
     for name, (asked, reason) in refused.items():
         if asked:

@@ -106,6 +106,11 @@ def observe(model: nn.Module, *, recurrent: bool = False) -> tuple[LayerShape, .
                 f"beside recurrent layers, attention layers must be alike; got {len(alike)} kinds"
             )
         like = alike.pop()
+        if any(size % like.num_heads for size in observer.states.values()):
+            raise InvalidRequestError(
+                f"states of {sorted(set(observer.states.values()))} elements are not divided by "
+                f"{like.num_heads} key and value heads"
+            )
         seen |= {
             layer: like._replace(window=WINDOW, state_size=size)
             for layer, size in observer.states.items()
@@ -122,7 +127,6 @@ def least_page_size(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
     """
     least = 1
     for layer in layers:
-        # Each key and value head has an equal part of the state.
-        part = -(-layer.state_size // layer.num_heads) * torch.float32.itemsize
-        least = max(least, -(-part * layer.num_heads // (layer.elements * dtype.itemsize)))
+        state = layer.state_size * torch.float32.itemsize
+        least = max(least, -(-state // (layer.elements * dtype.itemsize)))
     return -(-least // BLOCK_SIZE) * BLOCK_SIZE

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
@@ -38,6 +37,9 @@ class Pages:
         latent: there are latent layers.
         num_pages: N.
         page_size: P.
+        states: of each recurrent layer, where its states are: float32 [H, 1 + N, elements], a
+            part of each head's keys, and of its values if that does not suffice. A head has an
+            equal part of a state.
     """
 
     __slots__ = (
@@ -48,6 +50,7 @@ class Pages:
         "latent",
         "num_pages",
         "page_size",
+        "states",
         "values",
     )
 
@@ -71,6 +74,9 @@ class Pages:
             page_size: positions in a page.
             dtype: of keys and values.
             device: device of the tensors.
+
+        Raises:
+            EngineError: pages are too small for the state of a layer.
         """
         self.num_pages = num_pages
         self.page_size = page_size
@@ -88,6 +94,7 @@ class Pages:
                     if size
                 ]
             )
+        self.states: dict[int, list[Tensor]] = {}
         self.latent = any(layer.latent for layer in layers)
         self.kept = [self._tensors[places[layer]] for layer in range(len(layers))]
         self.keys = [tensors[0] for tensors in self.kept]
@@ -95,7 +102,17 @@ class Pages:
             tensors[-1][..., : layer.value_size]
             for layer, tensors in zip(layers, self.kept, strict=True)
         ]
+        for layer, shape in enumerate(layers):
+            if shape.state_size:
+                self.states[layer] = self._state_parts(layer, shape.state_size)
         self.scrub([0])
+
+    def stored(self, layer: int) -> list[Tensor]:
+        """Return all that pages hold of a layer: its states, or keys [H, 1 + N, P, D] and values.
+
+        Views; the rest of a page that holds a state is whatever was there before.
+        """
+        return self.states.get(layer) or self.kept[layer]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values of positions.
@@ -109,40 +126,30 @@ class Pages:
         for pages, new in zip(self.kept[layer], (keys, values), strict=False):
             pages.view(pages.shape[0], -1, pages.shape[3]).index_copy_(1, slots, new)
 
-    def read_states(self, layer: int, pages: Tensor, size: int) -> Tensor:
+    def read_states(self, layer: int, pages: Tensor) -> Tensor:
         """Return the states of a recurrent layer in `pages` [B] int64: float32 [B, size]."""
-        parts = [
-            part.index_select(1, pages)[..., :length]
-            for part, length in self.state_parts(layer, size)
-        ]
+        parts = [part.index_select(1, pages) for part in self.states[layer]]
         whole = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
-        return whole.transpose(0, 1).flatten(1)[:, :size]
+        return whole.transpose(0, 1).flatten(1)
 
     def write_states(self, layer: int, pages: Tensor, states: Tensor) -> None:
         """Store the states of a recurrent layer: float32 [B, size] into `pages` [B] int64."""
-        heads = self.kept[layer][0].shape[0]
-        padded = F.pad(states, (0, -states.shape[1] % heads))
-        whole = padded.view(len(states), heads, -1).transpose(0, 1)
-        first = 0
-        for part, length in self.state_parts(layer, states.shape[1]):
-            part[..., :length].index_copy_(1, pages, whole[..., first : first + length])
-            first += length
+        parts = self.states[layer]
+        whole = states.view(len(states), len(parts[0]), -1).transpose(0, 1)
+        lengths = [part.shape[2] for part in parts]
+        for part, values in zip(parts, torch.split(whole, lengths, 2), strict=True):
+            part.index_copy_(1, pages, values)
 
-    def state_parts(self, layer: int, size: int) -> list[tuple[Tensor, int]]:
-        """Return where the states of a layer are, as float32 [H, 1 + N, elements], and how many.
-
-        A head has an equal part of a state of `size` elements, in its keys, then in its values.
-        Raises `EngineError` if pages are too small.
-        """
+    def _state_parts(self, layer: int, size: int) -> list[Tensor]:
+        """Return where the states of a layer are, as in `states`."""
         tensors = [pages.flatten(2).view(torch.float32) for pages in self.kept[layer]]
-        left, parts = -(-size // len(tensors[0])), []
+        left, parts = size // len(tensors[0]), []
         for tensor in tensors:
-            length = min(left, tensor.shape[2])
-            parts.append((tensor, length))
-            left -= length
+            parts.append(tensor[..., :left])
+            left = max(0, left - tensor.shape[2])
         if left:
             raise EngineError(f"pages of {self.page_size} positions do not hold {size} float32")
-        return [(tensor, length) for tensor, length in parts if length]
+        return [part for part in parts if part.shape[2]]
 
     def scrub(self, page_ids: Sequence[int]) -> None:
         """Overwrite pages with zeros in every layer."""

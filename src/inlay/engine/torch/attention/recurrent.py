@@ -123,7 +123,7 @@ class RecurrentStates:
             inputs, decays, strengths = (each.float().contiguous() for each in part)
             found[rows] = self._step(
                 rule,
-                self._pages.state_parts(module.layer_idx, rule.state_size),
+                self._pages.states[module.layer_idx],
                 read.contiguous(),
                 write.contiguous(),
                 inputs,
@@ -149,7 +149,7 @@ class RecurrentStates:
         layer, rule = module.layer_idx, DeltaRule.of(module)
         sizes = [rule.state_size - rule.channels * (rule.width - 1)]
         sizes.append(rule.state_size - sizes[0])
-        state, seen = torch.split(self._pages.read_states(layer, read, sum(sizes)), sizes, 1)
+        state, seen = torch.split(self._pages.read_states(layer, read), sizes, 1)
         new = channels.view(-1, length, rule.channels).transpose(1, 2)
         inputs = torch.cat((seen.reshape(len(new), rule.channels, -1).to(new.dtype), new), 2)
         mixed = F.silu(F.conv1d(inputs, module.conv1d.weight, groups=rule.channels))

@@ -37,8 +37,8 @@ _Adapt = structure(
 )  # fmt: skip
 
 _CopyPages = structure(
-    "_CopyPages", tensors=pointer, heads=pointer, runs=pointer, pages=pointer, records=pointer,
-    count=integer, num_pages=integer, num_records=integer, stride=integer,
+    "_CopyPages", tensors=pointer, heads=pointer, runs=pointer, steps=pointer, pages=pointer,
+    records=pointer, count=integer, num_pages=integer, num_records=integer, stride=integer,
     to_pages=ctypes.c_int32,
 )  # fmt: skip
 
@@ -73,29 +73,39 @@ class AttentionShape(NamedTuple):
 
 
 class PageTable(NamedTuple):
-    """Tensors [H, N, P, D] whose pages are copied together; H, P and D may differ.
+    """Tensors [H, N, ...] whose pages are copied together; all but N may differ.
 
     Attributes:
         addresses: [tensors] int64.
         heads: [tensors] int64, H of each.
-        runs: [tensors] int64, bytes of a page of one head.
+        runs: [tensors] int64, bytes of a page of one head that are copied.
+        steps: [tensors] int64, bytes from one page of a head to the next.
         num_pages: N.
     """
 
     addresses: Tensor
     heads: Tensor
     runs: Tensor
+    steps: Tensor
     num_pages: int
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "PageTable":
-        """Of tensors on the CPU, contiguous, which must live for as long as this is used."""
+        """Of tensors on the CPU, which must live for as long as this is used.
+
+        A page of a head is contiguous, and pages follow each other at equal distances.
+        """
         found = [
-            (each.data_ptr(), each.shape[0], each[0, 0].numel() * each.element_size())
+            (
+                each.data_ptr(),
+                each.shape[0],
+                each[0, 0].numel() * each.element_size(),
+                each.stride(1) * each.element_size(),
+            )
             for each in tensors
         ]
-        addresses, heads, runs = torch.tensor(found, dtype=torch.int64).T.contiguous()
-        return cls(addresses, heads, runs, tensors[0].shape[1])
+        addresses, heads, runs, steps = torch.tensor(found, dtype=torch.int64).T.contiguous()
+        return cls(addresses, heads, runs, steps, tensors[0].shape[1])
 
 
 class Kernels:
@@ -207,7 +217,8 @@ class Kernels:
         """
         call = _CopyPages(
             table.addresses.data_ptr(), table.heads.data_ptr(), table.runs.data_ptr(),
-            pages.data_ptr(), records.data_ptr(), len(table.runs), table.num_pages, len(pages),
+            table.steps.data_ptr(), pages.data_ptr(), records.data_ptr(), len(table.runs),
+            table.num_pages, len(pages),
             records.stride(0) * records.element_size(), to_pages,
         )  # fmt: skip
         self._copy_pages(ctypes.byref(call))

@@ -81,7 +81,7 @@ class DeltaStep:
     def __call__(
         self,
         rule: DeltaRule,
-        parts: Sequence[tuple[Tensor, int]],
+        parts: Sequence[Tensor],
         read: Tensor,
         write: Tensor,
         inputs: Tensor,
@@ -93,7 +93,7 @@ class DeltaStep:
 
         Args:
             rule: sizes; D channels are queries, keys and values of all heads.
-            parts: where states are, as `Pages.state_parts` says; one tensor or two.
+            parts: where states are, as in `Pages.states`; one tensor or two.
             read: [B] int64, pages of the states before.
             write: [B] int64, pages of the states after.
             inputs: [B, D] float32, of the convolution.
@@ -107,10 +107,10 @@ class DeltaStep:
         first, second = parts[0], parts[-1]
         out = inputs.new_empty(len(inputs), rule.value_heads, rule.value_size)
         call = _Call(
-            *(tensor.data_ptr() for tensor in (first[0], second[0], read, write)),
+            *(tensor.data_ptr() for tensor in (first, second, read, write)),
             *(tensor.data_ptr() for tensor in (inputs, kernel, decay, strength, out)),
-            *first[0].stride()[:2], first[1],
-            *second[0].stride()[:2], second[1] if len(parts) > 1 else 0,
+            *first.stride()[:2], first.shape[2],
+            *second.stride()[:2], second.shape[2] if len(parts) > 1 else 0,
             len(inputs), rule.width, rule.key_heads, rule.value_heads, rule.key_size,
             rule.value_size, torch.get_num_threads(),
         )  # fmt: skip

@@ -210,7 +210,7 @@ class CachedPages:
         Args:
             lack: what the piece belongs to.
             piece: pages.
-            data: [n, elements]: keys and values of its first n pages, checked.
+            data: uint8 [n, bytes] of records of its first n pages, checked.
 
         Returns:
             False, with nothing changed, if running sequences need the room.

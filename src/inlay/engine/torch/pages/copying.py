@@ -1,12 +1,15 @@
 """Pages as records: bytes that depend on no device, with name and checksum.
 
 A record is the digest of a page, a checksum, and its layers in order, for each the keys [H, P, D]
-and then the values [H, P, E] in C order, little endian; of latent layers the keys alone. The
+and then the values [H, P, E] in C order, little endian; of latent layers the keys alone. Of
+recurrent layers it is the state after the page's last position, float32, as `Pages.states` divides
+it. The
 checksum is a keyed BLAKE3 over the layout, the group, the digest and the data: a record of another
 name, group, layout or secret, or with a changed bit, is none.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -42,19 +45,29 @@ _INFINITY = {
 """Of a dtype: integers of its size, and the bits of infinity."""
 
 
+class Part(NamedTuple):
+    """Consecutive numbers of a record."""
+
+    dtype: torch.dtype
+    elements: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of them."""
+        return self.elements * self.dtype.itemsize
+
+
 class RecordShape(NamedTuple):
     """Sizes and names that the records of one model have.
 
     Attributes:
         layout: hex digits, equal where the data of a page means the same: page size, dtype, and
-            the layers of each group.
-        dtype: of keys and values.
-        sizes: bytes of the data of a page, by group.
+            the layers of each group, their states included.
+        parts: numbers of a page in order, by group, those of one dtype together.
     """
 
     layout: str
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
+    parts: tuple[tuple[Part, ...], ...]
 
     @classmethod
     def of(
@@ -66,19 +79,27 @@ class RecordShape(NamedTuple):
     ) -> "RecordShape":
         """Of a model with these `layers` in these page `groups`."""
         members = [
-            (group.window, [layers[layer].kept for layer in group.layers]) for group in groups
+            (group.window, [_named(layers[layer]) for layer in group.layers]) for group in groups
         ]
         # One shard of one: pages of a model that is divided among devices mean something else.
         named = repr((VERSION, page_size, str(dtype), (0, 1), members))
-        sizes = [
-            sum(layers[layer].elements for layer in group.layers) * page_size * dtype.itemsize
-            for group in groups
-        ]
-        return cls(blake3(named.encode()).hexdigest()[:32], dtype, tuple(sizes))
+        parts = []
+        for group in groups:
+            own = [_part(layers[layer], page_size, dtype) for layer in group.layers]
+            alike = groupby(own, lambda part: part.dtype)
+            parts.append(
+                tuple(Part(kind, sum(part.elements for part in run)) for kind, run in alike)
+            )
+        return cls(blake3(named.encode()).hexdigest()[:32], tuple(parts))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the data of a page, by group."""
+        return tuple(sum(part.num_bytes for part in parts) for parts in self.parts)
 
     def record_bytes(self, group: int) -> int:
         """Return the bytes of a record of `group`."""
-        return HEADER_SIZE + self.sizes[group]
+        return HEADER_SIZE + sum(part.num_bytes for part in self.parts[group])
 
     def piece(self, group: int) -> int:
         """Return the number of pages of `group` that are copied at a time."""
@@ -89,8 +110,27 @@ class RecordShape(NamedTuple):
         return max(1, QUESTION_BYTES // self.record_bytes(group))
 
     def data(self, records: Tensor) -> Tensor:
-        """Return the keys and values of `records` (uint8 [n, record_bytes]): [n, elements]."""
-        return records[:, HEADER_SIZE:].view(self.dtype)
+        """Return what `records` (uint8 [n, record_bytes]) hold of pages: uint8 [n, bytes]."""
+        return records[:, HEADER_SIZE:]
+
+    def values(self, group: int, data: Tensor) -> list[Tensor]:
+        """Return the numbers in `data` (uint8 [n, bytes]): [n, elements] of each dtype in turn."""
+        found = []
+        for part in self.parts[group]:
+            found.append(data[:, : part.num_bytes].view(part.dtype))
+            data = data[:, part.num_bytes :]
+        return found
+
+
+def _named(layer: LayerShape) -> tuple[object, ...]:
+    """Return what of a layer decides the meaning of a page."""
+    return (*layer.kept, layer.state_size) if layer.state_size else layer.kept
+
+
+def _part(layer: LayerShape, page_size: int, dtype: torch.dtype) -> Part:
+    if layer.state_size:
+        return Part(torch.float32, layer.state_size)
+    return Part(dtype, layer.elements * page_size)
 
 
 class Sealer:
@@ -119,7 +159,8 @@ class Sealer:
     def good(self, group: int, digests: Sequence[bytes], records: Tensor) -> int:
         """Return how many leading `records` are those of `digests`, unchanged and finite."""
         flat, width = _flat(records), records.shape[1]
-        finite = _finite(self.shape.data(records)).tolist()
+        values = self.shape.values(group, self.shape.data(records))
+        finite = torch.stack([_finite(each) for each in values]).all(0).tolist()
         for index, (digest, is_finite) in enumerate(zip(digests, finite, strict=False)):
             row = flat[index * width : (index + 1) * width]
             checksum = self._checksum(group, digest, row[HEADER_SIZE:])
@@ -147,7 +188,7 @@ class PageCopier:
     def __init__(self, pages: Pages, groups: Sequence[PageGroup], shape: RecordShape) -> None:
         self.shape = shape
         self._tensors = [
-            [tensor for layer in group.layers for tensor in pages.kept[layer]] for group in groups
+            [tensor for layer in group.layers for tensor in pages.stored(layer)] for group in groups
         ]
         self._device = self._tensors[0][0].device
         self._kernels = kernels() if self._device.type == "cpu" else None
@@ -173,7 +214,7 @@ class PageCopier:
             data.copy_(Download(staged).wait()[0])
 
     def write(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
-        """Overwrite pages with the data of records, [n, elements] on the host."""
+        """Overwrite pages with the data of records, uint8 [n, bytes] on the host."""
         index = torch.tensor(page_ids, dtype=torch.int64)
         if self._kernels is not None:
             self._kernels.copy_pages(self._tables[group], index, data, to_pages=True)
@@ -184,12 +225,13 @@ class PageCopier:
             tensor.index_copy_(1, index, part.transpose(0, 1))
 
     def _parts(self, group: int, data: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each tensor [H, 1 + N, P, D] of a group with its part of `data` [n, H, P, D]."""
+        """Return each tensor [H, 1 + N, ...] of a group with its part of `data`: [n, H, ...]."""
         found, start = [], 0
         for tensor in self._tensors[group]:
-            heads, _, positions, size = tensor.shape
-            stop = start + heads * positions * size
-            found.append((tensor, data[:, start:stop].view(len(data), heads, positions, size)))
+            shape = tensor.shape[:1] + tensor.shape[2:]
+            stop = start + shape.numel() * tensor.element_size()
+            part = data[:, start:stop].view(tensor.dtype)
+            found.append((tensor, part.view(len(data), *shape)))
             start = stop
         return found
 

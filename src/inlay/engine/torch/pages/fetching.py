@@ -181,6 +181,7 @@ class Fetch:
 
         The pages of windows come last, for the end that those of full attention have reached. Of a
         source that still computes, that end moves on: they are asked for at the last one alone.
+        From another, where it has them at none such, for ends before it, ever further ones.
 
         Raises:
             DeadlineExceededError: the source says nothing.
@@ -188,8 +189,10 @@ class Fetch:
             InlayError: the source's answer, or it is not reached.
         """
         reached = await self._take(self._lack.full())
-        if reached > (self._lack.stop - 1 if self._source.waits else self._lack.cached):
-            await self._take(self._lack.windows(reached))
+        first = self._lack.stop - 1 if self._source.waits else self._lack.cached
+        back = 1
+        while reached > first and await self._take(self._lack.windows(reached)) < self._lack.stop:
+            reached, back = reached - back, 2 * back
 
     async def _take(self, pieces: Iterator[Piece]) -> int:
         """Take pieces until one is not whole; return the page index that all groups reached."""
