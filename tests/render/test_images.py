@@ -7,7 +7,7 @@ import pytest
 from inlay.api.generation.truncation import truncated
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Media, Prompt, Rows, Segment, Tokens
-from inlay.render import ChatMedia, Renderer, Shown
+from inlay.render import ChatMedia, Renderer, Shown, Side
 from tests.render.chats import embeds, rows, text, user
 from tests.render.directories import qwen_like
 
@@ -117,8 +117,15 @@ def test_an_answer_that_ends_with_an_image_cannot_be_continued() -> None:
 
 
 @pytest.mark.parametrize("keep", range(1, 12))
-def test_an_image_is_kept_whole_or_dropped(keep: int) -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_truncation_that_cuts_an_image_is_refused_with_the_next_lengths(
+    keep: int, side: Side
+) -> None:
     prompt = Prompt.of(Tokens([1, 2]), *media(0), Tokens([3, 4]))
-    kept = keep if keep >= 9 else min(keep, 2)
-    assert truncated(prompt, keep, "right") == prompt.slice(0, kept)
-    assert truncated(prompt, keep, "left") == prompt.slice(11 - kept, 11)
+    if 2 < keep < 9:
+        message = rf"keeps {keep} of 11 .* media of 7 positions .* at most 2, .* at least 9,"
+        with pytest.raises(InvalidRequestError, match=message):
+            truncated(prompt, keep, side)
+    else:
+        found = prompt.slice(0, keep) if side == "right" else prompt.slice(11 - keep, 11)
+        assert truncated(prompt, keep, side) == found

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InvalidRequestError
-from inlay.prompt import Media, Prompt, Rows, split_point
+from inlay.prompt import Media, Prompt, split_point
 from inlay.render import Side
 
 
@@ -39,7 +39,7 @@ def cut_off(request: GenerationRequest) -> Side:
 def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
     """Return a truncated prompt, which shares the memory of `prompt`.
 
-    Atomic segments, and images with the tokens inside them, are kept whole or dropped.
+    Atomic segments are kept whole or dropped, and so is an image outside of what is kept.
 
     Args:
         prompt: the prompt, or its kept end.
@@ -47,39 +47,46 @@ def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:
         side: the side that is cut off.
 
     Raises:
-        InvalidRequestError: nothing is left.
+        InvalidRequestError: the cut is inside an image, or nothing is left.
     """
     if keep is None:
         return prompt
     length = len(prompt)
     if length <= keep:
         return prompt
-    bounds = list(_whole_bounds(prompt))
+    cut = keep if side == "right" else length - keep
+    for first, stop in _media_bounds(prompt):
+        if first < cut < stop:
+            less, more = (first, stop) if side == "right" else (length - stop, length - first)
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens keeps {keep} of {length} positions and so cuts media of "
+                f"{stop - first} positions in two; send "
+                + (f"at most {less}, which leaves it out, or " if less else "")
+                + f"at least {more}, which keeps it",
+                param="truncate_prompt_tokens",
+            )
+    bounds = prompt.atomic_bounds()
     if side == "right":
-        kept = prompt.slice(0, split_point(bounds, keep))
+        kept = prompt.slice(0, split_point(bounds, cut))
     else:
-        start = length - keep
-        if split_point(bounds, start) != start:
-            start = next(stop for first, stop in bounds if first < start < stop)
-        kept = prompt.slice(start, length)
+        if split_point(bounds, cut) != cut:
+            cut = next(stop for first, stop in bounds if first < cut < stop)
+        kept = prompt.slice(cut, length)
     if not len(kept):
         raise InvalidRequestError(
             f"truncate_prompt_tokens leaves nothing of the prompt: {keep} positions do not hold "
-            "its images, or its embeddings that may not be split",
+            "its embeddings that may not be split",
             param="truncate_prompt_tokens",
         )
     return kept
 
 
-def _whole_bounds(prompt: Prompt) -> Iterator[tuple[int, int]]:
-    """Yield the (first, past-last) position of each image and each atomic segment."""
+def _media_bounds(prompt: Prompt) -> Iterator[tuple[int, int]]:
+    """Yield the (first, past-last) position of each item of media, tokens inside it included."""
     first = 0
     for position, segment in prompt.spans(0, len(prompt)):
-        stop = position + len(segment)
         if isinstance(segment, Media):
             if segment.start == 0:
                 first = position
             if segment.start + len(segment) == segment.total:
-                yield first, stop
-        elif isinstance(segment, Rows) and segment.atomic:
-            yield position, stop
+                yield first, position + len(segment)
