@@ -3,15 +3,16 @@
 A record is the digest of a page, a checksum, and its layers in order, for each the keys [H, P, D]
 and then the values [H, P, E] in C order, little endian; of latent layers the keys alone. Of
 recurrent layers it is the state after the page's last position, float32, as `Pages.states` divides
-it. The
-checksum is a keyed BLAKE3 over the layout, the group, the digest and the data: a record of another
-name, group, layout or secret, or with a changed bit, is none.
+it. The checksum is a keyed BLAKE3 over the layout, the group, the digest and keyed sums of the data
+(`inlay.engine.torch.native.sums`): a record of another name, group, layout or secret, or with a
+changed bit, is none.
 """
 
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -21,6 +22,7 @@ from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.native import PageTable, kernels
+from inlay.engine.torch.native.sums import Bytes, Sums
 from inlay.engine.torch.transfers import Download, upload
 
 PIECE_BYTES = 4 << 20
@@ -29,7 +31,7 @@ PIECE_BYTES = 4 << 20
 QUESTION_BYTES = 16 << 20
 """Bytes of records that are asked for at a time; a larger page is asked for alone."""
 
-VERSION = 1
+VERSION = 2
 """Version of the form of records, a part of the layout."""
 
 CHECKSUM_SIZE = 16
@@ -147,30 +149,36 @@ class Sealer:
     def __init__(self, shape: RecordShape, secret: Secret) -> None:
         self.shape = shape
         self._key = secret.pages
+        self._sums = Sums(secret.pages)
 
     def seal(self, group: int, digests: Sequence[bytes], records: Tensor) -> None:
         """Write names and checksums into `records`, uint8 [len(digests), record_bytes]."""
-        flat, width = _flat(records), records.shape[1]
-        for index, digest in enumerate(digests):
-            row = flat[index * width : (index + 1) * width]
-            row[:BLOCK_DIGEST_SIZE] = digest
-            row[BLOCK_DIGEST_SIZE:HEADER_SIZE] = self._checksum(group, digest, row[HEADER_SIZE:])
+        rows = records.numpy()
+        for row, header in zip(rows, self._headers(group, digests, rows), strict=True):
+            row[:HEADER_SIZE] = np.frombuffer(header, np.uint8)
 
     def good(self, group: int, digests: Sequence[bytes], records: Tensor) -> int:
         """Return how many leading `records` are those of `digests`, unchanged and finite."""
-        flat, width = _flat(records), records.shape[1]
+        rows = records.numpy()
+        headers = self._headers(group, digests[: len(rows)], rows)
         values = self.shape.values(group, self.shape.data(records))
         finite = torch.stack([_finite(each) for each in values]).all(0).tolist()
-        for index, (digest, is_finite) in enumerate(zip(digests, finite, strict=False)):
-            row = flat[index * width : (index + 1) * width]
-            checksum = self._checksum(group, digest, row[HEADER_SIZE:])
-            if not is_finite or row[:HEADER_SIZE] != digest + checksum:
+        for index, (row, header, is_finite) in enumerate(zip(rows, headers, finite, strict=True)):
+            if not is_finite or row[:HEADER_SIZE].tobytes() != header:
                 return index
-        return len(records)
+        return len(rows)
 
-    def _checksum(self, group: int, digest: bytes, data: memoryview) -> bytes:
+    def _headers(self, group: int, digests: Sequence[bytes], rows: Bytes) -> list[bytes]:
+        """Return names and checksums of records, whatever theirs say."""
+        sums = self._sums(rows[:, HEADER_SIZE:])
+        return [
+            digest + self._checksum(group, digest, own)
+            for digest, own in zip(digests, sums, strict=True)
+        ]
+
+    def _checksum(self, group: int, digest: bytes, sums: Bytes) -> bytes:
         hasher = blake3(f"{self.shape.layout}/{group}/".encode() + digest, key=self._key)
-        return hasher.update(data).digest(CHECKSUM_SIZE)
+        return hasher.update(sums.data).digest(CHECKSUM_SIZE)
 
 
 class PageCopier:
@@ -250,10 +258,6 @@ def _finite(data: Tensor) -> Tensor:
     unsigned = signed.view(f"u{signed.itemsize}")
     below = infinity | 1 << (8 * signed.itemsize - 1)
     return torch.from_numpy((signed.max(axis=1) < infinity) & (unsigned.max(axis=1) < below))
-
-
-def _flat(records: Tensor) -> memoryview:
-    return records.view(-1).numpy().data
 
 
 __all__ = ["HEADER_SIZE", "PageCopier", "RecordShape", "Sealer"]
