@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 _PAUSES = (0.0, 0.1, 0.5)
 """Seconds before each try to end a lease: vLLM's workers know of it with the next step."""
+_FIRST_PAUSES = (0.0, 0.2, 1.0, 5.0)
+"""Seconds before each notice to a vLLM that this one has not met: it greets it with the first, and
+an idle one sends what waits for that with its next step, which another notice makes."""
 
 
 class Handovers:
@@ -41,6 +44,7 @@ class Handovers:
         self._office = office
         self._adapters = adapters
         self._spawn = spawn
+        self._met: set[str] = set()
 
     def opened(self, request: Request) -> Ticket | None:
         """The ticket that came with a request, if its keys and values are to be fetched.
@@ -107,10 +111,15 @@ class Handovers:
             self._spawn(self._refuse(ticket, request))
 
     async def _refuse(self, ticket: Ticket, request: Request) -> None:
+        pauses = (0.0,) if ticket.engine_id in self._met else _FIRST_PAUSES
         try:
-            await self._llm.notify_kv_transfer_request_rejected(
-                f"{request.id}.refused.{ticket.request_id}", ticket.parameters(self._ranks)
-            )
+            for number, pause in enumerate(pauses):
+                await asyncio.sleep(pause)
+                await self._llm.notify_kv_transfer_request_rejected(
+                    f"{request.id}.refused{number}.{ticket.request_id}",
+                    ticket.parameters(self._ranks),
+                )
+            self._met.add(ticket.engine_id)
         except Exception:
             log.warning("a prefill worker keeps blocks until their lease ends", exc_info=True)
 
