@@ -193,12 +193,16 @@ class PageQuery(msgspec.Struct, frozen=True, tag="pages"):
         group: number of the page group.
         digests: 16 bytes for each page, in order; what is given ends before one that is not cached.
         within: seconds for which the answer may wait until the first of them is computed.
+        answer_bytes: of all of them.
+        into: writable memory of the worker that asks, if the answer may be made there; never sent.
     """
 
     layout: str
     group: int
     digests: bytes
     within: float = 0.0
+    answer_bytes: int = 0
+    into: memoryview | None = None
 
 
 PAGES = b"pages"

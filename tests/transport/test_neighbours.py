@@ -23,6 +23,7 @@ from inlay.digest import Secret
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
 from inlay.transport import Connection
+from inlay.transport.lent import Place
 from inlay.transport.listener import MAX_UNPROVEN
 from inlay.transport.local import neighbours
 from inlay.transport.local.neighbours import NOTHING_SHARED
@@ -100,6 +101,58 @@ async def test_what_has_no_room_in_shared_memory_is_sent(
         ours.send(Note(str(number), (Buffer(small),)))
         kept.append(await theirs.receive())
     assert all(isinstance(note, Note) and bytes(note.data[0].view) == small for note in kept)
+
+
+async def test_what_is_made_in_lent_memory_is_not_copied_and_the_memory_is_given_back(
+    ends: Ends,
+) -> None:
+    ours, theirs = await ends.pair()
+    data, moved = os.urandom(5_000_000), counted(ours)
+    for number in range(20):
+        lent = theirs.lend(6_000_000)
+        assert lent is not None
+        made = ours.borrowed(lent.place)
+        made[: len(data)] = data
+        ours.send(Note(str(number), (Buffer(made[: len(data)]), Buffer(b"tail"), Buffer(made[:0]))))
+        note = await theirs.receive()
+        assert isinstance(note, Note)
+        assert [bytes(each.view) for each in note.data] == [data, b"tail", b""]
+        # It is the same memory.
+        made[0] ^= 255
+        assert note.data[0].view[0] == data[0] ^ 255
+    assert moved() < 20_000
+    arena = theirs._shared.ours
+    assert arena is not None
+    # What is held is lent to nobody else, and no more than there is.
+    held = [theirs.lend(6_000_000) for _ in range(20)]
+    found = [one.place.offset for one in held if one is not None]
+    assert 0 < len(found) < 20
+    assert len(set(found)) == len(found)
+    del held, lent, note, made
+    await until(lambda: ends.memory.used == 0)
+    assert arena.free_bytes == arena.size
+
+
+async def test_where_nothing_is_lent_nothing_can_be(ends: Ends) -> None:
+    ours, theirs = await ends.pair()
+    for place in (
+        Place(-1, 5),
+        Place(0, -1),
+        Place(0, neighbours.ARENA_BYTES + 1),
+        Place(1 << 62, 1),
+    ):
+        with pytest.raises(ValueError, match="are lent of a memory"):
+            ours.borrowed(place)
+    # That the memory was given back does not show to who writes there late.
+    lent = theirs.lend(500_000)
+    assert lent is not None
+    made = ours.borrowed(lent.place)
+    del lent
+    gc.collect()
+    ours.send(Note("late", (Buffer(made),)))
+    with pytest.raises(EOFError):
+        await theirs.receive()
+    assert theirs.lend(1) is None
 
 
 async def test_small_messages_pass_a_large_one(ends: Ends) -> None:

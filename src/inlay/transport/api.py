@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from inlay.card import ModelCard
 from inlay.commands import Command
 from inlay.request import Emit, Output, Request
+from inlay.transport.lent import Lent, Place
 
 Heard_co = TypeVar("Heard_co", covariant=True)
 R = TypeVar("R")
@@ -36,6 +37,14 @@ class Carrier(Protocol[Heard_co]):
 
     def room(self, num_bytes: int) -> memoryview | None:
         """Return memory of which a buffer in a message is not copied; None where there is none."""
+        ...
+
+    def lend(self, num_bytes: int) -> Lent | None:
+        """Return memory that the other end may make an answer in; None where there is none."""
+        ...
+
+    def borrowed(self, place: Place) -> memoryview:
+        """Return memory that the other end has lent. Raises `ValueError` if it cannot have."""
         ...
 
     async def receive(self) -> Heard_co:

@@ -16,12 +16,14 @@ from inlay import liveness
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer
 from inlay.transport import frames
+from inlay.transport.buffer_names import OWN_NAME
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
+from inlay.transport.lending import Lending
+from inlay.transport.lent import Lent, Place
 from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.wire import (
-    OWN_NAME,
     FrameReader,
     FrameWriter,
     Message,
@@ -76,8 +78,9 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         """Names of the parts of each large message on its way in, and the parts that were here."""
         self._deferred: deque[tuple[int, Offer]] = deque()
         self._shared = shared
-        self._writer = FrameWriter(shared=shared.theirs)
-        self._reader = FrameReader(self._granted, memory.limit)
+        self._lending = Lending(shared, memory)
+        self._writer = FrameWriter(shared=shared.theirs, lending=self._lending)
+        self._reader = FrameReader(self._granted, memory.limit, self._lending)
         self._withdraw: dict[int, Callable[[], None]] = {}
         self._transport: asyncio.Transport | None = None
         self._writable = False
@@ -123,6 +126,14 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
     def room(self, num_bytes: int) -> memoryview | None:
         """Return None: what is sent is read from where it is."""
         return None
+
+    def lend(self, num_bytes: int) -> Lent | None:
+        """Return memory for an answer of a neighbour, lent while it is held; None elsewhere."""
+        return self._lending.lend(num_bytes)
+
+    def borrowed(self, place: Place) -> memoryview:
+        """Return memory that the other end has lent. Raises `ValueError` if it cannot have."""
+        return self._lending.borrowed(place)
 
     def withdraw(self, number: int | None) -> bool:
         """Stop sending a large message; False when it has left."""
@@ -370,6 +381,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         self._reader.clear()
         self._writer.clear()
         self._shared = NOTHING_SHARED
+        self._lending.close()
         self._arriving.clear()
         self._deferred.clear()
         if not self.ready.done():

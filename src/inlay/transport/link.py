@@ -16,6 +16,7 @@ from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.request import Output, Request
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.transport.api import Carrier
+from inlay.transport.lent import Lent
 from inlay.transport.messages import (
     Answer,
     Cache,
@@ -52,6 +53,7 @@ class RequestStream:
         self._outputs = OutputQueue()
         self._cancelled = False
         self.sent: Any = None
+        self.lent: Lent | None = None
 
     def feed(self, output: Output) -> None:
         """Take an output of this request."""
@@ -155,14 +157,22 @@ class Link:
         if self._card is None:
             raise self.failure or OverloadedError("the worker process ended before it was ready")
 
-    def send(self, request: Request) -> RequestStream:
-        """As `Worker.send`."""
+    def send(self, request: Request, answer_bytes: int = 0) -> RequestStream:
+        """As `Worker.send`.
+
+        Args:
+            request: to send.
+            answer_bytes: that its answer has at most, if that is known: where the worker shares
+                memory with this process, the answer is made in it.
+        """
         if not self.ready:
             raise OverloadedError(GONE, retry_after=1)
         if self._scope:
             request = replace(request, id=self._wire_id(request.id))
         stream = RequestStream(self, request)
-        stream.sent = self._carrier.send(Submit(request))
+        # Kept until the last output: the worker may write until then.
+        lent = stream.lent = self._carrier.lend(answer_bytes) if answer_bytes else None
+        stream.sent = self._carrier.send(Submit(request, None if lent is None else lent.place))
         self._streams[request.id] = stream
         return stream
 

@@ -43,6 +43,15 @@ class ReceiveMemory:
         """Count an arena that messages are received into, for as long as it lives."""
         self._arenas.add(arena)
 
+    def take(
+        self, num_bytes: int, allocate: Callable[[int], memoryview | None]
+    ) -> memoryview | None:
+        """Return memory that `allocate` gives; None where too much is in use, or others wait."""
+        if self._waiting or self.used + num_bytes > self.limit:
+            return None
+        view = allocate(num_bytes)
+        return None if view is None else self._counted(view)
+
     def request(
         self, sizes: Sequence[int], granted: _Granted, allocate: _Allocate = _allocate_none
     ) -> Callable[[], None]:
@@ -79,10 +88,11 @@ class ReceiveMemory:
 
     def _take(self, part: int, size: int, allocate: _Allocate) -> memoryview:
         view = allocate(part, size) if size else None
-        if view is None:
-            view = np.empty(size, np.uint8).data
-        self.used += size
-        weakref.finalize(view.obj, self._freed, size).atexit = False
+        return self._counted(np.empty(size, np.uint8).data if view is None else view)
+
+    def _counted(self, view: memoryview) -> memoryview:
+        self.used += len(view)
+        weakref.finalize(view.obj, self._freed, len(view)).atexit = False
         return view
 
     def _freed(self, size: int) -> None:

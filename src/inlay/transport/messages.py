@@ -10,6 +10,7 @@ from inlay.errors import ErrorFrame
 from inlay.request import Output, Request
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.stages.graph import StageCard
+from inlay.transport.lent import Place
 
 
 class Listen(msgspec.Struct, frozen=True, array_like=True):
@@ -58,9 +59,15 @@ class Boot(msgspec.Struct, frozen=True, tag="boot", array_like=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    """Do this request."""
+    """Do this request.
+
+    Attributes:
+        request: to do.
+        into: memory that its answer may be made in, until its last output.
+    """
 
     request: Request
+    into: Place | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):

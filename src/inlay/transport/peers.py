@@ -9,7 +9,7 @@ from inlay.address import Address
 from inlay.digest import Secret
 from inlay.errors import OverloadedError
 from inlay.outputs import payloads_of
-from inlay.request import Payload, Request
+from inlay.request import PageQuery, Payload, Request
 from inlay.single_flight import SingleFlight
 from inlay.transport.link import Link
 from inlay.transport.listener import dial
@@ -97,7 +97,9 @@ class PeerConnections:
         if peer.idle is not None:
             peer.idle.cancel()
         try:
-            stream = peer.link.send(request)
+            params = request.params
+            answer_bytes = params.answer_bytes if isinstance(params, PageQuery) else 0
+            stream = peer.link.send(request, answer_bytes)
             try:
                 return await payloads_of(stream)
             finally:

@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from inlay import commands
 from inlay.card import Address, ModelCard
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.outputs import coalesce
-from inlay.request import Output
+from inlay.request import Output, PageQuery, Request
 from inlay.routing import CacheEventSource, KvEvents
 from inlay.transport.api import Carrier, RequestHandler
 from inlay.transport.messages import (
@@ -140,9 +142,10 @@ async def serve(
 
     def take(message: ToWorker) -> None:
         match message:
-            case Submit(request):
+            case Submit(request, into):
+                memory = None if into is None else channel.borrowed(into)
                 outbox.running.add(request.id)
-                handler.submit(request, outbox.put)
+                handler.submit(_answered_in(request, memory), outbox.put)
             case Cancel(request_id):
                 handler.abort(request_id)
             case Boot():
@@ -172,6 +175,14 @@ async def serve(
             handler.abort(request_id)
         for task in calls:
             task.cancel()
+
+
+def _answered_in(request: Request, memory: memoryview | None) -> Request:
+    """Have pages be written to memory that was lent here, and to no other."""
+    params = request.params
+    if not isinstance(params, PageQuery) or params.into is memory:
+        return request
+    return replace(request, params=replace(params, into=memory))
 
 
 def _watch_cache(channel: Carrier[ToWorker], handler: RequestHandler) -> None:

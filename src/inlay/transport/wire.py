@@ -8,21 +8,22 @@ larger one is offered first: the receiver grants it when it has memory, names th
 already has, and then gets the others in chunks. So one large message delays a small one by at most
 a chunk. Where the sender can write to the receiver's memory (`inlay.transport.local.neighbours`),
 the grant says where the parts belong, and instead of a chunk comes word that it is written there.
+What was made in memory that the receiver had lent (`inlay.transport.lending`) is one frame too.
 """
 
-import secrets
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
-from weakref import ref
 
 import msgspec
 
 from inlay.prompt import Buffer
 from inlay.transport import frames
+from inlay.transport.buffer_names import BufferNames
+from inlay.transport.lending import Lending
 from inlay.transport.parts import Incoming, Outgoing
 
 CHUNK_BYTES = 128 * 1024
@@ -32,10 +33,6 @@ WRITTEN_BYTES = 1 << 20
 MAX_PARTS = 8192
 """Buffers of a message, at most."""
 MAX_MESSAGE_BYTES = 1 << 30
-NAMED_BYTES = 64 * 1024
-"""Bytes of a buffer from which on it is sent once, however many messages hold it."""
-OWN_NAME = "~"
-"""Begins the names that a connection gives; what they name is not kept beyond its use."""
 MAX_OPEN = 256
 """Large messages that one side may offer at a time."""
 _MAX_BODY = 4 * CHUNK_BYTES
@@ -56,6 +53,7 @@ class Kind(IntEnum):
     PING = 6
     PLACES = 7
     WRITTEN = 8
+    PLACED = 9
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -113,39 +111,25 @@ _encode_places = msgspec.msgpack.Encoder().encode
 _decode_places = msgspec.msgpack.Decoder(Places).decode
 
 
-class _Names:
-    """Names of large buffers that have none, so that what several messages share is sent once."""
-
-    def __init__(self) -> None:
-        self._prefix = f"{OWN_NAME}{secrets.token_hex(8)}."
-        self._next = 0
-        self._known: dict[int, tuple[ref[Buffer], str]] = {}
-
-    def of(self, buffer: Buffer) -> str:
-        """Return the name of a buffer; of a small one, that no name is worth it."""
-        if buffer.name or len(buffer) < NAMED_BYTES:
-            return buffer.name
-        key = id(buffer)
-        known = self._known.get(key)
-        if known is None:
-            self._next += 1
-            dead = ref(buffer, lambda _: self._known.pop(key, None))
-            known = self._known[key] = dead, f"{self._prefix}{self._next}"
-        return known[1]
-
-
 class FrameWriter:
     """Outgoing frames of one connection, in the order in which they should leave.
 
     Args:
         max_bytes: bytes of one message, at most.
         shared: memory of the other end that this one can write to; empty where there is none.
+        lending: what of it was lent.
     """
 
-    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES, shared: memoryview = NO_MEMORY) -> None:
+    def __init__(
+        self,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        shared: memoryview = NO_MEMORY,
+        lending: Lending | None = None,
+    ) -> None:
         self._max_bytes = max_bytes
+        self._lending = lending
         self._shared = shared
-        self._names = _Names()
+        self._names = BufferNames()
         self._small: deque[bytes] = deque()
         self._large: OrderedDict[int, Outgoing] = OrderedDict()
         self._held: OrderedDict[int, bytes] = OrderedDict()
@@ -164,6 +148,11 @@ class FrameWriter:
             ValueError: it is larger than `max_bytes`, or has `MAX_PARTS` buffers or more.
         """
         header, buffers = frames.encode(message)
+        lending = self._lending
+        placed = None if lending is None else lending.placed(header, buffers, CHUNK_BYTES)
+        if placed is not None:
+            self._frame(Kind.PLACED, 0, placed)
+            return None
         total = len(header) + sum(map(len, buffers))
         if total > self._max_bytes:
             raise ValueError(f"a message of {total} bytes; at most {self._max_bytes} are sent")
@@ -308,10 +297,12 @@ class FrameReader:
     Args:
         on_grant: takes what a grant says, as `FrameWriter.on_grant`.
         max_bytes: bytes of one large message, at most.
+        lending: what was lent to the other end.
     """
 
-    def __init__(self, on_grant: OnGrant, max_bytes: int) -> None:
+    def __init__(self, on_grant: OnGrant, max_bytes: int, lending: Lending | None = None) -> None:
         self._on_grant = on_grant
+        self._lending = lending
         self._max_bytes = max_bytes
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._filled = 0
@@ -444,6 +435,8 @@ class FrameReader:
             case Kind.ABANDON:
                 if self._large.pop(number, self) is not self:
                     return Withdrawn(number)
+            case Kind.PLACED if self._lending is not None:
+                return Message(*self._lending.take(body))
             case Kind.PING:
                 pass
             case _:

@@ -81,3 +81,31 @@ async def test_an_id_that_is_under_way_is_refused() -> None:
         with pytest.raises(InvalidRequestError, match="a request with id 'q' is under way"):
             giver.give_pages(asking("q", direct.asked[0]), lambda output: None)
         assert (await first).payloads
+
+
+async def test_an_answer_is_made_in_memory_that_the_peer_lends_and_not_once_it_is_stopped() -> None:
+    async with pair(tiny("llama")) as (direct, asker):
+        giver, query = await asked(direct, asker)
+        (truth,) = (await given(giver, asking("own", query))).payloads
+        memory = memoryview(bytearray(query.answer_bytes))
+        assert len(truth.data) == len(memory)
+        (payload,) = (await given(giver, asking("lent", replace(query, into=memory)))).payloads
+        assert payload.data.view.obj is memory.obj
+        assert payload.data == truth.data
+        # Memory of another size is none for this answer.
+        (payload,) = (await given(giver, asking("s", replace(query, into=memory[1:])))).payloads
+        assert payload.data.view.obj is not memory.obj
+        assert payload.data == truth.data
+        for turns in range(6):
+            memory[:] = bytes(len(memory))
+            outputs: list[Output] = []
+            giver.give_pages(asking("stopped", replace(query, into=memory)), outputs.append)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            giver.abort("stopped")
+            (output,) = outputs
+            if output.finish_reason == "abort":
+                before = bytes(memory)
+                # A question after it has its turn later.
+                await given(giver, asking("next", query))
+                assert bytes(memory) == before

@@ -32,7 +32,7 @@ def test_every_changed_bit_and_every_exchange_changes_them() -> None:
     for bit in range(len(flipped)):
         flipped[bit, bit // 8] ^= 1 << bit % 8
     # Of words as they are, of nothing but zeros, and of nothing but ones.
-    for before in (rows, rows & 0, rows | 255):
+    for before in (rows, np.zeros_like(rows), np.full_like(rows, 255)):
         changed = flipped ^ rows ^ before
         assert np.all(np.any(summed(changed) != summed(before), axis=1))
     swapped = rows.copy()

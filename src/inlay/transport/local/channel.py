@@ -102,6 +102,13 @@ class Channel(Generic[T]):
         """Return memory of which a buffer in a message is not copied; None where there is none."""
         return self.arena.reserve(num_bytes)
 
+    def lend(self, num_bytes: int) -> None:
+        """Return None: the worker of a frontend gives no answers that are so large."""
+
+    def borrowed(self, place: object) -> memoryview:
+        """Raise `ValueError`: nothing is lent."""
+        raise ValueError("memory is said to be lent, and cannot be")
+
     async def receive(self) -> T:
         """The next message.
 

@@ -28,7 +28,7 @@ from inlay.transport.memory import ReceiveMemory
 
 ARENA_BYTES = 64 * 1024 * 1024
 """Bytes of the memory that one end of a connection receives into."""
-VERSION = 1
+VERSION = 2
 """Version of what neighbours say to each other; those of another one do not find each other."""
 _BACKLOG = 1024
 _AVAILABLE = (

@@ -4,6 +4,7 @@ A page has a name that nobody else can have, the keyed digest of all that made i
 a cache fill: it changes no output, may stop anywhere, and every failure is a recomputation.
 
     exchange   on the event loop: brings the pages a request lacks, or lost, and answers peers
+    answer     memory of what a peer is given, the peer's own where it has lent some
     fetching   one fetch, from a tier or from a peer
     tiers      what the cache evicts, kept outside of it: in `host_memory`, on `disk`
     tier_events  what routers are told of these

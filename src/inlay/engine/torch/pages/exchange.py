@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from collections.abc import Sequence as Run
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from inlay import liveness
 from inlay.card import Stats
 from inlay.digest import BLOCK_DIGEST_SIZE
 from inlay.engine.api import Peers
+from inlay.engine.torch.pages.answer import PageAnswer
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import Sealer
 from inlay.engine.torch.pages.fetching import (
@@ -37,7 +36,6 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.prompt import Buffer
 from inlay.request import PAGES, PORTS, Emit, Output, PageQuery, Payload, Request, Task
 from inlay.single_flight import SingleFlight
 
@@ -63,19 +61,12 @@ CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 """Calls a function on the event loop, soon. In any thread."""
 
 
-class _Answer:
-    """Memory of an answer to a peer.
+class _Giving(NamedTuple):
+    """A peer's question that is being answered, and what ends it."""
 
-    Attributes:
-        num_bytes: of it.
-        is_held: the transport holds it.
-    """
-
-    __slots__ = ("__weakref__", "is_held", "num_bytes")
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.is_held = False
+    task: "asyncio.Task[None]"
+    answer: PageAnswer
+    end: Callable[[], None]
 
 
 class AskCore(Protocol):
@@ -133,10 +124,10 @@ class PageExchange:
         self._restoring: dict[asyncio.Task[None], str] = {}
         # All that run, those too that are stopped and have not ended yet.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._giving: dict[str, tuple[asyncio.Task[None], Callable[[], None]]] = {}
+        self._giving: dict[str, _Giving] = {}
         # Memory of answers that are made, or that the transport still holds: a slow reader takes
         # places, too.
-        self._answers: set[_Answer] = set()
+        self._answers: set[PageAnswer] = set()
         self._step = asyncio.Event()
         self._num_waiting = 0
 
@@ -358,7 +349,7 @@ class PageExchange:
         if request.id in self._giving:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         asked, held = len(self._answers), sum(answer.num_bytes for answer in self._answers)
-        answer = _Answer(count * shape.record_bytes(query.group))
+        answer = PageAnswer(count, shape.record_bytes(query.group), query.into)
         if asked >= MAX_ASKED or (asked and held + answer.num_bytes > MAX_ASKED_BYTES):
             raise OverloadedError(
                 f"{asked} others ask for pages, {held} bytes of them", retry_after=1
@@ -366,21 +357,22 @@ class PageExchange:
         self._answers.add(answer)
         task = self._spawn(self._give(request, query, answer, emit))
         task.add_done_callback(lambda _: self._made(answer))
-        self._giving[request.id] = task, lambda: emit(request.end("abort"))
+        self._giving[request.id] = _Giving(task, answer, lambda: emit(request.end("abort")))
 
-    def _made(self, answer: "_Answer") -> None:
+    def _made(self, answer: PageAnswer) -> None:
         if not answer.is_held:
             self._answers.discard(answer)
 
     def stop_giving(self, request_id: str) -> None:
         """End a peer's question; unknown ids are ignored."""
-        task, end = self._giving.pop(request_id, (None, None))
-        if task is not None and end is not None:
-            task.cancel()
-            end()
+        giving = self._giving.pop(request_id, None)
+        if giving is not None:
+            giving.task.cancel()
+            giving.answer.close()
+            giving.end()
 
     async def _give(
-        self, request: Request, query: PageQuery, answer: "_Answer", emit: Emit
+        self, request: Request, query: PageQuery, answer: PageAnswer, emit: Emit
     ) -> None:
         digests = [
             query.digests[start : start + BLOCK_DIGEST_SIZE]
@@ -388,17 +380,15 @@ class PageExchange:
         ]
         try:
             await self._computed(query, digests[0])
-            records = await self._read(query.group, digests)
-            await asyncio.to_thread(
-                self._sealer.seal, query.group, digests[: len(records)], records
-            )
-            flat = records.view(-1).numpy()
-            if flat.size:
+            count = await self._read(query.group, digests, answer)
+            seal = partial(self._sealer.seal, query.group, digests[:count])
+            await asyncio.to_thread(answer.write, 0, count, seal)
+            data = answer.data(count)
+            if answer.num_bytes and len(data):
                 answer.is_held = True
-                weakref.finalize(flat, self._answers.discard, answer).atexit = False
-            data = Buffer(flat.data)
-            self.num_given += len(records)
-            shape = len(records), records.shape[1]
+                weakref.finalize(data.view.obj, self._answers.discard, answer).atexit = False
+            self.num_given += count
+            shape = count, self._sealer.shape.record_bytes(query.group)
             payload = Payload(PORTS[Task.PAGES], "uint8", shape, data)
             output = Output(
                 request.id, request.attempt, 0, finish_reason="stop", payloads=(payload,)
@@ -412,21 +402,24 @@ class PageExchange:
         del self._giving[request.id]
         emit(output)
 
-    async def _read(self, group: int, digests: Run[bytes]) -> Tensor:
-        """Return records of the first `digests`, uint8 [n, record_bytes], without their headers.
+    async def _read(self, group: int, digests: Run[bytes], answer: PageAnswer) -> int:
+        """Write records of the first `digests`, without their headers; return their number.
 
         A piece between two steps.
         """
         shape, done = self._sealer.shape, 0
-        records = torch.empty(len(digests), shape.record_bytes(group), dtype=torch.uint8)
         for start in range(0, len(digests), shape.piece(group)):
-            part = slice(start, start + shape.piece(group))
-            done += await self._between_steps(
-                partial(CachedPages.read, group=group, digests=digests[part], records=records[part])
-            )
-            if done < min(part.stop, len(digests)):
+            part = digests[start : start + shape.piece(group)]
+
+            def read(cached: CachedPages, start: int = start, part: Run[bytes] = part) -> int:
+                return (
+                    answer.write(start, start + len(part), partial(cached.read, group, part)) or 0
+                )
+
+            done += await self._between_steps(read)
+            if done < start + len(part):
                 break
-        return records[:done]
+        return done
 
     async def _computed(self, query: PageQuery, digest: bytes) -> None:
         """Wait until a page is cached, no longer than the question allows."""

@@ -90,22 +90,22 @@ class PeerSource:
 
     async def given(self, piece: Piece) -> tuple[Tensor, int]:
         """Ask the peer. Raises `EngineError` if its answer is none to what was asked."""
-        shape = self._sealer.shape
+        width = self._sealer.shape.record_bytes(piece.group)
         asked = Request(
             id=f"{self._request.id}/pages/{piece.group}/{piece.first}",
             task=Task.PAGES,
             prompts=(),
             params=PageQuery(
-                shape.layout,
+                self._sealer.shape.layout,
                 piece.group,
                 b"".join(piece.digests),
                 WAIT_SECONDS if self.waits else 0.0,
+                len(piece.digests) * width,
             ),
             trace=self._request.trace,
             client=self._request.client,
         )
         payloads = await self._peers.payloads(self.name, asked)
-        width = shape.record_bytes(piece.group)
         match payloads:
             case [Payload(port, "uint8", (count, size), data)] if (
                 port == PORTS[Task.PAGES]
