@@ -1,8 +1,8 @@
 """Memory that one end of a connection lends the other before it is answered.
 
-Neighbours (`inlay.transport.local.neighbours`) write large messages into each other's memory. Whoever
-knows how long an answer can be says with the question where it belongs: it is then made there, and
-a small message says so.
+Neighbours (`inlay.transport.local.neighbours`) write large messages into each other's memory. One
+that knows how long an answer can be says with the question where it belongs: it is then made there,
+and a small message says so.
 """
 
 from collections.abc import Sequence
