@@ -138,7 +138,13 @@ def test_the_text_of_one_is_the_prompt_of_the_other(by_text: Served) -> None:
     whole = ask(by_text)
     assert whole.choices[0].token_ids == expected
     assert whole.usage.prompt_tokens == len(prompt)
-    streamed = ask(by_text, stream=True)
+    first = whole.usage.stages.pop("drafter")
+    assert first["prompt_tokens"] == len(prompt_of(FIRST, CHAT))
+    assert 0 < first["completion_tokens"] <= DRAFT
+    assert whole.usage.stages == {"editor": {"prompt_tokens": len(prompt), "completion_tokens": 12}}
+    streamed = ask(by_text, stream=True, stream_options={"include_usage": True})
+    assert [bool(event.usage) for event in streamed].count(True) == 1
+    assert streamed[-1].usage.stages == whole.usage.stages | {"drafter": first}
     assert len(streamed) > 2
     choices = [choice for event in streamed for choice in event.choices]
     assert [id_ for one in choices for id_ in getattr(one, "token_ids", None) or ()] == expected
@@ -192,6 +198,8 @@ def test_hidden_states_of_one_are_rows_of_the_other(by_rows: Served) -> None:
     assert prompt.has_rows
     answer = ask(by_rows)
     assert answer.usage.prompt_tokens == len(prompt)
+    assert set(answer.usage.stages) == {"reader", "writer", "last"}
+    assert answer.usage.stages["reader"]["completion_tokens"] == 0
     assert answer.choices[0].token_ids == reference.greedy(tiny(FIRST), prompt, 12)
 
 

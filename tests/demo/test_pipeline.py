@@ -122,6 +122,11 @@ def test_a_stream_has_the_text_then_the_image_then_one_end(client: openai.OpenAI
     assert seen([part["image_url"]["url"]]) == [(str(example.digit), example.colour)]
     assert [chunk["usage"] is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks.index(image) == len(chunks) - 3
+    used = chunks[-1]["usage"]
+    stages = used["stages"]
+    assert set(stages) == {"writer", "painter"}
+    assert stages["writer"] == {name: used[name] for name in ("prompt_tokens", "completion_tokens")}
+    assert min(stages["painter"].values()) > 0
 
 
 def test_text_alone_is_a_chat_as_any_other(client: openai.OpenAI) -> None:

@@ -139,10 +139,13 @@ async def prepare_chat(
 
     Raises `ClientGone` as `RequestScope`.
     """
-    incoming, messages = await behind_others(
-        call, incoming, request, response_id, messages, _prepare
-    )
-    return await _prepare(call, incoming, request, response_id, messages, kept)
+    before = await behind_others(call, incoming, request, response_id, messages, _prepare)
+    del incoming
+    usages = before.usages
+    asked = await _prepare(call, before.incoming, request, response_id, before.messages, kept)
+    asked.generation.others |= usages
+    asked.generation.admitted = bool(usages)
+    return asked
 
 
 async def _prepare(

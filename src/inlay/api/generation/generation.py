@@ -22,6 +22,7 @@ from inlay.http.server import Call
 from inlay.prompt import Prompt
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.request import Request, Sampling
+from inlay.request import Usage as WorkerUsage
 from inlay.router import Router, ServedModel
 from inlay.router.resume import ResumingStream
 
@@ -53,6 +54,9 @@ class Generation:
         choices: in the order of the response.
         bulk: bytes of logprobs in the response: of the prompts, and of the outputs so far.
         fingerprint: OpenAI's `system_fingerprint`.
+        stage: of a pipeline that answers; None of a model that is none.
+        others: usage of the other stages that worked for the answer, by name.
+        admitted: a place was taken for it by `Router.admit`.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Generation:
         times: RequestTimes,
         *,
         fingerprint: str,
+        stage: str | None = None,
         positions_before: int = 0,
         scores: Sequence[PromptScores] = (),
         bulk: int = 0,
@@ -73,12 +78,16 @@ class Generation:
             prompts: number of prompts.
             times: measurements of the request.
             fingerprint: OpenAI's `system_fingerprint`.
+            stage: of a pipeline that answers.
             positions_before: positions that the model puts before each prompt.
             scores: logprobs of each prompt, if requested.
             bulk: bytes that showing them takes.
         """
         self.choices = choices
         self.fingerprint = fingerprint
+        self.stage = stage
+        self.others: dict[str, WorkerUsage] = {}
+        self.admitted = False
         self._positions_before = positions_before
         self._per_prompt = len(choices) // prompts
         self._times = times
@@ -105,7 +114,9 @@ class Generation:
         if len(prompts) == 1:
             # The usual case; a task would cost one more iteration of the event loop.
             sent: asyncio.Future[list[ResumingStream]] = asyncio.get_running_loop().create_future()
-            sent.set_result(await router.send(name, prompts[0], session=session))
+            sent.set_result(
+                await router.send(name, prompts[0], session=session, admitted=self.admitted)
+            )
             self._sending = [sent]
             return
         self._sending = [
@@ -300,6 +311,7 @@ def generation_of(
         len(prompts),
         times,
         fingerprint=fingerprint_of(model.card),
+        stage=None if model.card.stage is None else model.card.stage.name,
         positions_before=model.positions_before,
         scores=scores,
         bulk=bulk,

@@ -5,12 +5,12 @@ before it gave text, that is its content; where it gave hidden states, their row
 text. Embeddings and media of that message are the first model's: what it gives is made of them.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -28,7 +28,7 @@ from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.render.output import ContentDelta
-from inlay.request import Payload, Task
+from inlay.request import Payload, Task, Usage
 from inlay.stages.graph import Graph
 from inlay.tensors import Tensor, to_rows
 
@@ -43,6 +43,20 @@ Prepare: TypeAlias = Callable[
     Awaitable[_Prepared],
 ]
 """Prepares a chat, as `inlay.api.generation.chat.prepare_chat`."""
+
+
+class Before(NamedTuple):
+    """Input of the model that answers.
+
+    Attributes:
+        incoming: the request.
+        messages: reads its messages.
+        usages: of the models before it, by name; none where no such models are.
+    """
+
+    incoming: ParsedRequest[Any]
+    messages: MessageReader
+    usages: Mapping[str, Usage] = {}
 
 
 def check_alone(card: ModelCard) -> None:
@@ -62,21 +76,21 @@ async def behind_others(
     response_id: str,
     messages: MessageReader,
     prepare: Prepare,
-) -> tuple[ParsedRequest[Any], MessageReader]:
+) -> Before:
     """Have the models before the one that answers write; return what that one reads.
 
-    Returns:
-        The request, and the reader of its messages; those given where no such models are.
+    A place at each of them is taken first, and at the one that answers.
 
     Raises:
         ClientGone: the client left.
         InvalidRequestError: embeddings or media before the user's last message.
+        RateLimitedError: one of the models is full; none has worked.
         InlayError: a model has no worker, or its request was refused or failed.
     """
     server = call.server
     stage = server.model(request.model, Task.GENERATE).card.stage
     if stage is None or not stage.graph.before_text:
-        return incoming, messages
+        return Before(incoming, messages)
     graph = stage.graph
     check_request(request)
     if incoming.sources:
@@ -85,6 +99,10 @@ async def behind_others(
     names = [*graph.before_text, stage.name]
     cards = {name: _card(call, graph, name) for name in names}
     found = messages
+    usages: dict[str, Usage] = {}
+    call.ending.enter_context(
+        server.router.admit([card.name for card in cards.values()], call.client)
+    )
     async with RequestScope(server.inflight, call.receive, call.take_clock()):
         for name, following in pairwise(names):
             own = _request(request, graph, name)
@@ -95,7 +113,9 @@ async def behind_others(
             hidden = graph.takes_hidden(following)
             if hidden:
                 _ask_for_hidden(choice, graph, name, cards[name])
+            prepared.generation.admitted = True
             await _run(call, prepared.generation, cards[name].name)
+            usages[name] = Usage(*prepared.generation.usage()[:2])
             if hidden:
                 size = sum(len(payload.data) for payload in choice.payloads)
                 call.reservation.grow(2 * size)
@@ -105,7 +125,7 @@ async def behind_others(
                 found = partial(_with_rows, messages, rows)
             else:
                 found = partial(_with_text, messages, _text(choice))
-    return incoming, found
+    return Before(incoming, found, usages)
 
 
 def _check_first_models(messages: MessageReader, pipeline: str) -> None:
@@ -234,4 +254,4 @@ def _last_of_user(chat: ReadMessages) -> int:
     )
 
 
-__all__ = ["Prepare", "behind_others", "check_alone"]
+__all__ = ["Before", "Prepare", "behind_others", "check_alone"]

@@ -11,6 +11,7 @@ from inlay.api.generation.generation import Generation, Usage
 from inlay.api.openai.schema.generation import (
     CompletionTokensDetails,
     PromptTokensDetails,
+    StageTokens,
     UsageInfo,
 )
 from inlay.api.schema.generation import GenerationRequest
@@ -40,13 +41,29 @@ class UsageShown(NamedTuple):
         return cls(at_end and bool(options and options.continuous_usage_stats), at_end)
 
 
-def whole_usage(usage: Usage) -> UsageInfo:
+def whole_usage(generation: Generation) -> UsageInfo:
     """Return the usage of a whole response."""
-    return _usage(usage, PromptTokensDetails(usage.cached_tokens))
+    used = generation.usage()
+    return _usage(used, PromptTokensDetails(used.cached_tokens), _stages(generation))
+
+
+def _stages(generation: Generation) -> dict[str, StageTokens] | msgspec.UnsetType:
+    """Return the share of each stage, where several have worked."""
+    if generation.stage is None or not generation.others:
+        return _UNSET
+    own = StageTokens(*generation.usage()[:2])
+    return {generation.stage: own} | {
+        name: StageTokens(used.prompt_tokens, used.completion_tokens)
+        for name, used in generation.others.items()
+    }
 
 
 def _usage(
-    usage: Usage, details: PromptTokensDetails | msgspec.UnsetType, *, null: bool = True
+    usage: Usage,
+    details: PromptTokensDetails | msgspec.UnsetType,
+    stages: dict[str, StageTokens] | msgspec.UnsetType = _UNSET,
+    *,
+    null: bool = True,
 ) -> UsageInfo:
     reasoning = usage.reasoning_tokens
     return UsageInfo(
@@ -57,6 +74,7 @@ def _usage(
         completion_tokens_details=(None if null else _UNSET)
         if reasoning is None
         else CompletionTokensDetails(reasoning),
+        stages=stages,
     )
 
 
@@ -127,7 +145,7 @@ class Chunks(Generic[C]):
         used = self._generation.usage()
         # As in vLLM, a stream leaves null details out.
         details = PromptTokensDetails(used.cached_tokens, _UNSET, _UNSET)
-        usage = _usage(used, details, null=False)
+        usage = _usage(used, details, _stages(self._generation), null=False)
         return [self.chunk([], usage=usage, system_fingerprint=self._generation.fingerprint)]
 
     def failure_events(self, error: InlayError) -> list[Event]:

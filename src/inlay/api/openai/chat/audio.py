@@ -34,7 +34,6 @@ class ChatAudio:
 
     Attributes:
         id: of the sound.
-        model: card of the language model.
         usages: of the stages that have ended, by name.
         limited: the sound ends where the talker may make no more of it.
     """
@@ -85,10 +84,10 @@ class ChatAudio:
             return stage_request(call, id_, params[stage], request.priority or 0, stage, inputs)
 
         self.id = f"audio-{secrets.token_hex(12)}"
-        self.model = model
-        self.usages: Mapping[str | None, Usage] = {}
+        self.usages: Mapping[str, Usage] = {}
         self.limited = False
         self._call = call
+        self._writer = model.name
         self._steps = speaker.steps
         self._making = choice.kept
         self._make = make
@@ -101,13 +100,14 @@ class ChatAudio:
 
     async def _speak(self) -> None:
         router, hold = self._call.server.router, self._call.reservation.grow
-        given: dict[str | None, Making] = {self.model.name: self._making}
+        given: dict[str | None, Making] = {self._writer: self._making}
         try:
             for step in self._steps:
                 await self._call.server.awake(step.model, Task.STAGE)
             async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
                 async for found in outputs:
-                    self.usages, self.limited = found.usages, bool(found.limited)
+                    self.usages = {str(name): used for name, used in found.usages.items()}
+                    self.limited = bool(found.limited)
                     for payload in found.payloads:
                         if payload.port == "audio":
                             await self._put(await self._file.add(payload.data))

@@ -1,7 +1,7 @@
 """JSON of chats with sound: the transcript and the sound as they come, then the end."""
 
 import pybase64
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState
@@ -16,7 +16,6 @@ from inlay.api.openai.schema.chat import (
     ChatCompletion,
     ChatDelta,
 )
-from inlay.api.openai.schema.generation import StageTokens
 from inlay.errors import InlayError
 from inlay.http.sse import Event, EventStream
 from inlay.render import ParsedOutput
@@ -82,6 +81,7 @@ class AudioChatShape:
                 self._generation.bulk += len(more)
             else:
                 await stream.write(self._sounded(choice, more))
+        self._generation.others |= self._audio.usages
 
     def closing_events(self) -> list[Event]:
         """As `ResponseShape`: the end of the sound and of the text, then usage."""
@@ -94,11 +94,7 @@ class AudioChatShape:
             if self._audio.limited:
                 piece = piece._replace(finish_reason="length", stop_reason=None)
             events += self._text.events([(choice, piece)])
-        for event in self._text.closing_events():
-            if isinstance(event, ChatChunk) and event.usage is not UNSET:
-                event = replace(event, usage=replace(event.usage, stages=self._stages()))
-            events.append(event)
-        return events
+        return [*events, *self._text.closing_events()]
 
     def failure_events(self, error: InlayError) -> list[Event]:
         """As `ResponseShape`."""
@@ -113,20 +109,10 @@ class AudioChatShape:
             self._audio.id, pybase64.b64encode_as_string(file), self._written, found.created
         )
         message = replace(choice.message, content=None, audio=sound)
-        usage = replace(found.usage, stages=self._stages())
         said = replace(choice, message=message)
         if self._audio.limited:
             said = replace(said, finish_reason="length", stop_reason=None)
-        return replace(found, choices=[said], usage=usage)
-
-    def _stages(self) -> dict[str, StageTokens]:
-        used = self._text.usage
-        stage = self._audio.model.stage
-        own = {} if stage is None else {stage.name: StageTokens(*used[:2])}
-        return own | {
-            str(name): StageTokens(usage.prompt_tokens, usage.completion_tokens)
-            for name, usage in self._audio.usages.items()
-        }
+        return replace(found, choices=[said])
 
 
 __all__ = ["AudioChatShape"]

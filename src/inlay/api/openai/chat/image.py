@@ -1,5 +1,6 @@
 """The image of a chat of a pipeline: drawn from the text that its language model has written."""
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
 
@@ -18,7 +19,7 @@ from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.prompt import Buffer
-from inlay.request import Task
+from inlay.request import Task, Usage
 from inlay.router.making import Making
 from inlay.router.stages import admitted, plan, walk
 
@@ -35,6 +36,7 @@ class ChatImage:
 
     Attributes:
         stage: that makes it.
+        usages: of the stages that have ended, by name.
     """
 
     def __init__(self, call: Call, request: ChatRequest, model: ModelCard, id_: str) -> None:
@@ -55,6 +57,7 @@ class ChatImage:
                 f"n is {request.n}; an answer with an image is one", param="n"
             )
         router = call.server.router
+        self.usages: Mapping[str, Usage] = {}
         self._steps = plan(router, model, "image", text=True)
         self.stage = self._steps[-1].model
         card = router.card(self.stage).image
@@ -78,13 +81,17 @@ class ChatImage:
             raise InvalidRequestError("the model wrote no text to draw", param="modalities")
         given: dict[str | None, Making] = {self._writer: Making([text_payload("text", text)])}
         router, hold = self._call.server.router, self._call.reservation.grow
+        file: Buffer | None = None
         await self._call.server.awake(self.stage, Task.STAGE)
         async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
             async for found in outputs:
+                self.usages = {str(name): used for name, used in found.usages.items()}
                 for payload in found.payloads:
                     if payload.port == "image":
-                        return payload.data
-        raise EngineError(f"the stage {self.stage} ended without an image")
+                        file = payload.data
+        if file is None:
+            raise EngineError(f"the stage {self.stage} ended without an image")
+        return file
 
     def url(self, file: Buffer) -> str:
         """Return a file of `draw` as a data: URL."""

@@ -18,6 +18,7 @@ from inlay.api.openai.chat.shape import ChatShape
 from inlay.api.schema.chat import ChatRequest
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Call
+from inlay.request import Task
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -27,6 +28,9 @@ async def chat_completions(call: Call) -> None:
     incoming = await read_request(call, _decoder, lambda request: in_messages(request.messages))
     request = incoming.parsed.request
     response_id = answer_id("chatcmpl-", request.request_id)
+    # Before models of a row write for the one that answers.
+    card = call.server.model(request.model, Task.GENERATE).card
+    image = image_of(call, request, card, response_id)
     asked = await prepare_chat(
         call,
         incoming,
@@ -40,7 +44,6 @@ async def chat_completions(call: Call) -> None:
         response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use
     )
     fields = own_fields(request)
-    image = image_of(call, request, asked.model.card, response_id)
     audio = audio_of(call, request, asked.model.card, asked.generation, response_id)
     if audio is not None:
         spoken = AudioChatShape(shape, asked.generation, audio)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, joined
-from inlay.api.generation.generation import Generation, Pieces, Usage
+from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import LEAST, token_names
 from inlay.api.generation.tools import ToolChoice, ToolUse
 from inlay.api.openai.chunks import Chunks, whole_usage
@@ -117,11 +117,6 @@ class ChatShape:
         """Unix time of the response."""
         return self._chunks.created
 
-    @property
-    def usage(self) -> Usage:
-        """Usage of all choices so far."""
-        return self._generation.usage()
-
     def chunk(self, choice: ChatChunkChoice, **more: Any) -> ChatChunk:
         """Return a chunk of one choice with further fields."""
         return self._chunks.chunk([choice], **more)
@@ -147,7 +142,7 @@ class ChatShape:
             created=self._chunks.created,
             model=self._model,
             choices=[self._choice(choice, with_ids) for choice in self._generation.choices],
-            usage=whole_usage(self._generation.usage()),
+            usage=whole_usage(self._generation),
             system_fingerprint=self._generation.fingerprint,
             prompt_logprobs=None
             if scores is None

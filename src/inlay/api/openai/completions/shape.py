@@ -83,7 +83,7 @@ class CompletionShape:
             created=self._chunks.created,
             model=self._model,
             choices=self._best() if self._request.best_of is not None else self._all(),
-            usage=whole_usage(self._generation.usage()),
+            usage=whole_usage(self._generation),
             system_fingerprint=self._generation.fingerprint,
         )
 

@@ -1,0 +1,78 @@
+"""The models before the one that answers, without workers that compute."""
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from inlay.api.generation.messages import ReadMessages
+from inlay.api.generation.models_before import behind_others
+from inlay.api.schema.chat import ChatRequest
+from inlay.card import ModelCard
+from inlay.digest import Secret
+from inlay.errors import RateLimitedError
+from inlay.http import FrontendSettings
+from inlay.http.parsed_request import ParsedRequest
+from inlay.http.server import Server
+from inlay.request import Task
+from inlay.router.settings import RouterSettings
+from inlay.stages.graph import Graph, Stage
+from tests.router.scripted_stages import SEQS, ScriptedStage, World, card_of
+
+ROW = Graph(
+    name="pair",
+    stages={name: Stage(kind="generate", model="m") for name in ("drafter", "editor")},
+    edges=["drafter.text -> editor.prompt"],
+    inputs={"prompt": "drafter.prompt"},
+    outputs={"text": "editor.text"},
+)
+
+
+class Writer(ScriptedStage):
+    """A language model of `ROW`."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage)
+        self.graph = ROW
+
+    @property
+    def card(self) -> ModelCard:
+        return replace(card_of(self.graph.served_name(self.stage)), tasks=(Task.GENERATE,))
+
+
+async def test_where_the_model_that_answers_is_full_none_before_it_works() -> None:
+    asked = 0
+
+    async def prepare(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise AssertionError("as the test says")
+
+    queue = 2
+    async with World.around(
+        Writer("drafter"), Writer("editor"), settings=RouterSettings(router_queue_size=queue)
+    ) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        with ExitStack() as others, ExitStack() as ending:
+            call: Any = SimpleNamespace(
+                server=server, client="me", ending=ending, inflight=server.inflight
+            )
+            unparsed: Any = SimpleNamespace()
+            incoming: ParsedRequest[Any] = ParsedRequest(unparsed, 0, ())
+            request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair")
+
+            def messages(*_: Any) -> ReadMessages:
+                raise AssertionError("nothing is read")
+
+            for number in range(2 * SEQS + queue):
+                others.enter_context(world.router.admit(["pair"], str(number)))
+            with pytest.raises(RateLimitedError, match="the stage `pair` has 6") as full:
+                await behind_others(call, incoming, request, "id", messages, prepare)
+            assert full.value.retry_after
+        assert asked == 0
+        # Nothing was taken at the first for the one that was refused.
+        with world.router.admit(["pair/drafter"], "me"):
+            pass
+        server.close()
