@@ -6,6 +6,7 @@ Weights are drawn wide, so that a wrong row, position or code shows.
 """
 
 import copy
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,30 @@ import transformers
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
+from tests.audio_models import extractor
 from tests.model_configs import EOS_ID, VOCAB_SIZE
 from tests.models import models_root
-from tests.vision_models import _MROPE, _TEXT, _draw, _save_tokenizer
+from tests.vision_models import _MROPE, _NORM, _TEXT, VIDEO_SETTINGS, _draw, _save_tokenizer
 
 SPEAKERS = {"Chelsie": 370, "Ethan": 371}
 """The voices, with the id that begins the text of each."""
 CODES = 40
 """Codes of sound; the talker has six further ids, which its random weights choose too."""
 _PAD, _START, _END, _MASK = CODES + 1, CODES + 2, CODES + 3, CODES + 5
+MEDIA = {"audio": 380, "image": 381, "video": 382}
+"""Ids of the tokens that stand for rows of each kind of media."""
+AROUND = {"audio": (375, 376), "image": (377, 378), "video": (377, 378)}
+"""Ids of the tokens around them, by which transformers finds them."""
+_IDS = {
+    **{f"{kind}_token_index": id_ for kind, id_ in MEDIA.items()},
+    "audio_start_token_id": AROUND["audio"][0],
+    "audio_end_token_id": AROUND["audio"][1],
+    "vision_start_token_id": AROUND["image"][0],
+    "vision_end_token_id": AROUND["image"][1],
+}
 _TALKER = {
+    **_IDS,
+    "spatial_merge_size": 2,
     "vocab_size": CODES + 6,
     "tts_text_start_token_id": 372,
     "tts_text_end_token_id": 373,
@@ -71,20 +86,16 @@ _VOCODER = {
 
 
 def _config() -> Any:
-    tower = {"hidden_size": 32, "intermediate_size": 48, "depth": 1, "num_heads": 4}
-    ear = {"num_mel_bins": 16, "encoder_layers": 1, "encoder_attention_heads": 4}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4}
+    tower |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
+    # Chunks of 0.4 s.
+    ear = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "n_window": 20}
     return transformers.Qwen2_5OmniConfig(
         thinker_config={
             "text_config": {**_TEXT, "rope_parameters": _MROPE},
             "vision_config": {**tower, "out_hidden_size": 64},
             "audio_config": {**ear, "encoder_ffn_dim": 48, "d_model": 32, "output_dim": 64},
-            "audio_token_index": 380,
-            "image_token_index": 381,
-            "video_token_index": 382,
-            "audio_start_token_id": 375,
-            "audio_end_token_id": 376,
-            "vision_start_token_id": 377,
-            "vision_end_token_id": 378,
+            **_IDS,
         },
         talker_config=_TALKER,
         token2wav_config={"dit_config": _DIT, "bigvgan_config": _VOCODER},
@@ -126,6 +137,13 @@ def omni() -> Path:
         for part, value in parts.items()
     }
     save_file(parts, directory / "speakers.safetensors")
+    image = transformers.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 16 * 16, "longest_edge": 48 * 48}, patch_size=4, **_NORM
+    )
+    # As published, one file has the settings of both.
+    both = {**extractor().to_dict(), **image.to_dict(), "processor_class": "Qwen2_5OmniProcessor"}
+    (directory / "preprocessor_config.json").write_text(json.dumps(both))
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(VIDEO_SETTINGS))
     _save_tokenizer(directory, ("<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>"))
     return directory
 

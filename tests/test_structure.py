@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "pace": set[str](),
     "parent": set[str](),
     "hidden_states": set[str](),
-    "speech": set[str](),
+    "speech": {"prompt"},
     "address": set[str](),
     "edges": {"address"},
     "liveness": set[str](),

@@ -184,7 +184,10 @@ class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
         start: first row of the whole item that this run covers.
         total: rows of the whole item; 0 where this run is all of it.
         detail: "low" where the item was laid out with low detail.
-        interval: positions from one grid in time to the next; of videos.
+        interval: from one grid in time to the next, of videos: positions, or seconds where `rate`
+            is set.
+        rate: positions of a second, for models that number what follows from the item's last time
+            on; 0 for others.
         param: place in the client's request, for errors about the item.
     """
 
@@ -200,6 +203,7 @@ class Media(msgspec.Struct, frozen=True, tag="media", array_like=True):
     detail: str | None = None
     interval: float = 1.0
     param: str | None = None
+    rate: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.total:

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from inlay.prompt import Media
+
 
 class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defaults=True):
     """Parameters of a stage that speaks: a talker, or the vocoder behind it.
@@ -9,6 +11,7 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defau
     Attributes:
         voice: one of the card's.
         prompt_tokens: positions before the text that is spoken.
+        media: runs of media among them, as `inlay.media.positions.media_runs` gives them.
         seed: of what the talker draws, and of the vocoder's noise.
         max_tokens: codes at most.
         temperature: of the talker; 0 is greedy.
@@ -18,6 +21,7 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defau
 
     voice: str
     prompt_tokens: int = 0
+    media: tuple[tuple[int, Media], ...] = ()
     seed: int = 0
     max_tokens: int = 4096
     temperature: float = 0.9

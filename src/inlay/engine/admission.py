@@ -119,7 +119,9 @@ class PromptAdmission:
     def _check_media(self, run: Media, param: str) -> None:
         if self.media is None or not self.media.takes(run.kind):
             raise InvalidRequestError(f"this engine cannot read {run.kind}", param=param)
-        if run.atomic != self.media.atomic or (run.grid is None) == self.media.mrope:
+        if run.atomic != self.media.atomic or (run.grid is not None) != (
+            self.media.mrope and run.kind != "audio"
+        ):
             raise InvalidRequestError(
                 f"{NAMED[run.kind]} was laid out for another family than {self.media.family!r}",
                 param=param,

@@ -57,17 +57,19 @@ class AudioHeader(NamedTuple):
 class AudioFrames(msgspec.Struct, frozen=True, kw_only=True, tag="audio_frames"):
     """Spectrum frames that a Whisper-like encoder takes four to a row.
 
-    Family: Qwen2-Audio.
+    Families: Qwen2-Audio, Qwen2.5-Omni.
 
     Attributes:
         rate: samples a second that the encoder takes.
         hop: samples from one frame to the next.
         max_samples: of an item.
+        filled: the encoder takes shorter items filled up with silence to `max_samples`.
     """
 
     rate: int
     hop: int
     max_samples: int
+    filled: bool = True
 
     def layout(self, samples: int) -> Layout:
         """The layout of `samples` samples at `rate`.

@@ -21,7 +21,7 @@ import pybase64
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioFrames, AudioGeometry
 from inlay.media.geometry import AnyResolution, FixedSize, Grid, Layout, PatchGrid, layout_of
-from inlay.media.positions import grid_field
+from inlay.media.positions import grid_field, line_field
 from inlay.media.spec import ImageGeometry, Kind, MediaSpec
 from inlay.media.tiles import Canvas, Pooled
 from inlay.prompt import DTYPE_SIZES, Buffer, Field, Rows, Segment, Tokens
@@ -151,11 +151,13 @@ def embeds_segments(
         raise InvalidRequestError(
             error.message.replace("prompt_embeds", name), param=name
         ) from error
-    fields = _positions(spec, laid)
+    fields = _positions(spec, laid, kind)
     return _segments(laid, _split(checked, hidden_size, fields, spec.atomic))
 
 
-def _positions(spec: MediaSpec, laid: Layout) -> tuple[Field, ...]:
+def _positions(spec: MediaSpec, laid: Layout, kind: Kind) -> tuple[Field, ...]:
+    if spec.mrope and kind == "audio":
+        return (line_field(laid.rows),)
     if laid.grid is None or not isinstance(spec.image, PatchGrid):
         return ()
     times, lines, columns = laid.grid

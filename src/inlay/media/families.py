@@ -9,7 +9,7 @@ import msgspec
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioFrames
 from inlay.media.geometry import MAX_PIXELS, PatchGrid
-from inlay.media.image_families import IMAGE_FAMILIES, area_of, placeholder_of
+from inlay.media.image_families import IMAGE_FAMILIES, area_of, placeholder_of, qwen_vl
 from inlay.media.model_files import ModelFiles, Section
 from inlay.media.spec import ImageGeometry, Kind, MediaSpec, Placeholder
 from inlay.media.video import FrameGrid
@@ -126,6 +126,17 @@ def _qwen2_audio(files: ModelFiles) -> MediaSpec:
     )
 
 
+def _qwen2_5_omni(files: ModelFiles) -> MediaSpec:
+    seen, heard = qwen_vl(files, "<|IMAGE|>"), _qwen2_audio(files)
+    assert isinstance(heard.audio, AudioFrames), "its sounds are laid out as Qwen2-Audio's"
+    return msgspec.structs.replace(
+        seen,
+        placeholders={**seen.placeholders, **heard.placeholders},
+        audio=msgspec.structs.replace(heard.audio, filled=False),
+        audio_token=heard.audio_token,
+    )
+
+
 def _voxtral(files: ModelFiles) -> MediaSpec:
     settings = files.audio.over({"sampling_rate": 16000, "hop_length": 160})
     encoder = files.config.section("audio_config")
@@ -167,7 +178,10 @@ def _with_video(files: ModelFiles, spec: MediaSpec, token: str, like: FrameGrid)
         names = ("<|begin_of_image|>", "<|end_of_image|>")
     speed = like.tokens_per_second
     if speed:
-        speed = files.vision.number("tokens_per_second", speed)
+        where, name = files.vision, "tokens_per_second"
+        if like.by_clock:
+            where, name = files.config, "position_id_per_seconds"
+        speed = where.number(name, speed)
     grid = msgspec.structs.replace(
         like,
         patch=settings.integer("patch_size"),
@@ -215,6 +229,10 @@ _VIDEO = {
         ),
     ),
     "qwen2_vl": ("<|video_pad|>", _FRAMES),
+    "qwen2_5_omni": (
+        "<|VIDEO|>",
+        msgspec.structs.replace(_FRAMES, tokens_per_second=25, by_clock=True),
+    ),
     "qwen2_5_vl": ("<|video_pad|>", msgspec.structs.replace(_FRAMES, tokens_per_second=4)),
     "qwen3_vl": ("<|video_pad|>", _SECONDS),
     "qwen3_5": ("<|video_pad|>", _SECONDS),
@@ -226,6 +244,7 @@ _VIDEO |= {f"{family}_moe": _VIDEO[family] for family in ("glm4v", "qwen3_vl", "
 
 _READERS: dict[str, Callable[[ModelFiles], MediaSpec]] = {
     **IMAGE_FAMILIES,
+    "qwen2_5_omni": _qwen2_5_omni,
     "qwen2_audio": _qwen2_audio,
     "voxtral": _voxtral,
 }

@@ -148,7 +148,8 @@ def area_of(settings: Section) -> tuple[int, int]:
     return bound("min_pixels", "shortest_edge"), bound("max_pixels", "longest_edge")
 
 
-def _qwen_vl(files: ModelFiles) -> MediaSpec:
+def qwen_vl(files: ModelFiles, placeholder: str = "<|image_pad|>") -> MediaSpec:
+    """The spec of a model that sees images as Qwen2-VL does."""
     settings = files.image.over(
         {
             "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
@@ -165,11 +166,11 @@ def _qwen_vl(files: ModelFiles) -> MediaSpec:
     )
     levels = files.vision.get("deepstack_visual_indexes")
     deepstack = len(levels) if isinstance(levels, list) else 0
-    return _spec(files, geometry, "<|image_pad|>", mrope=True, deepstack=deepstack)
+    return _spec(files, geometry, placeholder, mrope=True, deepstack=deepstack)
 
 
 def _qwen3_vl(files: ModelFiles) -> MediaSpec:
-    spec = _qwen_vl(files)
+    spec = qwen_vl(files)
     if files.vision.get("deepstack_visual_indexes") is None:
         return msgspec.structs.replace(spec, deepstack=3)
     return spec
@@ -352,14 +353,14 @@ IMAGE_FAMILIES: dict[str, Callable[[ModelFiles], MediaSpec]] = {
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
     "mistral3": _pixtral,
-    "qwen2_5_vl": _qwen_vl,
-    "qwen2_vl": _qwen_vl,
-    "qwen3_5": _qwen_vl,
-    "qwen3_5_moe": _qwen_vl,
+    "qwen2_5_vl": qwen_vl,
+    "qwen2_vl": qwen_vl,
+    "qwen3_5": qwen_vl,
+    "qwen3_5_moe": qwen_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _idefics3,
 }
 """Reader of each family; family and identity of the encoder are left empty."""
 
-__all__ = ["IMAGE_FAMILIES", "area_of", "placeholder_of"]
+__all__ = ["IMAGE_FAMILIES", "area_of", "placeholder_of", "qwen_vl"]

@@ -102,6 +102,7 @@ def _item(
         detail="low" if settings == "low" else None,
         atomic=spec.atomic,
         interval=interval,
+        rate=spec.video.rate if kind == "video" and spec.video is not None else 0.0,
     )
     return Item(tuple(segments), laid.positions, decoded_bytes)
 

@@ -9,6 +9,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from inlay.errors import InvalidRequestError
+from inlay.tensors.table import thinker_config
 
 _MAX_BYTES = 64 * 2**20
 
@@ -115,7 +116,7 @@ class ModelFiles:
 
     Attributes:
         directory: of the model.
-        config: config.json.
+        config: config.json; of Qwen2.5-Omni its thinker's part.
         vision: its part about the vision encoder.
         processor: processor_config.json.
         image: settings of the image processor.
@@ -129,7 +130,8 @@ class ModelFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = self._read("config.json")
+        whole = self._read("config.json")
+        self.config = Section(whole.name, thinker_config({**whole.values}))
         self.vision = self.config.section("vision_config")
         self.processor = self._read("processor_config.json")
         plain = self._read("preprocessor_config.json")

@@ -3,7 +3,8 @@
 A token takes one step in time, height and width at once. The rows of an image or of a run of video
 frames count along their grid from where they begin; what follows begins after the longer side of
 the grid. Each run of an item is a grid of its own, so frames with their times between as text are
-numbered as Qwen3-VL and GLM-4V do, and a video in one run as Qwen2-VL and Qwen2.5-VL do.
+numbered as Qwen3-VL and GLM-4V do, and a video in one run as Qwen2-VL and Qwen2.5-VL do. In
+Qwen2.5-Omni what follows a video begins after its last time too. Rows of sound are as tokens.
 
 Source: `get_rope_index` of those models in transformers 5.23; the tests compare with it.
 """
@@ -52,21 +53,56 @@ def rope_positions(prompt: Prompt) -> tuple[Positions, int]:
             begin += count
         else:
             found[:, at : at + count] = grid + begin
-            begin += int(grid[1:].max()) + 1
+            timed = isinstance(segment, Media) and segment.rate > 0
+            begin += int(grid[0 if timed else 1 :].max()) + 1
         at += count
     return found, int(found.max()) + 1 - len(prompt) if len(prompt) else 0
 
 
-def grid_positions(lines: int, columns: int, times: int = 1, interval: float = 1.0) -> Positions:
+def media_runs(prompt: Prompt, offset: int = 0) -> tuple[tuple[int, Media], ...]:
+    """(first position, run) of each run of media in a prompt.
+
+    A run has what numbers its positions, and no data. Rows that a client's own encoder made are
+    runs too, if the model numbers positions by three axes.
+
+    Args:
+        prompt: whole.
+        offset: positions before it.
+    """
+    found: list[tuple[int, Media]] = []
+    for position, segment in prompt.spans(0, len(prompt)):
+        run = _bare(segment)
+        if run is not None:
+            found.append((offset + position, run))
+    return tuple(found)
+
+
+def _bare(segment: object) -> Media | None:
+    if isinstance(segment, Media):
+        return msgspec.structs.replace(segment, digest=b"", data=None, ref=None, param=None)
+    index = _given(segment) if isinstance(segment, Rows) else None
+    if index is None:
+        return None
+    times, lines, columns = (int(axis.max()) + 1 for axis in index)
+    if times > 1:  # an image has one time: this is sound
+        return Media("audio", b"", index.shape[1])
+    return Media("image", b"", index.shape[1], grid=(1, lines, columns))
+
+
+def grid_positions(
+    lines: int, columns: int, times: int = 1, interval: float = 1.0, rate: float = 0.0
+) -> Positions:
     """Positions along a grid of `times` x `lines` x `columns` rows, from 0.
 
     Args:
         lines: rows of embeddings along the height.
         columns: along the width.
         times: along the time.
-        interval: positions from one time to the next, rounded down after multiplying in float32.
+        interval: from one time to the next, as `Media.interval`.
+        rate: as `Media.rate`. Times are multiplied in float32, then rounded down.
     """
-    time = (np.arange(times, dtype=np.float32) * np.float32(interval)).astype(np.int32)
+    time = np.arange(times, dtype=np.float32) * np.float32(interval)
+    time = (time * np.float32(rate or 1)).astype(np.int32)
     size = lines * columns
     return np.stack(
         (
@@ -80,6 +116,11 @@ def grid_positions(lines: int, columns: int, times: int = 1, interval: float = 1
 def grid_field(lines: int, columns: int, times: int = 1) -> Field:
     """The bundle field of the rows of a whole item that a client made."""
     return _field(grid_positions(lines, columns, times))
+
+
+def line_field(rows: int) -> Field:
+    """The bundle field of the rows of a sound that a client made: they count as tokens do."""
+    return _field(np.tile(np.arange(rows, dtype=np.int32), (3, 1)))
 
 
 def placed(rows: Rows, run: Media) -> Rows:
@@ -120,7 +161,7 @@ def _grid(segment: object) -> Positions | None:
             f"a run of {len(segment)} rows from row {segment.start} is no whole number of frames "
             f"of {lines} x {columns} rows"
         )
-    return grid_positions(lines, columns, times, segment.interval)
+    return grid_positions(lines, columns, times, segment.interval, segment.rate)
 
 
 def _given(rows: Rows) -> Positions | None:
@@ -141,6 +182,8 @@ __all__ = [
     "Positions",
     "grid_field",
     "grid_positions",
+    "line_field",
+    "media_runs",
     "merged",
     "placed",
     "rope_positions",

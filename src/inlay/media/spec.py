@@ -200,6 +200,7 @@ def media_segments(
     detail: Detail | None = None,
     atomic: bool = False,
     interval: float = 1.0,
+    rate: float = 0.0,
     ref: str | None = None,
 ) -> list[Segment]:
     """The segments of an item: its marker tokens, and one `Media` for each run of its rows.
@@ -212,6 +213,7 @@ def media_segments(
         detail: what `laid` was made with.
         atomic: of the family.
         interval: of a video's layout.
+        rate: of the model's videos.
         ref: name of the bytes, where `data` is None.
     """
     segments: list[Segment] = []
@@ -233,6 +235,7 @@ def media_segments(
                 total,
                 "low" if detail == "low" else None,
                 interval,
+                rate=rate,
             )
         )
         start += part

@@ -25,7 +25,7 @@ class VideoLayout(NamedTuple):
 
     Attributes:
         layout: as of an image; its grid counts pairs of frames in time.
-        interval: positions from one pair of frames to the next, as `Media.interval`.
+        interval: from one pair of frames to the next, as `Media.interval`.
     """
 
     layout: Layout
@@ -35,7 +35,7 @@ class VideoLayout(NamedTuple):
 class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
     """Frames become patches, `temporal` frames at a time.
 
-    Families: Qwen2-VL and later, GLM-4V.
+    Families: Qwen2-VL and later, Qwen2.5-Omni, GLM-4V.
 
     Attributes:
         patch: side of a patch, in pixels.
@@ -46,6 +46,7 @@ class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
         max_frames: of a video, after sampling.
         together: the area is that of all frames.
         tokens_per_second: positions of one second; 0 where frames are numbered by one.
+        by_clock: what follows a video is numbered from its last time on.
         stamps: "seconds": each pair has its time with one decimal before it; "after": whole seconds
             after it; "none": all rows are one run.
         start: token before the rows of a pair with a stamp.
@@ -60,9 +61,15 @@ class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
     max_frames: int
     together: bool = False
     tokens_per_second: float = 0
+    by_clock: bool = False
     stamps: Literal["none", "seconds", "after"] = "none"
     start: int = -1
     end: int = -1
+
+    @property
+    def rate(self) -> float:
+        """As `Media.rate`."""
+        return self.tokens_per_second if self.by_clock else 0.0
 
     def layout(
         self, height: int, width: int, seconds: Sequence[float], fps: float, encode: Encode
@@ -104,7 +111,9 @@ class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
         interval = 1.0
         if self.tokens_per_second:
             # In float32, as the model multiplies.
-            interval = _rounded(self.tokens_per_second * _rounded(self.temporal / fps))
+            interval = _rounded(self.temporal / fps)
+            if not self.by_clock:
+                interval = _rounded(self.tokens_per_second * interval)
         return VideoLayout(layout_of(parts, size, grid), interval)
 
     def _stamped(

@@ -102,12 +102,20 @@ def config_of(directory: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise InvalidRequestError(f"{path} holds {type(config).__name__}, not an object")
+    return thinker_config(config)
+
+
+def thinker_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The thinker's part of a Qwen2.5-Omni's configuration; any other is returned as it is.
+
+    A thinker that was saved alone is of the same type.
+    """
+    kind = {"model_type": _OMNI, "architectures": [_THINKER]}
     thinker = config.get("thinker_config")
     if config.get("model_type") == _OMNI and isinstance(thinker, dict):
         own = {key: config[key] for key in ("dtype", "torch_dtype") if key in config}
-        kind = {"model_type": _OMNI, "architectures": [_THINKER]}
         return {**own, **thinker, **kind}
-    return config
+    return {**config, **kind} if config.get("model_type") == f"{_OMNI}_thinker" else config
 
 
 def stored_tensors(

@@ -24,6 +24,7 @@ from inlay.engine.torch.media.readers import Inputs, readers_of
 from inlay.engine.torch.media.tower import ROWS, Tower, as_rows
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
+from inlay.engine.torch.weights.checkpoint import parsed_config
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.media.embeds import embeds_segments
@@ -33,6 +34,7 @@ from inlay.request import Output, Request, Sampling
 from inlay.tensors import Tensor
 from tests.audio_models import AUDIO_FAMILIES
 from tests.engine.torch.vision_reference import (
+    OMNI_CASES,
     VIDEO_CASES,
     Clip,
     Item,
@@ -44,6 +46,7 @@ from tests.engine.torch.vision_reference import (
     prompt_of,
     segments_of,
     spec,
+    surrounded,
 )
 from tests.vision_models import FAMILIES
 
@@ -54,25 +57,28 @@ ONE, TWO = Picture(1, 40, 56), Picture(2, 70, 33)
 SOUNDS = Sound(1, 18_003), Sound(2, 9_000)
 CLIPS = Clip(1, 5, 40, 56), Clip(2, 4, 70, 33, fps=1.5)
 
-CASES = (*FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES)
+CASES = (*FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES, *OMNI_CASES)
 
 
 def items(case: str) -> tuple[Item, Item]:
     """The two items that a case's prompts hold."""
     if case in AUDIO_FAMILIES:
         return SOUNDS
+    if case == "qwen2_5_omni+mixed":
+        return CLIPS[1], SOUNDS[0]
     return CLIPS if case in VIDEO_CASES else (ONE, TWO)
 
 
 def prompts(case: str) -> dict[str, Parts]:
     one, two = items(case)
-    return {
+    found: dict[str, Parts] = {
         "both": [list(range(100, 117)), one, [11, 12, 13, 14, 15], two, [20, 21, 22]],
         "one": [[5, 6, 9, 10], one, list(range(60, 80))],
         "other": [[5, 6, 9, 10], one, [90, 91, 92]],
         "twice": [[6, 7, 8], two, [90, 91, 92], two, [93]],
         "text": [[40, 41, 42, 43, 44, 45, 46, 47, 48]],
     }
+    return {name: surrounded(parts) for name, parts in found.items()} if case in OMNI_CASES else found
 
 
 @cache
@@ -84,7 +90,7 @@ def load(family: str) -> CausalModel:
 
 def tower_inputs(family: str, run: Media) -> Inputs:
     """What the engine's reader makes of a file."""
-    config = AutoConfig.from_pretrained(directory_of(family))
+    config = parsed_config(directory_of(family))
     return readers_of(directory_of(family), config, spec(family))[run.kind].plan(run).read()
 
 
@@ -305,7 +311,8 @@ def test_an_image_with_rows_that_are_not_finite_does_not_harm_its_neighbours() -
 def test_images_that_are_encoded_together_have_the_rows_they_have_alone(family: str) -> None:
     model = load(family)
     third: dict[type, Item] = {Picture: Picture(9, 20, 90), Sound: Sound(9, 29_000), Clip: CLIPS[0]}
-    files = [*items(family), third[type(items(family)[0])]]
+    one, two = items(family)
+    files = [one, two, third[type(one)]] if type(one) is type(two) else [one, third[type(one)]]
     runs = [run_of(family, file) for file in files]
     inputs = [tower_inputs(family, run) for run in runs]
     together = Tower(model.tower, model.hidden_size).encode(inputs, [run.total for run in runs])
@@ -318,8 +325,7 @@ def test_images_that_are_encoded_together_have_the_rows_they_have_alone(family: 
 
 def test_every_family_with_images_is_tested_and_listed() -> None:
     tested = {AutoConfig.from_pretrained(directory_of(case)).model_type for case in CASES}
-    # The thinker of Qwen2.5-Omni is served with text alone.
-    assert tested | {"qwen2_5_omni"} == set(MEDIA_FAMILIES)
+    assert tested == set(MEDIA_FAMILIES)
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     for model_type in MEDIA_FAMILIES:
         assert f"`{model_type}`" in page, model_type
@@ -341,7 +347,9 @@ def test_the_tiny_models_tell_a_wrong_picture(family: str) -> None:
     assert (generated(family, prompt, NEW).logits[0] - expected).abs().max() > 0.3
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name.startswith(("qwen", "glm"))])
+@pytest.mark.parametrize(
+    "family", [name for name in (*FAMILIES, *OMNI_CASES) if name.startswith(("qwen", "glm"))]
+)
 def test_positions_of_one_axis_would_be_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load(family), "rope_axes", 1)
     assert difference(family, "one", Engine(family).run("one")) > 0.1

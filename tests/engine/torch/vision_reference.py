@@ -1,10 +1,10 @@
 """What `transformers.generate` makes of prompts with media, and the same prompts as `Prompt`s.
 
 A prompt is a list of token ids and items: `Picture`s, `Sound`s or `Clip`s. A case is a family of
-`tests.vision_models` or `tests.audio_models`, or `FAMILY+video`.
+`tests.vision_models` or `tests.audio_models`, `FAMILY+video`, or one of `OMNI_CASES`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -37,6 +37,7 @@ from inlay.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.render import Renderer
 from tests.audio_models import AUDIO_FAMILIES, RATE, audio, extractor
 from tests.media.processors import from_source, llama4_pixels
+from tests.omni_models import AROUND, MEDIA, omni, whole
 from tests.vision_models import (
     _NORM,
     IMAGE,
@@ -48,12 +49,15 @@ from tests.vision_models import (
     vision,
 )
 
+OMNI_CASES = ("qwen2_5_omni", "qwen2_5_omni+mixed")
 VIDEO_CASES = tuple(f"{family}+video" for family in VIDEO_FAMILIES)
 
 
 def directory_of(case: str) -> Path:
     """The model of a case."""
     family = case.removesuffix("+video")
+    if case in OMNI_CASES:
+        return omni()
     return audio(family) if family in AUDIO_FAMILIES else vision(family)
 
 
@@ -129,6 +133,8 @@ class Truth(NamedTuple):
 
 @cache
 def model_of(directory: Path) -> Any:
+    if directory == omni():
+        return whole().thinker
     (name,) = AutoConfig.from_pretrained(directory).architectures
     return getattr(transformers, name).from_pretrained(directory, dtype=torch.float32).eval()
 
@@ -187,7 +193,7 @@ def pixels(family: str, pictures: Sequence[Picture], **settings: Any) -> dict[st
         "internvl": {"crop_to_patches": True},
     }
     found = as_torchvision(
-        processor_of(vision(family)), nested, **{**joint.get(family, {}), **settings}
+        processor_of(directory_of(family)), nested, **{**joint.get(family, {}), **settings}
     )
     keys = (
         "pixel_values", "image_sizes", "image_grid_thw", "image_position_ids",
@@ -200,7 +206,7 @@ def spectra(case: str, sounds: Sequence[Sound]) -> dict[str, Tensor]:
     """The feature extractor's output for some sounds, as the family's processor asks for it."""
     made = [soundfile.read(BytesIO(sound.data), dtype="float32")[0] for sound in sounds]
     given = {"sampling_rate": RATE, "return_tensors": "pt"}
-    if case == "qwen2_audio":
+    if case == "qwen2_audio" or case in OMNI_CASES:
         found = extractor()(made, padding="max_length", return_attention_mask=True, **given)
         return {
             "input_features": found["input_features"],
@@ -239,6 +245,8 @@ def patches(case: str, clips: Sequence[Clip]) -> dict[str, Any]:
         "pixel_values_videos": torch.cat(found),
         "video_grid_thw": torch.tensor(grids),
     }
+    if case in OMNI_CASES:
+        return made | {"video_second_per_grid": torch.tensor(seconds)}
     return made | ({"second_per_grid_ts": seconds} if case.startswith("qwen2_5") else {})
 
 
@@ -258,7 +266,8 @@ def _laid_video(case: str, clip: Clip) -> Any:
 
 @cache
 def spec(case: str) -> MediaSpec:
-    found = spec_of(directory_of(case), video=case.removesuffix("+video") in VIDEO_FAMILIES)
+    video = case.removesuffix("+video") in VIDEO_FAMILIES or case in OMNI_CASES
+    found = spec_of(directory_of(case), video=video)
     assert found is not None
     return found
 
@@ -275,6 +284,18 @@ def segments_of(case: str, item: Item) -> list[Segment]:
     return media_segments(laid, digest, data, atomic=spec(case).atomic)
 
 
+def surrounded(parts: Parts) -> Parts:
+    """`parts` with the tokens around each item by which transformers finds it in Qwen2.5-Omni."""
+    found: list[list[int] | Item] = []
+    for part in parts:
+        if isinstance(part, list):
+            found.append(part)
+        else:
+            before, after = AROUND["audio" if isinstance(part, Sound) else "image"]
+            found += [[before], part, [after]]
+    return found
+
+
 def prompt_of(case: str, parts: Parts) -> Prompt:
     """The prompt as an engine takes it."""
     segments: list[Segment] = []
@@ -283,11 +304,16 @@ def prompt_of(case: str, parts: Parts) -> Prompt:
     return Prompt.of(*segments)
 
 
-def ids_of(prompt: Prompt, row: int = IMAGE) -> list[int]:
+def ids_of(prompt: Prompt, row: int = IMAGE, rows: Mapping[str, int] | None = None) -> list[int]:
+    """Ids of a prompt, with `row` for rows of media, or an id for those of each kind."""
     return [
         id_
         for segment in prompt.segments
-        for id_ in (segment.ids if isinstance(segment, Tokens) else [row] * len(segment))
+        for id_ in (
+            segment.ids
+            if isinstance(segment, Tokens)
+            else [(rows or {}).get(getattr(segment, "kind", ""), row)] * len(segment)
+        )
     ]
 
 
@@ -310,11 +336,13 @@ def _inputs(case: str, parts: Sequence[list[int] | Item]) -> dict[str, Any]:
     prompt = prompt_of(case, parts)
     # Rows of GLM's videos have the id of images.
     row = VIDEO if case.endswith("+video") and case.startswith("qwen") else IMAGE
-    ids = torch.tensor([ids_of(prompt, row)])
+    ids = torch.tensor([ids_of(prompt, row, MEDIA if case in OMNI_CASES else None)])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     items = [part for part in parts if not isinstance(part, list)]
     if not items:
         return inputs
+    if case in OMNI_CASES:
+        return inputs | omni_inputs(case, items)
     kinds = (ids == row).long()
     if case.endswith("+video"):
         clips = [item for item in items if isinstance(item, Clip)]
@@ -327,6 +355,18 @@ def _inputs(case: str, parts: Sequence[list[int] | Item]) -> dict[str, Any]:
     if case == "gemma3":
         inputs["token_type_ids"] = kinds
     return inputs
+
+
+def omni_inputs(case: str, items: Sequence[Item]) -> dict[str, Any]:
+    """What the processor of Qwen2.5-Omni makes of items of all kinds."""
+    pictures = [item for item in items if isinstance(item, Picture)]
+    sounds = [item for item in items if isinstance(item, Sound)]
+    clips = [item for item in items if isinstance(item, Clip)]
+    return {
+        **(pixels(case, pictures) if pictures else {}),
+        **(spectra(case, sounds) if sounds else {}),
+        **(patches(case, clips) if clips else {}),
+    }
 
 
 def _by(model: Any, case: str, parts: tuple[tuple[int, ...] | Item, ...], count: int) -> Truth:

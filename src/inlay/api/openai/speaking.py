@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from inlay.card import AudioCard, ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.hidden_states import HiddenStates
 from inlay.http.quoting import shown_value
+from inlay.prompt import Media
 from inlay.router import Router
 from inlay.router.stages import Step, plan
 from inlay.speech import Speech
@@ -104,24 +107,33 @@ class Speaker:
         return min(one for one in limits if one is not None)
 
     def params(
-        self, voice: str, *, prompt_tokens: int, seed: int, max_tokens: int
+        self,
+        voice: str,
+        *,
+        prompt_tokens: int,
+        media: tuple[tuple[int, Media], ...],
+        seed: int,
+        max_tokens: int,
     ) -> Mapping[str, Speech]:
         """Return the parameters of each stage that speaks, by the name that it is served under.
 
         Args:
             voice: one of the card's.
             prompt_tokens: positions before the text that is spoken.
+            media: runs of media among them.
             seed: of the talker and of the vocoder.
             max_tokens: codes at most, of `codes`.
         """
         stages = {step.model: self.graph.stages[str(step.stage)] for step in self.steps}
-        return {
+        found = {
             model: stage.speech.params(
                 voice, prompt_tokens=prompt_tokens, seed=seed, max_tokens=max_tokens
             )
             for model, stage in stages.items()
             if stage.kind != "generate"
         }
+        talker = self.talker.name
+        return found | {talker: replace(found[talker], media=media)}
 
     def num_bytes(self, codes: int) -> int:
         """Return the memory that the sound of so many codes takes in the frontend, at most."""

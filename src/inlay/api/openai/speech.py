@@ -27,6 +27,7 @@ from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
+from inlay.media.positions import media_runs
 from inlay.request import Input, Request, Sampling, Task
 from inlay.router.stages import admitted, walk
 
@@ -203,7 +204,11 @@ class _Requests:
         self._id = answer_id("speech-", self.request.request_id)
         seed = secrets.randbits(63) if self.request.seed is None else self.request.seed
         self._params = self.speaker.params(
-            self.voice, prompt_tokens=self.prompt.before, seed=seed, max_tokens=self.codes
+            self.voice,
+            prompt_tokens=self.prompt.before,
+            media=media_runs(self.prompt.whole),
+            seed=seed,
+            max_tokens=self.codes,
         )
 
     def make(self, stage: str, inputs: Sequence[Input]) -> Request:

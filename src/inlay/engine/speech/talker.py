@@ -23,7 +23,8 @@ from transformers.generation import (
 
 from inlay.engine.speech.job import Piece, tensor_of
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.prompt import Buffer
+from inlay.media.positions import rope_positions
+from inlay.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.request import Input, Payload
 from inlay.speech import Speech
 
@@ -93,13 +94,14 @@ class Talker:
         return found
 
     @torch.inference_mode()
-    def logits(self, rows: Tensor, cache: DynamicCache) -> Tensor:
-        """Compute the logits [1, codes], float32, of the code behind `rows` [N, E] and `cache`."""
-        start = cache.get_seq_length()
-        positions = torch.arange(start, start + len(rows), device=self.device)
+    def logits(self, rows: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Compute the logits [1, codes], float32, of the code behind `rows` [N, E] and `cache`.
+
+        `positions` [3, N] are those of the rows in time, height and width.
+        """
         states = self._model.model(
             inputs_embeds=self._model.thinker_to_talker_proj(rows[None]),
-            position_ids=positions.view(1, 1, -1).expand(3, 1, -1),
+            position_ids=positions.to(self.device)[:, None],
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
@@ -128,7 +130,13 @@ class Talk:
         self._talker = talker
         self._params = params
         self._room = room
-        self._layers: dict[str, deque[Tensor]] = {}
+        self._layers: dict[int, deque[Tensor]] = {}
+        self._positions, self._delta = _positions(params)
+        self._unheard = {
+            position
+            for start, run in params.media
+            for position in range(start, start + len(run))
+        }
         self.heard: deque[Tensor] = deque()
         self.codes: list[int] = []
         self.num_heard = 0
@@ -157,8 +165,8 @@ class Talk:
         """Hear inputs, and choose the next code if that can be.
 
         Args:
-            inputs: of each step of the thinker, states [positions, E] of two layers, whose ports
-                have the layers' numbers.
+            inputs: of each step of the thinker, states [positions, E] of its first layer's input
+                and of its last layer, whose ports end with the layers' numbers.
             ended: nothing follows.
         """
         self._hear(inputs)
@@ -185,11 +193,14 @@ class Talk:
                     f"the talker hears states of {talker.width} elements; it was given "
                     f"{tuple(states.shape)}"
                 )
-            self._layers.setdefault(given.port, deque()).extend(states)
+            layer = int(given.port.rpartition(".")[2])
+            self._layers.setdefault(layer, deque()).extend(states)
         if len(self._layers) > 1:
-            queues = list(self._layers.values())
-            for _ in range(min(map(len, queues))):
-                both = queues[0].popleft() + queues[1].popleft()
+            first, last = (self._layers[layer] for layer in sorted(self._layers))
+            for _ in range(min(len(first), len(last))):
+                row, state = first.popleft(), last.popleft()
+                # Of media it hears what the thinker made of them, not what it read.
+                both = state if self.num_heard in self._unheard else row + state
                 self.heard.append(both.to(talker.device, talker.dtype))
                 self.num_heard += 1
 
@@ -211,10 +222,17 @@ class Talk:
         )
         return torch.cat([prompt, begun])
 
+    def _between(self, start: int, stop: int) -> Tensor:
+        """Return the positions [3, stop - start] of rows `start` to `stop`."""
+        if start < self._positions.shape[1]:
+            return self._positions[:, start:stop]
+        return torch.arange(start, stop).expand(3, -1) + self._delta
+
     def _choose(self, rows: Tensor) -> int:
         if self._cache is None:
             raise EngineError("the talker has no cache")
-        logits = self._talker.logits(rows, self._cache)
+        start = self._cache.get_seq_length()
+        logits = self._talker.logits(rows, self._between(start, start + len(rows)), self._cache)
         talker = self._talker
         before = [talker.mask] * self._params.prompt_tokens + [talker.pad, talker.start]
         ids = torch.tensor([before + self.codes], device=talker.device)
@@ -226,6 +244,18 @@ class Talk:
                 return int(scores.argmax())
             chances = F.softmax(scores, dim=-1).cpu()
             return int(torch.multinomial(chances, 1, generator=self._generator))
+
+
+def _positions(params: Speech) -> tuple[Tensor, int]:
+    """Return positions [3, prompt and the two rows behind it], and what later ones have besides."""
+    segments: list[Segment] = []
+    at = 0
+    for start, run in params.media:
+        segments += [Tokens([0] * (start - at)), run]
+        at = start + len(run)
+    segments.append(Tokens([0] * (params.prompt_tokens + 2 - at)))
+    found, delta = rope_positions(Prompt.of(*segments))
+    return torch.from_numpy(found).to(torch.int64), delta
 
 
 def _payload(codes: list[int], *, last: bool) -> Payload:

@@ -12,7 +12,6 @@ import transformers
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from transformers import AutoConfig
 
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
@@ -32,7 +31,7 @@ from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.tensor_parallel.sharding import is_divided, shard
-from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
+from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load, parsed_config
 from inlay.engine.torch.weights.division import drop_tower_layers, head_of, split_tower
 from inlay.engine.torch.weights.families import (
     PER_LAYER,
@@ -193,13 +192,7 @@ class CausalModel:
         if device.type == "cpu":
             processes = 1 if group is None else threads.bind(group.rank, group.size)
             torch.set_num_threads(threads.count(settings.num_threads, processes))
-        try:
-            parsed = AutoConfig.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
-        parsed = getattr(parsed, "thinker_config", parsed)
+        parsed = parsed_config(directory)
         text = parsed.get_text_config()
         max_model_len = context_length(settings.max_model_len, text.to_dict())
         check_positions(text, max_model_len, recurrent=family.recurrent)

@@ -16,6 +16,7 @@ from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
+from inlay.media.positions import media_runs
 from inlay.request import Input, Request, Task, Usage
 from inlay.router.making import Making
 from inlay.router.stages import admitted, walk
@@ -71,7 +72,11 @@ class ChatAudio:
         rate, whole = speaker.card.sample_rate, not request.stream
         self._file = SoundFile(call.server, kind, rate, "audio.format", whole=whole)
         params = speaker.params(
-            voice, prompt_tokens=positions, seed=asked.sampling.seed, max_tokens=codes
+            voice,
+            prompt_tokens=positions,
+            media=media_runs(asked.prompt, positions - len(asked.prompt)),
+            seed=asked.sampling.seed,
+            max_tokens=codes,
         )
         call.reservation.grow(speaker.num_bytes(codes))
         call.ending.enter_context(admitted(router, speaker.steps, call.client))

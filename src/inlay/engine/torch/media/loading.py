@@ -9,7 +9,6 @@ import PIL
 import torch
 import transformers
 from msgspec.structs import replace
-from transformers import AutoConfig
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
@@ -18,7 +17,7 @@ from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.processing import BACKEND
 from inlay.engine.torch.media.readers import readers_of
 from inlay.engine.torch.media.tower import Tower
-from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
+from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load, parsed_config
 from inlay.engine.torch.weights.division import split_tower
 from inlay.engine.torch.weights.families import context_length, family_of
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, Family
@@ -75,12 +74,7 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
         )
     if device.type == "cpu":
         torch.set_num_threads(threads.count(settings.num_threads))
-    try:
-        parsed = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
+    parsed = parsed_config(directory)
     text = parsed.get_text_config()
     max_model_len = context_length(settings.max_model_len, text.to_dict())
     text.num_hidden_layers = 0

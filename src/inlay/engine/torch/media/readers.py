@@ -151,10 +151,17 @@ class SoundReader:
             frames = audio.chunk // self._extract.hop_length
             (whole,) = found["input_features"]
             return {"input_features": torch.stack(whole.split(frames, dim=1))}
-        found = self._extract(sound, padding="max_length", return_attention_mask=True, **given)
+        frames, length = -(-len(sound) // audio.hop), audio.max_samples
+        if not audio.filled:
+            # As far as the last frame's window hears, and its reflection at the end.
+            length = min(length, (frames + 1 + self._extract.n_fft // audio.hop) * audio.hop)
+        found = self._extract(
+            sound, padding="max_length", max_length=length, return_attention_mask=True, **given
+        )
+        stop = None if audio.filled else frames
         return {
-            "input_features": found["input_features"],
-            "feature_attention_mask": found["attention_mask"],
+            "input_features": found["input_features"][..., :stop],
+            "feature_attention_mask": found["attention_mask"][..., :stop],
         }
 
 

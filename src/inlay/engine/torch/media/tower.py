@@ -74,7 +74,7 @@ class Tower:
         joined[name] = joined[name].to(self.dtype)
         with torch.cuda.stream(self._stream), torch.inference_mode():
             there = {name: part.to(self._device) for name, part in joined.items()}
-            if "feature_attention_mask" in there:
+            if not hasattr(self._body, _FEATURES[name]):
                 output = _masked_audio(self._body, **there)
             else:
                 output = getattr(self._body, _FEATURES[name])(**there, return_dict=True)

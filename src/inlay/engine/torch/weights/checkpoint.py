@@ -93,6 +93,21 @@ def load(
     return loaded
 
 
+def parsed_config(directory: Path) -> Any:
+    """Return transformers' configuration of a model; of Qwen2.5-Omni its thinker's.
+
+    Raises:
+        InvalidRequestError: it cannot be read.
+    """
+    try:
+        found = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
+    return getattr(found, "thinker_config", found)
+
+
 @contextmanager
 def _weights(
     directory: Path,
@@ -133,9 +148,7 @@ def _weights(
             else "those of linear layers stay so",
         )
     if parsed is None:
-        parsed = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
+        parsed = parsed_config(directory)
     if hasattr(parsed, "quantization_config"):
         del parsed.quantization_config
     with quantised_weights(directory, scheme, layers, kept, rename or str) as state_dict:
@@ -190,4 +203,4 @@ def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.d
     return dtype
 
 
-__all__ = ["device_of", "dtype_of", "load"]
+__all__ = ["device_of", "dtype_of", "load", "parsed_config"]
