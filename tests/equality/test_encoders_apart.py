@@ -18,6 +18,7 @@ from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.peers import PeerConnections
 from tests.engine.torch.encode_reference import SECRET, damaged, settings
 from tests.engine.torch.vision_reference import (
+    OMNI_CASES,
     Clip,
     Parts,
     Picture,
@@ -25,6 +26,7 @@ from tests.engine.torch.vision_reference import (
     directory_of,
     generated,
     prompt_of,
+    surrounded,
 )
 from tests.equality.test_encode_over_nats import Held
 from tests.router.sending import IDLE
@@ -142,12 +144,15 @@ async def test_answers_are_those_of_transformers_and_an_image_is_encoded_once(
         ("qwen2_audio", Sound(3, 9000)),
         ("voxtral", Sound(4, 9000)),
         ("qwen2_vl+video", Clip(2, 4, 40, 56)),
+        ("qwen2_5_omni", Sound(3, 9000)),
+        ("qwen2_5_omni", Clip(2, 4, 40, 56)),
     ],
 )
 async def test_audio_and_video_are_encoded_apart_too(
     nats_server: NatsServer, family: str, item: Sound | Clip
 ) -> None:
     parts: Parts = [BEFORE, item, AFTER]
+    parts = surrounded(parts) if family in OMNI_CASES else parts
     async with apart(nats_server, family, language_model_only=True) as fleet:
         ids = await fleet.ids(prompt_of(family, parts))
         assert ids == generated(family, parts, COUNT).ids

@@ -47,6 +47,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
     PixtralImageProcessorPil,
     get_resize_output_image_size,
 )
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -234,6 +235,24 @@ def qwen2_vl(family: str, patch: int, least: int, most: int, nested: bool = True
     )
     tokens = tokenizer(["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"])
     return make(family, Qwen2VLProcessor, image, tokens, nested=nested, image_token="<|image_pad|>")
+
+
+def qwen2_5_omni(patch: int, least: int, most: int) -> Case:
+    image = Qwen2VLImageProcessorPil(
+        patch_size=patch, size={"shortest_edge": least, "longest_edge": most}
+    )
+    tokens = tokenizer(["<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>"])
+    # As published, the model's own configuration is one part of three.
+    config = {"thinker_config": {"model_type": "qwen2_5_omni_thinker", "vision_config": {}}}
+    return make(
+        "qwen2_5_omni",
+        Qwen2_5OmniProcessor,
+        image,
+        tokens,
+        config=config,
+        nested=False,
+        image_token="<|IMAGE|>",
+    )
 
 
 def glm4v(patch: int, least: int, most: int, family: str = "glm4v") -> Case:

@@ -18,6 +18,7 @@ from transformers import (
     VoxtralForConditionalGeneration,
     WhisperFeatureExtractor,
 )
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
@@ -31,7 +32,7 @@ from tests.media.processors import tokenizer
 def described(directory: Path, extractor: WhisperFeatureExtractor, **config: Any) -> MediaSpec:
     """The spec of a model whose files say this."""
     extractor.save_pretrained(directory)
-    tokenizer(["<|AUDIO|>", "[AUDIO]", "[BEGIN_AUDIO]"]).save_pretrained(directory)
+    tokenizer(["<|AUDIO|>", "<|IMAGE|>", "[AUDIO]", "[BEGIN_AUDIO]"]).save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     spec = spec_of(directory)
     assert spec is not None
@@ -45,14 +46,20 @@ def silence(seconds: float, rate: int = 16000) -> AudioHeader:
 SIZES = [160, 161, 319, 320, 321, 640, 641, 1600, 16000, 47999, 479_840, 479_841, 480_000]
 
 
-def test_rows_of_qwen2_audio_are_those_of_its_processor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [("qwen2_audio", Qwen2AudioProcessor), ("qwen2_5_omni", Qwen2_5OmniProcessor)]
+)
+def test_rows_of_sounds_are_those_of_the_processor(
+    family: str, kind: type, tmp_path: Path
+) -> None:
     extractor = WhisperFeatureExtractor(feature_size=8)
-    spec = described(tmp_path, extractor, model_type="qwen2_audio")
-    processor: Any = object.__new__(Qwen2AudioProcessor)
+    spec = described(tmp_path, extractor, model_type=family)
+    processor: Any = object.__new__(kind)
     processor.feature_extractor, processor.audio_token = extractor, "<|AUDIO|>"
+    settings = {"sampling_rate": 16000, "return_tensors": "np", "return_attention_mask": True}
     for samples in SIZES:
         sound = [np.zeros(samples, np.float32)]
-        _, (text,) = processor._process_audio(sound, sampling_rate=16000, return_tensors="np")
+        _, (text,) = processor._process_audio(sound, **settings)
         wanted = text.count("<|AUDIO|>")
         if not wanted:
             with pytest.raises(InvalidRequestError, match="too short to be heard"):

@@ -10,13 +10,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.glm4v.modeling_glm4v import Glm4vModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniThinkerModel as Omni,
+)
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from inlay.errors import InvalidRequestError
-from inlay.media.positions import grid_field, grid_positions, merged, rope_positions
+from inlay.media.positions import (
+    grid_field,
+    grid_positions,
+    line_field,
+    media_runs,
+    merged,
+    rope_positions,
+)
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
 
 MERGE = 2
@@ -112,6 +122,98 @@ def test_positions_are_those_of_transformers(
     assert ours.dtype == np.int32
     assert ours.tolist() == wanted.tolist()
     assert our_delta == delta
+
+
+AUDIO, VISION = (1, 2), (3, 4)
+"""Ids around what is heard or seen."""
+ROWS = {"audio": 5, "image": 6, "video": 7}
+
+sounds = st.tuples(st.just("audio"), st.integers(1, 90), st.just(1.0))
+clips = st.tuples(st.just("video"), grids, st.sampled_from([1.0, 0.5, 2 / 0.6, 2 / 0.15, 2 / 29.97]))
+heard_and_seen = st.lists(
+    st.tuples(st.integers(1, 9), st.one_of(images, clips, sounds)), min_size=1, max_size=6
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(heard_and_seen, st.integers(0, 5))
+def test_positions_by_the_clock_are_those_of_transformers(mixture: Any, tail: int) -> None:
+    prompt: list[Segment] = []
+    grids_: dict[str, list[tuple[int, int, int]]] = {"image": [], "video": []}
+    seconds: list[float] = []
+    frames: list[int] = []
+    for text, (kind, size, second) in mixture:
+        before, after = AUDIO if kind == "audio" else VISION
+        if kind == "audio":
+            frames.append(4 * size)
+            run = Media(kind, bytes(16), size)
+        else:
+            timing: dict[str, Any] = {}
+            if kind == "video":
+                seconds.append(second)
+                timing = {"interval": float(np.float32(second)), "rate": 25.0}
+            grids_[kind].append(size)
+            run = Media(kind, bytes(16), rows_of(size), grid=size, **timing)
+        prompt += [Tokens([9] * text + [before]), run, Tokens([after])]
+    whole = Prompt.of(*prompt, Tokens([9] * tail))
+    ids = [
+        id_
+        for segment in whole.segments
+        for id_ in (
+            segment.ids
+            if isinstance(segment, Tokens)
+            else [ROWS[getattr(segment, "kind", "")]] * len(segment)
+        )
+    ]
+
+    class Bare:
+        config = SimpleNamespace(
+            **{f"{kind}_token_id": id_ for kind, id_ in ROWS.items()},
+            vision_start_token_id=VISION[0],
+            audio_start_token_id=AUDIO[0],
+            position_id_per_seconds=25,
+            seconds_per_chunk=2,
+        )
+        spatial_merge_size = MERGE
+        get_llm_pos_ids_for_vision = Omni.get_llm_pos_ids_for_vision
+
+    wanted, delta = Omni.get_rope_index(
+        Bare(),
+        input_ids=torch.tensor([ids]),
+        image_grid_thw=torch.tensor(grids_["image"]) if grids_["image"] else None,
+        video_grid_thw=torch.tensor(grids_["video"]) if grids_["video"] else None,
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        audio_seqlens=torch.tensor(frames),
+        second_per_grids=torch.tensor(seconds),
+    )
+    ours, our_delta = rope_positions(whole)
+    assert ours.tolist() == wanted[:, 0].tolist()
+    assert our_delta == int(delta[0, 0])
+    # The runs alone, from whatever position on, say the same.
+    runs = media_runs(whole, 3)
+    rebuilt: list[Segment] = []
+    at = 0
+    for start, run in runs:
+        rebuilt += [Tokens([0] * (start - 3 - at)), run]
+        at = start - 3 + len(run)
+    rebuilt.append(Tokens([0] * (len(whole) - at)))
+    assert rope_positions(Prompt.of(*rebuilt))[0].tolist() == ours.tolist()
+
+
+def test_rows_that_a_client_made_are_runs_of_media() -> None:
+    def rows(count: int, *fields: Field) -> Rows:
+        return Rows(Buffer(bytes(4 * count)), "float32", (count, 1), fields)
+
+    prompt = Prompt.of(
+        Tokens([1, 2]), rows(6, grid_field(2, 3)), rows(2), rows(4, line_field(4)), Tokens([3])
+    )
+    (seen_at, seen), (heard_at, heard) = media_runs(prompt)
+    assert (seen_at, seen.kind, seen.grid, len(seen)) == (2, "image", (1, 2, 3), 6)
+    assert (heard_at, heard.kind, heard.grid, len(heard)) == (10, "audio", None, 4)
+    picture = Media("image", bytes(16), 6, grid=(1, 4, 6))
+    sound = Media("audio", bytes(16), 4)
+    same = Prompt.of(Tokens([1, 2]), picture, Tokens([5, 5]), sound, Tokens([3]))
+    assert rope_positions(prompt)[0].tolist() == rope_positions(same)[0].tolist()
 
 
 def test_a_prompt_of_tokens_has_plain_positions() -> None:

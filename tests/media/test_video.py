@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
@@ -24,15 +25,21 @@ from tests.media.test_positions import theirs
 from tests.scratch import scratch
 
 NAMES = ("vision_start", "vision_end", "image_pad", "video_pad", "image", "video")
+NAMES += ("IMAGE", "VIDEO", "AUDIO")
 TOKENS = tokenizer([f"<|{name}|>" for name in (*NAMES, "begin_of_image", "end_of_image")])
 SETTINGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {},
+    "qwen2_5_omni": {},
     "qwen2_5_vl": {"size": {"shortest_edge": 3136, "longest_edge": 602112}},
     "qwen3_vl": {},
     "qwen3_5": {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "max_frames": 300},
     "glm4v": {"size": {"shortest_edge": 12544, "longest_edge": 47040000}},
 }
-DEFAULTS = {"qwen2_vl": (100352, 602112), "qwen3_vl": (131072, 786432)}
+DEFAULTS = {
+    "qwen2_vl": (100352, 602112),
+    "qwen2_5_omni": tuple(Qwen2_5OmniProcessor.videos_kwargs["size"].values()),
+    "qwen3_vl": (131072, 786432),
+}
 
 
 def described(family: str, **more: Any) -> MediaSpec:
@@ -61,7 +68,8 @@ def encode(text: str) -> list[int]:
 
 def patches(family: str, frames: int, height: int, width: int) -> int:
     """transformers' number of patches."""
-    module = {"qwen2_5_vl": "qwen2_vl", "qwen3_5": "qwen3_vl"}.get(family, family)
+    module = "qwen2_vl" if family.startswith("qwen2") else family
+    module = {"qwen3_5": "qwen3_vl"}.get(module, module)
     found = from_source(
         f"{module}/video_processing_{module}.py", "smart_resize", "get_num_of_video_patches"
     )

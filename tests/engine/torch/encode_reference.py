@@ -16,8 +16,7 @@ from inlay.engine.torch.media.engine import EncodeEngine
 from inlay.media.items import image_item
 from inlay.prompt import Buffer, Prompt
 from inlay.request import Output, Pooling, Request, Task
-from tests.engine.torch.vision_reference import Picture, model_of, pixels
-from tests.vision_models import vision
+from tests.engine.torch.vision_reference import Picture, directory_of, model_of, pixels
 
 SECRET = Secret(bytes(32))
 
@@ -31,7 +30,7 @@ class Features(NamedTuple):
 
 def features(family: str, picture: Picture, **processing: Any) -> Features:
     """The image features of transformers, with settings of its processor."""
-    model = model_of(vision(family))
+    model = model_of(directory_of(family))
     body = model if family == "llama4" else model.model
     with torch.no_grad():
         found = body.get_image_features(**pixels(family, [picture], **processing), return_dict=True)
@@ -49,7 +48,7 @@ def _flat(found: Any) -> Tensor:
 
 def settings(family: str, **values: object) -> EngineSettings:
     return EngineSettings.model_validate(
-        {"model": str(vision(family)), "task": "encode", "device": "cpu", "num_threads": 1} | values
+        {"model": str(directory_of(family)), "task": "encode", "device": "cpu", "num_threads": 1} | values
     )
 
 

@@ -36,7 +36,7 @@ from tests.vision_models import FAMILIES, vision
 ONE, TWO = Picture(3, 50, 60), Picture(4, 33, 70)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen2_5_omni"])
 async def test_rows_are_the_generating_engines_bit_for_bit_and_those_of_transformers(
     family: str,
 ) -> None:

@@ -374,7 +374,9 @@ def test_missing_inner_features_would_be_seen(family: str, monkeypatch: pytest.M
     assert difference(family, "one", Engine(family).run("one")) > 0.1
 
 
-@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl", "glm4v"])
+@pytest.mark.parametrize(
+    "family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl", "glm4v", "qwen2_5_omni"]
+)
 def test_rows_that_a_client_made_with_the_same_encoder_give_the_same(family: str) -> None:
     parts: list[Segment] = []
     for part in prompts(family)["both"]:

@@ -26,6 +26,7 @@ from tests import adapters
 from tests.audio_models import AUDIO_FAMILIES
 from tests.engine.adapter_conformance import load
 from tests.engine.torch.vision_reference import (
+    OMNI_CASES,
     VIDEO_CASES,
     Clip,
     Item,
@@ -36,6 +37,7 @@ from tests.engine.torch.vision_reference import (
     encode_of,
     generated,
     spec,
+    surrounded,
 )
 from tests.vision_models import FAMILIES, vision
 
@@ -125,10 +127,13 @@ def parts_of(case: str) -> Parts:
         one, two = Sound(3, 20_001), Sound(4, 7_000)
     elif case in VIDEO_CASES:
         one, two = Clip(3, 3, 50, 60), Clip(4, 4, 33, 70, fps=3)
-    return [one if part is ONE else two if part is TWO else part for part in PARTS]
+    elif case == "qwen2_5_omni+mixed":
+        one, two = Clip(3, 3, 50, 60, fps=3), Sound(3, 20_001)
+    parts = [one if part is ONE else two if part is TWO else part for part in PARTS]
+    return surrounded(parts) if case in OMNI_CASES else parts
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES])
+@pytest.mark.parametrize("family", [*FAMILIES, *AUDIO_FAMILIES, *VIDEO_CASES, *OMNI_CASES])
 async def test_files_in_a_prompt_give_what_transformers_generates(family: str) -> None:
     parts = parts_of(family)
     async with started(family) as engine:
