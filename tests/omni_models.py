@@ -85,6 +85,19 @@ _VOCODER = {
 }
 
 
+_TEMPLATE = """\
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}{% for part in message.content %}
+{%- if part.type == 'text' %}{{ part.text }}
+{%- elif part.type == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>
+{%- elif part.type == 'image' %}<|vision_bos|><|IMAGE|><|vision_eos|>
+{%- else %}<|vision_bos|><|VIDEO|><|vision_eos|>{% endif %}
+{%- endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""As the published one, without a system message of its own."""
+
+
 def _config() -> Any:
     tower = {"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4}
     tower |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
@@ -144,7 +157,9 @@ def omni() -> Path:
     both = {**extractor().to_dict(), **image.to_dict(), "processor_class": "Qwen2_5OmniProcessor"}
     (directory / "preprocessor_config.json").write_text(json.dumps(both))
     (directory / "video_preprocessor_config.json").write_text(json.dumps(VIDEO_SETTINGS))
-    _save_tokenizer(directory, ("<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>"))
+    around = ("<|audio_bos|>", "<|audio_eos|>", "<|vision_bos|>", "<|vision_eos|>", "<unused379>")
+    _save_tokenizer(directory, (*around, "<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>"), AROUND["audio"][0])
+    (directory / "chat_template.jinja").write_text(_TEMPLATE)
     return directory
 
 

@@ -429,11 +429,11 @@ def _widen(config: Any, head_dim: int) -> None:
         vision.hidden_size = text.hidden_size
 
 
-def _save_tokenizer(directory: Path, names: tuple[str, ...] | None) -> None:
-    """Write the common tokenizer with special tokens from id `IMAGE` on."""
+def _save_tokenizer(directory: Path, names: tuple[str, ...] | None, first: int = IMAGE) -> None:
+    """Write the common tokenizer with special tokens from id `first` on."""
     tokenizer().save_pretrained(directory)
     made = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
-    texts = [f"<unused{index}>" for index in range(len(made), IMAGE)]
+    texts = [f"<unused{index}>" for index in range(len(made), first)]
     texts += names or ("<image>",)
     made.add_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
     made.save_pretrained(directory)

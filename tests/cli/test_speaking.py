@@ -1,6 +1,5 @@
 """A model that speaks, as three stages: text and sound by the real client, streamed and whole."""
 
-import asyncio
 import base64
 import io
 import json
@@ -23,26 +22,31 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from inlay.digest import Secret
-from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.loading import SPEAKERS, SYSTEM
-from inlay.engine.torch.engine import TorchEngine
-from inlay.hidden_states import HiddenStates
-from inlay.prompt import Prompt, Tokens
 from inlay.render import Renderer
-from inlay.request import Input, Output, Request, Sampling
 from inlay.speech import Speech
+from tests.cli.spoken_media import (
+    BAD_PARTS,
+    MIXTURES,
+    PICTURE,
+    SEED,
+    VOICE,
+    answered,
+    directly,
+    embedded,
+    sent,
+)
 from tests.cli.test_models_in_a_row import documented
 from tests.engine.speech.test_speech import codes_of, sounds, states, talker
+from tests.engine.torch.vision_reference import Item
 from tests.omni_models import omni, whole
 from tests.serving import Served, serving
 
 pytestmark = pytest.mark.slow
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "what is the capital of the island?"}]
-VOICE, FURTHER = "Ethan", "Nobody"
+FURTHER = "Nobody"
 _PARTS = "bos_token", "cond", "ref_mel"
-SEED = 5
 
 
 def with_a_further_voice(directory: Path) -> Path:
@@ -72,7 +76,8 @@ def graph_of_the_page(directory: Path) -> dict[str, Any]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("omni") / "omni.yaml"
     path.write_text(yaml.safe_dump(graph_of_the_page(path.parent / "vocoder")))
-    with serving(path, "--dtype", "float32", "--enable-prompt-embeds") as found:
+    embeds = "--enable-prompt-embeds", "--enable-mm-embeds"
+    with serving(path, "--dtype", "float32", *embeds) as found:
         yield found
 
 
@@ -172,16 +177,45 @@ def test_a_stream_brings_the_same_piece_by_piece_and_ends_once(served: Served) -
 
 def test_a_prompt_that_is_embeddings_is_spoken_as_its_text(served: Served) -> None:
     text = CHAT[0]["content"]
-    ids = Renderer.load(omni()).encode(text, add_special_tokens=False)
-    rows = whole().thinker.get_input_embeddings()(torch.tensor(ids)).detach()
-    file = io.BytesIO()
-    torch.save(rows, file)
-    part = {"type": "prompt_embeds", "data": base64.b64encode(file.getvalue()).decode()}
     found, wanted = (
         ask(served, messages=[{"role": "user", "content": content}]).choices[0].message.audio
-        for content in ([part], text)
+        for content in ([embedded(text)], text)
     )
     assert (found.transcript, found.data) == (wanted.transcript, wanted.data)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [*((name, False) for name in MIXTURES), ("image", True), ("all", True)]
+)
+def test_what_is_seen_and_heard_is_answered_as_by_the_whole_model(
+    served: Served, name: str, rows: bool
+) -> None:
+    text, sound = answered(name)
+    chat = [{"role": "user", "content": sent(MIXTURES[name], rows=rows)}]
+    written = ask(served, messages=chat, modalities=["text"], audio=openai.NOT_GIVEN)
+    assert written.choices[0].message.content == text
+    # The prefix is cached from here on: the talker is told of it all the same.
+    audio = ask(served, messages=chat).choices[0].message.audio
+    assert audio.transcript == text
+    found = samples_of(base64.b64decode(audio.data))
+    assert found.shape == sound.shape
+    assert np.abs(found.astype(int) - sound).max() <= 8
+
+
+@pytest.mark.parametrize("name", BAD_PARTS)
+def test_media_that_cannot_be_are_refused_by_their_place(served: Served, name: str) -> None:
+    part, said = BAD_PARTS[name]
+    chat = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    with pytest.raises(openai.BadRequestError, match=re.escape(said)) as refused:
+        ask(served, messages=chat)
+    assert refused.value.param.startswith("messages[0].content[1]")
+    nothing_is_kept(served)
+
+
+def test_a_text_is_read_aloud_behind_a_picture_as_in_one_process(served: Served) -> None:
+    how: list[str | Item] = ["as ", PICTURE, "says"]
+    found = speak(served, instructions=sent(how), extra_body={"seed": SEED})
+    assert np.array_equal(frames(found.content), directly(how, TEXT))
 
 
 def test_an_answer_without_sound_is_a_chat_as_any(served: Served) -> None:
@@ -306,43 +340,6 @@ def speak(served: Served, **more: Any) -> Any:
         return client.with_options(max_retries=0).audio.speech.create(**fields)
 
 
-def directly(instructions: str, text: str) -> np.ndarray:
-    """The sound of a text, of the same parts in this process, one after another."""
-    renderer = Renderer.load(omni())
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instructions}]
-    before = list(renderer.chat(messages).token_ids())
-    ids = [*before, *renderer.encode(text, add_special_tokens=False)]
-    heard = asyncio.run(thought(ids))
-    params = Speech(voice=VOICE, prompt_tokens=len(before), temperature=0, max_tokens=40)
-    talk = talker().begin(params)
-    pieces = [talk.advance(heard, ended=True)]
-    while not pieces[-1].done:
-        pieces.append(talk.advance([], ended=True))
-    sound = torch.cat(list(sounds(codes_of(pieces), 4, SEED)))
-    return np.round(32767 * sound.double().numpy()).astype(np.int16)
-
-
-async def thought(ids: list[int]) -> list[Input]:
-    """What the thinker's first layer reads and its last gives at each position of a prompt."""
-    settings = EngineSettings(model=str(omni()), dtype="float32")
-    engine = TorchEngine(settings, Secret(bytes(32)))
-    await engine.start()
-    outputs: asyncio.Queue[Output] = asyncio.Queue()
-    states_ = HiddenStates(layers=(0, 3), prompt=-1)
-    params = Sampling(max_tokens=0, hidden_states=states_)
-    engine.submit(
-        Request(id="r", prompts=(Prompt.of(Tokens(ids)),), params=params), outputs.put_nowait
-    )
-    found: list[Input] = []
-    ended = False
-    while not ended:
-        output = await outputs.get()
-        found += [Input(payload.port, payload) for payload in output.payloads]
-        ended = output.finish_reason is not None
-    await engine.close()
-    return found
-
-
 def frames(file: bytes) -> np.ndarray:
     with wave.open(io.BytesIO(file)) as reader:
         assert (reader.getnchannels(), reader.getframerate()) == (1, 24000)
@@ -439,13 +436,7 @@ def test_a_text_comes_as_events_and_then_usage(served: Served) -> None:
 
 
 def test_embeddings_are_spoken_as_their_text(served: Served) -> None:
-    def part(text: str) -> dict[str, str]:
-        ids = Renderer.load(omni()).encode(text, add_special_tokens=False)
-        rows = whole().thinker.get_input_embeddings()(torch.tensor(ids)).detach()
-        file = io.BytesIO()
-        torch.save(rows, file)
-        return {"type": "prompt_embeds", "data": base64.b64encode(file.getvalue()).decode()}
-
+    part = embedded
     # A text beside embeddings is tokenized on its own.
     wanted = frames(
         speak(served, input=[{"type": "text", "text": "one two"}, part(" three")]).content

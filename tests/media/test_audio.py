@@ -47,11 +47,10 @@ SIZES = [160, 161, 319, 320, 321, 640, 641, 1600, 16000, 47999, 479_840, 479_841
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("qwen2_audio", Qwen2AudioProcessor), ("qwen2_5_omni", Qwen2_5OmniProcessor)]
+    ("family", "kind"),
+    [("qwen2_audio", Qwen2AudioProcessor), ("qwen2_5_omni", Qwen2_5OmniProcessor)],
 )
-def test_rows_of_sounds_are_those_of_the_processor(
-    family: str, kind: type, tmp_path: Path
-) -> None:
+def test_rows_of_sounds_are_those_of_the_processor(family: str, kind: type, tmp_path: Path) -> None:
     extractor = WhisperFeatureExtractor(feature_size=8)
     spec = described(tmp_path, extractor, model_type=family)
     processor: Any = object.__new__(kind)

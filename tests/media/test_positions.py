@@ -129,7 +129,9 @@ AUDIO, VISION = (1, 2), (3, 4)
 ROWS = {"audio": 5, "image": 6, "video": 7}
 
 sounds = st.tuples(st.just("audio"), st.integers(1, 90), st.just(1.0))
-clips = st.tuples(st.just("video"), grids, st.sampled_from([1.0, 0.5, 2 / 0.6, 2 / 0.15, 2 / 29.97]))
+clips = st.tuples(
+    st.just("video"), grids, st.sampled_from([1.0, 0.5, 2 / 0.6, 2 / 0.15, 2 / 29.97])
+)
 heard_and_seen = st.lists(
     st.tuples(st.integers(1, 9), st.one_of(images, clips, sounds)), min_size=1, max_size=6
 )

@@ -67,7 +67,10 @@ def reference(prompt: tuple[int, ...], voice: str) -> tuple[list[int], list[Tens
 
 
 def answer_to(
-    prompt: list[int], voice: str, media: Mapping[str, Tensor] | None = None
+    prompt: list[int],
+    voice: str,
+    media: Mapping[str, Tensor] | None = None,
+    max_codes: int = MAX_CODES,
 ) -> tuple[list[int], list[Tensor], Tensor]:
     """As `reference`, of a prompt in which media have the ids of their kinds."""
     model = whole()
@@ -100,7 +103,7 @@ def answer_to(
             thinker_do_sample=False,
             talker_do_sample=False,
             thinker_max_new_tokens=14,
-            talker_max_new_tokens=MAX_CODES,
+            talker_max_new_tokens=max_codes,
             talker_eos_token_id=sorted(talker().ends),
             thinker_eos_token_id=2,
         )

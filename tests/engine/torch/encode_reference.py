@@ -48,7 +48,8 @@ def _flat(found: Any) -> Tensor:
 
 def settings(family: str, **values: object) -> EngineSettings:
     return EngineSettings.model_validate(
-        {"model": str(directory_of(family)), "task": "encode", "device": "cpu", "num_threads": 1} | values
+        {"model": str(directory_of(family)), "task": "encode", "device": "cpu", "num_threads": 1}
+        | values
     )
 
 

@@ -78,7 +78,9 @@ def prompts(case: str) -> dict[str, Parts]:
         "twice": [[6, 7, 8], two, [90, 91, 92], two, [93]],
         "text": [[40, 41, 42, 43, 44, 45, 46, 47, 48]],
     }
-    return {name: surrounded(parts) for name, parts in found.items()} if case in OMNI_CASES else found
+    return (
+        {name: surrounded(parts) for name, parts in found.items()} if case in OMNI_CASES else found
+    )
 
 
 @cache

@@ -39,6 +39,7 @@ from tests.engine.torch.vision_reference import (
     spec,
     surrounded,
 )
+from tests.omni_models import whole
 from tests.vision_models import FAMILIES, vision
 
 NEW = 6
@@ -327,3 +328,16 @@ async def test_bfloat16_is_near_float32(family: str) -> None:
         assert error < 0.12
         # Other rows or positions are much further away.
         assert (without - expected).abs().mean() / expected.std() > 0.5
+
+
+async def test_a_thinker_that_was_saved_alone_is_served_as_the_whole_model(tmp_path: Path) -> None:
+    case = "qwen2_5_omni+mixed"
+    whole().thinker.save_pretrained(tmp_path)
+    for file in directory_of(case).iterdir():
+        if "processor" in file.name or "token" in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    async with started(case, model=str(tmp_path)) as engine:
+        assert engine.card.media is not None
+        assert engine.card.media.family == "qwen2_5_omni"
+        parts = parts_of(case)
+        check(case, await answer(engine, prompt_of(engine, parts)), parts)

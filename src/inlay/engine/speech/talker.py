@@ -133,9 +133,7 @@ class Talk:
         self._layers: dict[int, deque[Tensor]] = {}
         self._positions, self._delta = _positions(params)
         self._unheard = {
-            position
-            for start, run in params.media
-            for position in range(start, start + len(run))
+            position for start, run in params.media for position in range(start, start + len(run))
         }
         self.heard: deque[Tensor] = deque()
         self.codes: list[int] = []
