@@ -22,7 +22,7 @@ from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
 from inlay.api.openai.stage_request import stage_request
 from inlay.card import ModelCard
 from inlay.errors import InlayError, InvalidRequestError
-from inlay.http.bodies.embeds import Source
+from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
@@ -79,9 +79,11 @@ async def speech(call: Call) -> None:
 
 
 def _sources_in(request: SpeechRequest) -> list[Source]:
+    spoken = in_content(request.input, "input")
     return [
         *in_content(request.instructions, "instructions"),
-        *in_content(request.input, "input"),
+        # Others cannot be spoken, and are not fetched.
+        *(source for source in spoken if isinstance(source, TensorSource)),
     ]
 
 
