@@ -99,7 +99,7 @@ _TEMPLATE = """\
 
 
 def _config() -> Any:
-    tower = {"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4}
+    tower: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4}
     tower |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
     # Chunks of 0.4 s.
     ear = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "n_window": 20}

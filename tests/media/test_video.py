@@ -24,8 +24,10 @@ from tests.media.test_families import write
 from tests.media.test_positions import theirs
 from tests.scratch import scratch
 
-NAMES = ("vision_start", "vision_end", "image_pad", "video_pad", "image", "video")
-NAMES += ("IMAGE", "VIDEO", "AUDIO")
+NAMES = (
+    *("vision_start", "vision_end", "image_pad", "video_pad", "image", "video"),
+    *("IMAGE", "VIDEO", "AUDIO"),
+)
 TOKENS = tokenizer([f"<|{name}|>" for name in (*NAMES, "begin_of_image", "end_of_image")])
 SETTINGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {},
