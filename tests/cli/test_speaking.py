@@ -7,7 +7,6 @@ import re
 import time
 import urllib.request
 import wave
-from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,15 +17,14 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from inlay.engine.speech.loading import SPEAKERS, SYSTEM
 from inlay.render import Renderer
-from inlay.speech import Speech
-from tests.cli.spoken_media import (
+from tests.cli.spoken import (
     BAD_PARTS,
+    CHAT,
     MIXTURES,
     PICTURE,
     SEED,
@@ -34,17 +32,17 @@ from tests.cli.spoken_media import (
     answered,
     directly,
     embedded,
+    expected,
+    samples_of,
     sent,
 )
 from tests.cli.test_models_in_a_row import documented
-from tests.engine.speech.test_speech import codes_of, sounds, states, talker
 from tests.engine.torch.vision_reference import Item
-from tests.omni_models import omni, whole
+from tests.omni_models import omni
 from tests.serving import Served, serving
 
 pytestmark = pytest.mark.slow
 
-CHAT: list[dict[str, Any]] = [{"role": "user", "content": "what is the capital of the island?"}]
 FURTHER = "Nobody"
 _PARTS = "bos_token", "cond", "ref_mel"
 
@@ -94,37 +92,6 @@ def ask(served: Served, **more: Any) -> Any:
     with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as client:
         answer = client.chat.completions.create(model="omni", **fields)
         return list(answer) if fields.get("stream") else answer
-
-
-def expected() -> tuple[str, np.ndarray]:
-    """Text and sound of transformers' thinker, and of the talker and the vocoder alone."""
-    renderer = Renderer.load(omni())
-    ids = list(renderer.chat(CHAT).token_ids())
-    model = whole().thinker
-    with torch.no_grad():
-        found = model.generate(
-            torch.tensor([ids]),
-            max_new_tokens=14,
-            do_sample=False,
-            eos_token_id=2,
-            output_hidden_states=True,
-            return_dict_in_generate=True,
-        )
-    talk = talker().begin(Speech(voice=VOICE, prompt_tokens=len(ids), temperature=0, max_tokens=40))
-    pieces = [
-        talk.advance([states(0, each[0][0]), states(3, each[-1][0])], ended=False)
-        for each in found.hidden_states
-    ]
-    while not pieces[-1].done:
-        pieces.append(talk.advance([], ended=True))
-    sound = torch.cat(list(sounds(codes_of(pieces), 4, SEED)))
-    said = found.sequences[0, len(ids) :].tolist()
-    text = renderer.decode(said, skip_special_tokens=True)
-    return text, np.round(32767 * sound.double().numpy()).astype(np.int16)
-
-
-def samples_of(data: bytes) -> np.ndarray:
-    return np.array(array("h", data), np.int16)
 
 
 def test_a_whole_answer_is_the_transcript_and_the_sound_of_the_whole_model(served: Served) -> None:

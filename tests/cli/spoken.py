@@ -1,4 +1,4 @@
-"""Chats with media of a model that speaks: as a client sends them, and what the whole model says.
+"""Chats of a model that speaks: as a client sends them, and what the whole model says.
 
 Words between items may be rows of the embedding table, and items rows of transformers' encoders.
 """
@@ -6,6 +6,7 @@ Words between items may be rows of the embedding table, and items rows of transf
 import asyncio
 import base64
 import io
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -24,7 +25,7 @@ from inlay.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from inlay.request import Input, Output, Request, Sampling
 from inlay.speech import Speech
-from tests.engine.speech.test_speech import answer_to, codes_of, sounds, talker
+from tests.engine.speech.test_speech import answer_to, codes_of, sounds, states, talker
 from tests.engine.torch.vision_reference import (
     Clip,
     Item,
@@ -37,6 +38,7 @@ from tests.engine.torch.vision_reference import (
 )
 from tests.omni_models import MEDIA, omni, whole
 
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": "what is the capital of the island?"}]
 VOICE, SEED = "Ethan", 5
 CASE = "qwen2_5_omni"
 PICTURE, SOUND, CLIP = Picture(1, 40, 56), Sound(1, 18_003), Clip(2, 4, 70, 33, fps=1.5)
@@ -121,6 +123,37 @@ def embedded(text: str) -> dict[str, str]:
     ids = Renderer.load(omni()).encode(text, add_special_tokens=False)
     rows = whole().thinker.get_input_embeddings()(torch.tensor(ids))
     return {"type": "prompt_embeds", "data": saved(rows)}
+
+
+def expected() -> tuple[str, np.ndarray]:
+    """Text and sound of transformers' thinker, and of the talker and the vocoder alone."""
+    renderer = Renderer.load(omni())
+    ids = list(renderer.chat(CHAT).token_ids())
+    model = whole().thinker
+    with torch.no_grad():
+        found = model.generate(
+            torch.tensor([ids]),
+            max_new_tokens=14,
+            do_sample=False,
+            eos_token_id=2,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+        )
+    talk = talker().begin(Speech(voice=VOICE, prompt_tokens=len(ids), temperature=0, max_tokens=40))
+    pieces = [
+        talk.advance([states(0, each[0][0]), states(3, each[-1][0])], ended=False)
+        for each in found.hidden_states
+    ]
+    while not pieces[-1].done:
+        pieces.append(talk.advance([], ended=True))
+    sound = torch.cat(list(sounds(codes_of(pieces), 4, SEED)))
+    said = found.sequences[0, len(ids) :].tolist()
+    text = renderer.decode(said, skip_special_tokens=True)
+    return text, np.round(32767 * sound.double().numpy()).astype(np.int16)
+
+
+def samples_of(data: bytes) -> np.ndarray:
+    return np.array(array("h", data), np.int16)
 
 
 @cache
