@@ -6,6 +6,7 @@ What lies about its length, and what a decoder would grow without end, is refuse
 import base64
 import io
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from tests.security.test_hostile_images import (
     GOOD,
     MIB,
     PICTURE,
+    Part,
     by_data,
     chat,
     encoded,
+    made,
     refused,
     resident_bytes,
 )
@@ -84,7 +87,7 @@ NOISE = (np.random.default_rng(2).standard_normal(9_000) * 3000).astype("<i2").t
 GOOD_SOUND = sound(wav(data=NOISE))
 GOOD_CLIP = frames(GOOD, encoded(PICTURE.rotate(90)))
 
-SOUNDS: dict[str, tuple[dict[str, Any], str]] = {
+SOUNDS: dict[str, tuple[Part, str]] = {
     "nothing": (sound(b""), "audio is empty"),
     "a text": (sound(b"hello, this is none"), "of no known format"),
     "Ogg": (sound(b"OggS\x00\x02" + bytes(99)), "looks like Ogg"),
@@ -95,8 +98,11 @@ SOUNDS: dict[str, tuple[dict[str, Any], str]] = {
     "WAV at 1 Hz": (sound(wav(rate=1, data=bytes(2000))), "1 channels at 1 Hz"),
     "FLAC that says more": (sound(flac(2**36 - 1, bytes(99))), "cannot hold 68719476735 samples"),
     "FLAC without frames": (sound(flac(16_000, bytes(60_000))), "cannot be decoded"),
-    "FLAC of silence": (sound(silence(1200, "FLAC")), "allowed: 600 s"),
-    "MP3 of silence": (sound(silence(500, "MP3")), "s long; this model hears at most 2 s"),
+    "FLAC of silence": (cache(lambda: sound(silence(1200, "FLAC"))), "allowed: 600 s"),
+    "MP3 of silence": (
+        cache(lambda: sound(silence(500, "MP3"))),
+        "s long; this model hears at most 2 s",
+    ),
     "MP3 cut short": (sound(b"\xff\xfb\x90\x00" + bytes(20)), "has no samples"),
     "no base64": (given("%%", "wav"), "does not hold valid base64"),
     "another format": (given("AAAA", "ogg"), "must be one of wav, mp3, flac, got 'ogg'"),
@@ -104,7 +110,7 @@ SOUNDS: dict[str, tuple[dict[str, Any], str]] = {
     "no URL": ({"type": "audio_url"}, "must be a string, a URL"),
     "an image": (by_data(GOOD), "takes no images; it takes text, audio"),
 }
-VIDEOS: dict[str, tuple[dict[str, Any], str]] = {
+VIDEOS: dict[str, tuple[Part, str]] = {
     "MP4": (clip(b"\x00\x00\x00\x18ftypmp42" + bytes(99)), "looks like a video (MP4"),
     "a text": (clip(b"hello"), "of no known format"),
     "GIF cut short": (clip(encoded(PICTURE, "GIF")[:20]), "a malformed GIF: it is truncated"),
@@ -112,10 +118,13 @@ VIDEOS: dict[str, tuple[dict[str, Any], str]] = {
     "a damaged frame": (frames(GOOD, damaged(GOOD)), "cannot be decoded"),
     "frames of two sizes": (frames(GOOD, encoded(PICTURE.resize((90, 30)))), "must have one size"),
     "thousands of frames": (
-        frames(*[encoded(PICTURE.resize((4, 4)))] * 3000),
+        cache(lambda: frames(*[encoded(PICTURE.resize((4, 4)))] * 3000)),
         "has 3000 frames; allowed: 1 to 8",
     ),
-    "GIF of a large side": (clip(animated(2, 7000)), "7000 x 7000 pixels; allowed: 40000000"),
+    "GIF of a large side": (
+        cache(lambda: clip(animated(2, 7000))),
+        "7000 x 7000 pixels; allowed: 40000000",
+    ),
     "a sound": (GOOD_SOUND, "takes no audio; it takes text, image, video"),
 }
 
@@ -141,5 +150,5 @@ def test_the_server_has_hardly_grown(kind: str, request: pytest.FixtureRequest) 
         assert kind == "audio" or chat(client, many).choices[0].message.content
         for part, _ in (SOUNDS if kind == "audio" else VIDEOS).values():
             with pytest.raises(openai.BadRequestError):
-                chat(client, part)
+                chat(client, made(part))
     assert resident_bytes(server) - before < 100 * MIB
