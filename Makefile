@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Test files are spread over this many processes.
-JOBS ?= logical
+# Test files are spread over this many processes: more than cores, as a quarter of their time is
+# waiting.
+JOBS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 # Compiled modules are kept, and each process computes on one core: others have the rest.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(JOBS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
