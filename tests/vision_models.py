@@ -256,7 +256,8 @@ def _llama4() -> _Parts:
         "intermediate_size_mlp": 96,
         "num_local_experts": 4,
         "interleave_moe_layer_step": 2,
-        "attention_chunk_size": 512,
+        "attention_chunk_size": 40,
+        "floor_scale": 32,
         "no_rope_layer_interval": 4,
     }
     tower = {**_TOWER, "intermediate_size": 128, "vision_output_dim": 32}

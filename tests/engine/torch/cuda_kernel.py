@@ -7,6 +7,7 @@ from torch import Tensor
 
 from inlay.engine.torch.attention.cuda import Sequences
 from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.windows import first_seen
 
 
 def attend(
@@ -34,7 +35,7 @@ def attend(
         for row in range(starts[span], starts[span + 1]):
             position = context - starts[span + 1] + row
             end = position if last is None else int(last[row])
-            low = 0 if scoring.window is None else max(0, position - scoring.window + 1)
+            low = first_seen(scoring.window, position)
             seen = slice(low, end + 1)
             scores = torch.einsum("qd,qtd->qt", query[:, row].float(), own_keys[:, seen])
             scores *= scoring.scaling

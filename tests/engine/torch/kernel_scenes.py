@@ -12,6 +12,7 @@ from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.cache.table import PageRun
+from inlay.engine.torch.windows import Chunk, Window
 from inlay.prompt import Tokens
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -20,6 +21,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "heads that are no power of two": {"size": 80, "heads": 1, "group": 5, "page": 48},
     "values of another size": {"size": 48, "value_size": 32, "heads": 2, "group": 2},
     "a window": {"size": 64, "heads": 2, "group": 2, "window": 20},
+    "a chunk": {"size": 64, "heads": 2, "group": 2, "window": Chunk(20)},
     "a soft cap": {"size": 64, "heads": 1, "group": 4, "softcap": 30.0},
     "sinks": {"size": 64, "heads": 1, "group": 4, "sinks": True},
     "sinks in a window": {"size": 64, "heads": 1, "group": 4, "sinks": True, "window": 7},
@@ -64,7 +66,7 @@ class Scene:
         group: int,
         value_size: int | None = None,
         page: int = 16,
-        window: int | None = None,
+        window: Window = None,
         softcap: float | None = None,
         sinks: bool = False,
         latent: bool = False,

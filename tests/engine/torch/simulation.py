@@ -19,6 +19,7 @@ from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
+from inlay.engine.torch.windows import first_seen, size_of
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.request import Request, Sampling
 
@@ -371,7 +372,7 @@ class Simulation:
             for group, (run, window) in enumerate(zip(sequence.pages, limits.windows, strict=True)):
                 assert run.end == limits.pages_for(stop) or self.speculates
                 assert limits.pages_for(stop) <= run.end <= limits.pages_for(stop + MAX_DRAFTS)
-                seen = span.start if window is None else min(span.start, window - 1)
+                seen = span.start - first_seen(window, span.start)
                 for position in range(span.start - seen, span.start):
                     index, slot = divmod(position, limits.page_size)
                     content = (
@@ -385,8 +386,8 @@ class Simulation:
                 # From where it writes on, its pages are its own.
                 for page in run.since(span.start // limits.page_size):
                     assert self.scheduler.table.references(page) == 1
-                if window is not None:
-                    seen = window - 1 + unread + span.count + MAX_DRAFTS * self.speculates
+                if (most := size_of(window)) is not None:
+                    seen = most - 1 + unread + span.count + MAX_DRAFTS * self.speculates
                     assert len(run.pages) <= seen / limits.page_size + 2
 
     def consistent(self) -> None:
@@ -410,8 +411,8 @@ class Simulation:
                     for extra in range(1 + again + MAX_DRAFTS * self.speculates)
                 ]
                 assert run.end in ends
-                if window is not None:
-                    seen = window - 1 + sum(span.count for span in unread)
+                if (most := size_of(window)) is not None:
+                    seen = most - 1 + sum(span.count for span in unread)
                     seen += MAX_DRAFTS * self.speculates
                     assert len(run.pages) <= seen / self.bounds.page_size + 2
             assert len({page for run in sequence.pages for page in run.pages}) == len(

@@ -21,6 +21,7 @@ from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels
+from inlay.engine.torch.windows import Chunk, Window, first_seen
 from inlay.errors import EngineError
 from inlay.prompt import Tokens
 from tests.engine.torch import cuda_kernel
@@ -45,7 +46,7 @@ class Scene:
         heads: int = 2,
         group: int = 2,
         dtype: torch.dtype = torch.float32,
-        window: int | None = None,
+        window: Window = None,
         value_size: int = SIZE,
         seed: int = 0,
         decoding: int = 1,
@@ -109,7 +110,7 @@ class Scene:
             torch.cat([values[:, part] for values, part in zip(self.values, due, strict=True)], 1),
         )
 
-    def expected(self, scaling: float, window: int | None, **options: Any) -> Tensor:
+    def expected(self, scaling: float, window: Window, **options: Any) -> Tensor:
         """Each query alone, in float64."""
         scoring = Scoring(scaling, window, **options)
         out = []
@@ -123,7 +124,7 @@ class Scene:
             )
             for index in range(count):
                 stop = start + index + 1
-                low = 0 if window is None else max(0, stop - window)
+                low = first_seen(window, stop - 1)
                 scores = (
                     torch.einsum("hd,htd->ht", queries[:, index].double(), wide[0][:, low:stop])
                     * scaling
@@ -156,7 +157,7 @@ spans = st.lists(
 @given(
     spans=spans,
     group=st.sampled_from([1, 3]),
-    window=st.sampled_from([None, 1, 7, 16, 40]),
+    window=st.sampled_from([None, 1, 7, 16, 40, Chunk(16), Chunk(23)]),
     native=st.booleans(),
     decoding=st.sampled_from([1, 6]),
     page=st.sampled_from([16, 48, 256]),
@@ -164,7 +165,7 @@ spans = st.lists(
 def test_paged_attention_equals_dense_attention_of_each_sequence(
     spans: list[tuple[int, int]],
     group: int,
-    window: int | None,
+    window: Window,
     native: bool,
     decoding: int,
     page: int,
@@ -193,7 +194,7 @@ def test_bfloat16_attention_is_near_the_exact_one(
 @given(
     spans=spans,
     group=st.sampled_from([1, 2]),
-    window=st.sampled_from([None, 7, 40]),
+    window=st.sampled_from([None, 7, 40, Chunk(16)]),
     softcap=st.sampled_from([None, 1.5]),
     sunk=st.booleans(),
     value_size=st.sampled_from([SIZE, 4, 12]),
@@ -206,7 +207,7 @@ def test_bfloat16_attention_is_near_the_exact_one(
 def test_soft_caps_sinks_and_value_sizes_count_in_every_combination(
     spans: list[tuple[int, int]],
     group: int,
-    window: int | None,
+    window: Window,
     softcap: float | None,
     sunk: bool,
     value_size: int,
@@ -291,7 +292,7 @@ def test_a_workspace_serves_batches_of_any_size_one_after_another() -> None:
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("group", [1, 2])
 def test_what_the_kernel_on_cuda_is_called_with_means_the_same_attention(
-    window: int | None, group: int
+    window: Window, group: int
 ) -> None:
     scene = Scene([(40, 1), (0, 30), (17, 20)], group=group, value_size=12)
     sinks = torch.tensor([2.0, -1.0, 0.5, 4.0][: 2 * group])

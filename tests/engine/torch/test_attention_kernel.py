@@ -15,6 +15,7 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.native import Kernels, build, kernels, prebuilt
+from inlay.engine.torch.windows import Chunk
 from inlay.prompt import Tokens
 from tests.engine.torch.test_attention import PAGE, TOLERANCE, Scene, on_cpu
 
@@ -25,6 +26,7 @@ SCORINGS = [
     Scoring(0.3, 40),
     Scoring(0.3, softcap=1.5, sinks=SINKS),
     Scoring(0.3, 200, sinks=SINKS),
+    Scoring(0.3, Chunk(60)),
 ]
 
 

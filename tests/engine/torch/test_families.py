@@ -306,18 +306,6 @@ def test_a_model_that_rows_do_not_describe_is_refused_by_name(model_type: str) -
         family_of({"model_type": model_type})
 
 
-def test_llama4_is_served_within_the_first_chunk_of_its_attention(tmp_path: Path) -> None:
-    directory = make("llama4_text", tmp_path, attention_chunk_size=96, floor_scale=64)
-    with pytest.raises(InvalidRequestError, match="max_model_len 512, allowed: at most 63"):
-        CausalModel.load(EngineSettings(model=str(directory), device="cpu"))
-    model = CausalModel.load(EngineSettings(model=str(directory), device="cpu", max_model_len=63))
-    prompt = ids(6, 62)
-    found = next_token(model, Prompt.of(Tokens(prompt)), max_model_len=63)
-    expected = expected_logprobs(directory, [prompt], torch.float32)[0]
-    for id_, logprob in found.top:
-        assert logprob == pytest.approx(expected[id_].item(), abs=1e-4)
-
-
 def test_gemma4_with_inputs_of_each_layer_serves_ids_alone(tmp_path: Path) -> None:
     directory = make(
         "gemma4_text",

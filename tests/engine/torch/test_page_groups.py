@@ -13,9 +13,10 @@ from inlay.engine.torch.cache.kv_layout import (
     most_pages,
     pages_for,
 )
+from inlay.engine.torch.windows import Chunk, Window, size_of
 
 
-def sizes(windows: list[int | None], max_model_len: int = 32768) -> list[tuple[int | None, int]]:
+def sizes(windows: list[int | None], max_model_len: int = 32768) -> list[tuple[Window, int]]:
     return [(group.window, len(group.layers)) for group in group_layers(windows, max_model_len)]
 
 
@@ -47,11 +48,13 @@ def test_unused_places_are_few_or_windows_are_not_used() -> None:
 
 
 @given(
-    windows=st.lists(st.sampled_from([None, None, 16, 100, 512, 5000]), min_size=1, max_size=40),
+    windows=st.lists(
+        st.sampled_from([None, None, 16, Chunk(100), 512, 5000]), min_size=1, max_size=40
+    ),
     max_model_len=st.sampled_from([64, 512, 4096, 100_000]),
 )
 def test_each_layer_is_in_one_group_that_keeps_what_it_sees_and_memory_is_not_wasted(
-    windows: list[int | None], max_model_len: int
+    windows: list[Window], max_model_len: int
 ) -> None:
     groups = group_layers(windows, max_model_len)
     assert sorted(layer for group in groups for layer in group.layers) == list(range(len(windows)))
@@ -61,16 +64,28 @@ def test_each_layer_is_in_one_group_that_keeps_what_it_sees_and_memory_is_not_wa
     widest = max(len(group.layers) for group in groups)
     assert len(groups) <= MAX_GROUPS
     assert widest * len(groups) <= MAX_PLACES * len(windows)
-    taken = sum(widest * min(group.window or max_model_len, max_model_len) for group in groups)
+    taken = sum(
+        widest * min(size_of(group.window) or max_model_len, max_model_len) for group in groups
+    )
     assert taken <= len(windows) * max_model_len
 
 
 @pytest.mark.parametrize(
     ("window", "computed", "first"),
-    [(None, 1000, 0), (24, 0, 0), (24, 23, 0), (24, 38, 0), (24, 39, 1), (1, 15, 0), (1, 16, 1)],
+    [
+        (None, 1000, 0),
+        (24, 0, 0),
+        (24, 23, 0),
+        (24, 38, 0),
+        (24, 39, 1),
+        (1, 15, 0),
+        (1, 16, 1),
+        (Chunk(40), 79, 2),
+        (Chunk(40), 80, 5),
+    ],
 )
 def test_a_page_is_needed_until_no_later_position_sees_it(
-    window: int | None, computed: int, first: int
+    window: Window, computed: int, first: int
 ) -> None:
     assert first_page(window, computed, 16) == first
 

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from inlay.engine.torch.windows import Chunk
 from inlay.errors import ContextLengthError
 from inlay.prompt import Segment, Tokens
 from tests.engine.torch.simulation import POISON, Simulation, bounds, rows
@@ -133,7 +134,7 @@ class WindowedMachine(SchedulerMachine):
 
 
 class MixedMachine(SchedulerMachine):
-    limits = bounds(num_pages=22, max_model_len=144, windows=(None, 20, 40))
+    limits = bounds(num_pages=22, max_model_len=144, windows=(None, 20, Chunk(40)))
 
 
 class UncachedWindowMachine(UncachedMachine):

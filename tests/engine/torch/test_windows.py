@@ -17,6 +17,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache.kv_layout import EngineLimits, pages_for
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
+from inlay.engine.torch.windows import size_of
 from inlay.errors import EmbeddingsError
 from inlay.prompt import Prompt, Rows, Tokens
 from inlay.request import Output, Request, Sampling
@@ -183,7 +184,7 @@ def test_a_long_sequence_holds_of_each_window_no_more_than_the_window_and_its_ch
     for _ in steps(engine, make_request("long", Prompt.of(Tokens(ids(8, 380))), 100)):
         most = max(most, engine.stats().blocks_used)
     every = pages_for(480, PAGE)
-    windows = [window for window in bounds.windows if window is not None]
+    windows = [size for window in bounds.windows if (size := size_of(window)) is not None]
     full = len(bounds.windows) - len(windows)
     assert most <= full * every + sum((window - 1 + 64) // PAGE + 2 for window in windows)
     assert most < len(bounds.windows) * every

@@ -17,6 +17,7 @@ from inlay.engine.torch.cache.kv_layout import pages_for
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.transfers import upload
+from inlay.engine.torch.windows import Window
 from inlay.errors import EngineError
 from inlay.media.positions import GRID_FIELD
 from inlay.prompt import Buffer, Rows, Segment, Tokens
@@ -102,7 +103,7 @@ class Batch(NamedTuple):
     whole_layers: str = "all"
     decoding: frozenset[int] = frozenset()
 
-    def wholes_of(self, window: int | None) -> tuple[tuple[int, int, int], ...]:
+    def wholes_of(self, window: Window) -> tuple[tuple[int, int, int], ...]:
         """Return `wholes` as a layer with this window, or none, has them."""
         return () if window is None and self.whole_layers == "sliding" else self.wholes
 

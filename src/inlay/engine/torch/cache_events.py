@@ -12,6 +12,7 @@ from inlay.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, 
 from inlay.engine.kv_events_config import KvEventsConfig
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.sequence import Sequence as Computed
+from inlay.engine.torch.windows import Chunk, Window
 from inlay.prompt import Tokens
 from inlay.routing import Cleared, KvEvent, Removed, Stored, keys_of
 
@@ -87,7 +88,7 @@ class CacheEvents:
         self._token_ids = settings.kv_events_token_ids
         self._page_size = settings.block_size
         self._key = secret.events
-        self._windows: tuple[int | None, ...] = (None,)
+        self._windows: tuple[Window, ...] = (None,)
         self._routed = 0
         self._keys: dict[bytes, bytes] = {}
         self._changes: list[_BlocksStored | _BlocksRemoved] = []
@@ -114,7 +115,7 @@ class CacheEvents:
     def _heard(self) -> bool:
         return self.tell is not None or self.publisher is not None
 
-    def begin(self, windows: Sequence[int | None], page_size: int) -> None:
+    def begin(self, windows: Sequence[Window], page_size: int) -> None:
         """Start with an empty cache whose page groups have these `windows`."""
         self._page_size = page_size
         self._windows = tuple(windows)
@@ -206,12 +207,19 @@ class CacheEvents:
             medium="GPU",
             lora_name=change.adapter,
             group_idx=change.group,
-            kv_cache_spec_kind="full_attention" if window is None else "sliding_window",
-            kv_cache_spec_sliding_window=window,
+            kv_cache_spec_kind=_kind(window),
+            kv_cache_spec_sliding_window=window if isinstance(window, int) else None,
         )
 
     def _name(self, digest: bytes) -> bytes:
         return blake3(digest, key=self._key).digest(BLOCK_DIGEST_SIZE)
+
+
+def _kind(window: Window) -> str:
+    """Return vLLM's name of a group's kind."""
+    if isinstance(window, Chunk):
+        return "chunked_local_attention"
+    return "full_attention" if window is None else "sliding_window"
 
 
 __all__ = ["CacheEvents", "Publisher"]

@@ -17,6 +17,7 @@ from inlay.engine.model_files import default_sampling, eos_token_ids, generation
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.choice import attention
+from inlay.engine.torch.attention.chunks import see_chunks
 from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.layers import LayerShape, least_page_size, observe
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
@@ -68,7 +69,7 @@ class CausalModel:
         least_page_size: positions that a page must have at least.
         lora: adapter slots, or None.
         page_groups: layers that share pages.
-        windows: window of each page group, None for full attention.
+        windows: window of each page group.
         eos_token_ids: the model's own end tokens.
         default_sampling: fields of `Sampling` set by its generation config.
         weights_id: identity of configuration and weights, 32 hex digits.
@@ -144,6 +145,7 @@ class CausalModel:
         self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
         self.recurrent = keep_states(model)
+        self._tells_places = see_chunks(model)
         self.layers: tuple[LayerShape, ...] = observe(model.base_model, recurrent=self.recurrent)
         self.least_page_size = least_page_size(self.layers, self.dtype)
         check_windows(config, self.layers)
@@ -196,10 +198,6 @@ class CausalModel:
         text = parsed.get_text_config()
         max_model_len = context_length(settings.max_model_len, text.to_dict())
         check_positions(text, max_model_len, recurrent=family.recurrent)
-        if getattr(text, "attn_temperature_tuning", None):
-            # It is 1 at the positions that were allowed; transformers computes it from places in
-            # the batch, where another sequence's may be.
-            text.attn_temperature_tuning = False
         language_only = family.language is not None and (
             settings.language_model_only or (group is not None and group.rank > 0)
         )
@@ -308,9 +306,9 @@ class CausalModel:
             if self.group is not None and len(batch.pending):
                 # Only rank 0 has these tokens.
                 self.group.share(batch.token_ids)
-            recurrence: dict[str, Any] = {}
+            more: dict[str, Any] = {}
             if self.recurrent:
-                recurrence["states"] = RecurrentStates(batch, pages, native=paged is None)
+                more["states"] = RecurrentStates(batch, pages, native=paged is None)
             if paged is None:
                 paged = attention(
                     batch,
@@ -321,13 +319,16 @@ class CausalModel:
                 )
             padding = max(0, self._least_rows - len(batch.positions))
             positions = batch.positions[None] if batch.rope is None else batch.rope[:, None]
+            positions = F.pad(positions, (0, padding))
+            if self._tells_places:
+                more["places"] = positions
             with self._adapted(batch, padding):
                 states: Tensor = self._model.base_model(
                     inputs_embeds=F.pad(self.inputs(batch), (0, 0, 0, padding))[None],
-                    position_ids=F.pad(positions, (0, padding)),
+                    position_ids=positions,
                     use_cache=False,
                     paged=paged,
-                    **recurrence,
+                    **more,
                     **_inner_features(batch, padding),
                     **self._per_layer_inputs(batch, padding),
                 ).last_hidden_state[0]

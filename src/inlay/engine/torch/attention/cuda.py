@@ -11,6 +11,7 @@ from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.transfers import upload
+from inlay.engine.torch.windows import Window
 
 
 class Sequences(NamedTuple):
@@ -82,7 +83,7 @@ class CudaAttention:
         self._sequences = Sequences.of(batch) if sequences is None else sequences
         self._slots = batch.slots.unbind()
         self._tables = batch.block_table.unbind()
-        self._last: dict[int | None, Tensor | None] = {}
+        self._last: dict[Window, Tensor | None] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -103,7 +104,7 @@ class CudaAttention:
         self._kernel(out, query, keys, values, self._tables[group], self._sequences, last, scoring)
         return out
 
-    def _last_seen(self, window: int | None) -> Tensor | None:
+    def _last_seen(self, window: Window) -> Tensor | None:
         """Return the last position that each query sees, [T] int32; None where it is its own."""
         batch = self._batch
         wholes = batch.wholes_of(window)

@@ -20,6 +20,7 @@ from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.lora import BASE
+from inlay.engine.torch.windows import Chunk, Window, first_seen, size_of
 
 _GROUP_BYTES = 1 << 20
 """Maximum size of the keys of sequences that decode together, in bytes.
@@ -145,7 +146,7 @@ class GatheredAttention:
         self._float32_scores = float32_scores
         self._slots = batch.slots.unbind()
         self._device = batch.slots.device
-        self._plans: dict[int | None, list[_Group | _Prompt]] = {}
+        self._plans: dict[Window, list[_Group | _Prompt]] = {}
 
     def attend(
         self,
@@ -291,7 +292,7 @@ class GatheredAttention:
         decodes.sort(reverse=True)
         yield from self._decodes(decodes, window)
 
-    def _block(self, span: int, rows: Tensor, high: int, window: int | None) -> _Group:
+    def _block(self, span: int, rows: Tensor, high: int, window: Window) -> _Group:
         """Return consecutive queries of one sequence, the last of them at position `high - 1`."""
         size = self._pages.page_size
         low = _low(high - len(rows) + 1, window) // size
@@ -299,9 +300,7 @@ class GatheredAttention:
         length = pages.shape[1] * size
         # Without a window, a query can only be blind to positions after itself.
         tail = (
-            length
-            if window is not None and high > window
-            else length - (high - low * size) + len(rows)
+            length if high > (size_of(window) or high) else length - (high - low * size) + len(rows)
         )
         places = self._arange(low * size + length - tail, low * size + length)
         hidden = self._hidden(span, high - len(rows), high, places, window)
@@ -312,7 +311,7 @@ class GatheredAttention:
         return self._batch.adapters[span] if self._batch.adapters else BASE
 
     def _prompt(
-        self, span: int, rows: slice, context: int, window: int | None, row_bytes: int
+        self, span: int, rows: slice, context: int, window: Window, row_bytes: int
     ) -> _Prompt:
         """Return all queries of a sequence, the last of them at position `context - 1`.
 
@@ -336,9 +335,7 @@ class GatheredAttention:
         pages = self._batch.block_table[:, span, base // size : -(-context // size)].long()
         return _Prompt(rows, pages, blocks, self._adapter(span))
 
-    def _hidden(
-        self, span: int, start: int, stop: int, places: Tensor, window: int | None
-    ) -> Tensor:
+    def _hidden(self, span: int, start: int, stop: int, places: Tensor, window: Window) -> Tensor:
         """Return which `places` the queries at positions `start` to `stop` must not see, bool.
 
         A query sees up to its own position, or up to the end of the run that it is in.
@@ -349,9 +346,13 @@ class GatheredAttention:
             if one == span:
                 last = torch.where((queries >= first) & (queries < end), end - 1, last)
         hidden = places > last
-        return hidden if window is None else hidden | (queries - places >= window)
+        if window is None:
+            return hidden
+        if isinstance(window, Chunk):
+            return hidden | (places < queries // window.size * window.size)
+        return hidden | (queries - places >= window)
 
-    def _decodes(self, decodes: list[tuple[int, int, int]], window: int | None) -> Iterator[_Group]:
+    def _decodes(self, decodes: list[tuple[int, int, int]], window: Window) -> Iterator[_Group]:
         """Group (context, span, index in the batch) by length, longest first.
 
         A group stays within `_GROUP_BYTES`, and its lengths within a factor of two.
@@ -373,13 +374,11 @@ class GatheredAttention:
         if members:
             yield self._decode(members, longest, window)
 
-    def _num_pages(self, context: int, window: int | None) -> int:
+    def _num_pages(self, context: int, window: Window) -> int:
         size = self._pages.page_size
         return -(-context // size) - _low(context, window) // size
 
-    def _decode(
-        self, members: list[tuple[int, int, int]], longest: int, window: int | None
-    ) -> _Group:
+    def _decode(self, members: list[tuple[int, int, int]], longest: int, window: Window) -> _Group:
         """Return the group of sequences with one query each, which see at most `longest` pages."""
         size = self._pages.page_size
         described = [(*member, _low(member[0], window)) for member in members]
@@ -412,6 +411,6 @@ def sink_scale(lse: Tensor, sinks: Tensor) -> Tensor:
     return torch.sigmoid(lse - sinks.float())
 
 
-def _low(context: int, window: int | None) -> int:
+def _low(context: int, window: Window) -> int:
     """Return the first position that the last of `context` positions sees."""
-    return 0 if window is None else max(0, context - window)
+    return first_seen(window, context - 1)

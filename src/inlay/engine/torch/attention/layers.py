@@ -10,6 +10,7 @@ from inlay.digest import BLOCK_SIZE
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.recurrent import WINDOW
 from inlay.engine.torch.native.recurrent import DeltaRule
+from inlay.engine.torch.windows import Window
 from inlay.errors import EngineError, InvalidRequestError
 
 
@@ -17,7 +18,7 @@ class LayerShape(NamedTuple):
     """Keys and values that one attention layer stores per position, or a state.
 
     Attributes:
-        window: a position sees itself and the `window - 1` before it; None for all before it.
+        window: positions that a position sees.
         num_heads: key and value heads.
         key_size: elements of a key head.
         value_size: elements of a value head.
@@ -26,7 +27,7 @@ class LayerShape(NamedTuple):
             of keys and values; they are then those of the model's attention layers.
     """
 
-    window: int | None
+    window: Window
     num_heads: int
     key_size: int
     value_size: int

@@ -14,6 +14,7 @@ from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.native import AttentionShape, Kernels
+from inlay.engine.torch.windows import Chunk, Window
 
 
 class Projection(NamedTuple):
@@ -55,7 +56,7 @@ class NativeAttention:
         self._workspace = workspace
         self._kernels = kernels
         self._slots = batch.slots.unbind()
-        self._shapes: dict[tuple[int, int | None], AttentionShape] = {}
+        self._shapes: dict[tuple[int, Window], AttentionShape] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -105,7 +106,7 @@ class NativeAttention:
     def _scratch(self, size: int) -> Tensor:
         return self._workspace.take("attention", (size,), torch.empty(0, dtype=torch.uint8))
 
-    def _shape(self, group: int, window: int | None) -> AttentionShape:
+    def _shape(self, group: int, window: Window) -> AttentionShape:
         batch = self._batch
         order = sorted(
             range(len(batch.counts)),
@@ -128,6 +129,6 @@ class NativeAttention:
             contexts[spans],
             ends,
             len(batch.decoding),
-            window or 0,
+            -window.size if isinstance(window, Chunk) else window or 0,
             self._invariant,
         )

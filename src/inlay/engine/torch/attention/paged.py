@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from inlay.engine.torch.attention.chunks import Temperature
 from inlay.engine.torch.weights.latent import LatentWeights
+from inlay.engine.torch.windows import Window
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_paged"
@@ -32,7 +34,7 @@ class Scoring(NamedTuple):
 
     Attributes:
         scaling: factor of the scores.
-        window: a position sees itself and the `window - 1` before it; None for all before it.
+        window: positions that a position sees.
         softcap: a scaled score s becomes softcap * tanh(s / softcap); None for s itself.
         sinks: [Q], for each query head the score of one more position that every query sees and
             that has no value; or None.
@@ -41,7 +43,7 @@ class Scoring(NamedTuple):
     """
 
     scaling: float
-    window: int | None = None
+    window: Window = None
     softcap: float | None = None
     sinks: Tensor | None = None
     latent: LatentWeights | None = None
@@ -110,11 +112,13 @@ def _paged_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     paged: PagedAttention | None = None,
+    places: Tensor | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers.
 
-    Query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
+    Query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E]; `places` [1, T], positions of the
+    queries in their sequences.
 
     Returns [1, T, Q, E].
 
@@ -127,7 +131,11 @@ def _paged_attention(
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
     latent: Any = getattr(module, "latent", None)
-    scoring = Scoring(factor, sliding_window, softcap, s_aux, latent)
+    window: Window = getattr(module, "chunk", sliding_window)
+    temperature: Temperature | None = getattr(module, "temperature", None)
+    if temperature is not None and places is not None:
+        query = temperature.of(query, places)
+    scoring = Scoring(factor, window, softcap, s_aux, latent)
     return paged.attend(layer, query[0], key[0], value[0], scoring)[None], None
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from inlay.engine.torch.attention.cuda import Sequences
 from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.windows import Chunk, size_of
 
 SPLITS = 16
 """Programs that share the positions of a sequence with one query, for each head."""
@@ -43,8 +44,8 @@ def _attend(
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_BLOCKS: tl.constexpr, D: tl.constexpr,
     D1: tl.constexpr, D2: tl.constexpr, E: tl.constexpr, E_BLOCK: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, HAS_LAST: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr, LATENT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, CHUNKED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
+    LATENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend with ROWS rows of query and head; with PARTS > 1 for sequences with one query only.
 
@@ -107,6 +108,8 @@ def _attend(
     lowest = 0
     if WINDOWED:
         lowest = tl.maximum(0, context - count + first - window + 1)
+    if CHUNKED:
+        lowest = (context - count + first) // window * window
     begin = lowest // TILE
     begin += (part + PARTS - begin % PARTS) % PARTS
     end = tl.cdiv(stop, TILE)
@@ -140,6 +143,8 @@ def _attend(
         seen = places[None, :] <= sees[:, None]
         if WINDOWED:
             seen = seen & (position[:, None] - places[None, :] < window)
+        if CHUNKED:
+            seen = seen & (places[None, :] >= (position // window * window)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         top = tl.maximum(best, tl.max(scores, 1))
         # A row that has seen nothing yet: exp(-inf - -inf) is no number.
@@ -234,7 +239,8 @@ def attend(
     common: dict[str, Any] = {
         "GROUP": group, "D": size, "D1": whole, "D2": rest, "E": value_size,
         "E_BLOCK": value_block, "PAGE": keys.shape[2], "TILE": tile,
-        "HAS_LAST": last is not None, "WINDOWED": scoring.window is not None,
+        "HAS_LAST": last is not None, "WINDOWED": isinstance(scoring.window, int),
+        "CHUNKED": isinstance(scoring.window, Chunk),
         "CAPPED": scoring.softcap is not None, "SUNK": scoring.sinks is not None,
         "LATENT": values.data_ptr() == keys.data_ptr() and value_block == whole,
         # Tensor cores round float32 to 11 bits unless told not to.
@@ -242,7 +248,7 @@ def attend(
     }  # fmt: skip
     shared = (
         query, keys, values, table, sequences.starts, sequences.contexts, last, scoring.sinks,
-        scoring.scaling, scoring.softcap or 0.0, scoring.window or 0, len(sequences.contexts),
+        scoring.scaling, scoring.softcap or 0.0, size_of(scoring.window) or 0, len(sequences.contexts),
         query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3],
         table.stride(0),
     )  # fmt: skip

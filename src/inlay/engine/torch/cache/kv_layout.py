@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.windows import Window, first_seen, size_of
 from inlay.errors import ContextLengthError, EngineError, InvalidRequestError
 from inlay.request import Request
 
@@ -45,16 +46,15 @@ class PageGroup(NamedTuple):
     """Layers that keep the same positions in the same pages.
 
     Attributes:
-        window: a position sees itself and the `window - 1` before it, and older ones are dropped;
-            None keeps all.
+        window: positions that a position sees; those that no later one sees are dropped.
         layers: layer numbers; the i-th has the i-th place in a page.
     """
 
-    window: int | None
+    window: Window
     layers: tuple[int, ...]
 
 
-def group_layers(windows: Sequence[int | None], max_model_len: int) -> tuple[PageGroup, ...]:
+def group_layers(windows: Sequence[Window], max_model_len: int) -> tuple[PageGroup, ...]:
     """Divide layers so that a sequence of `max_model_len` positions takes the least memory.
 
     Args:
@@ -65,20 +65,24 @@ def group_layers(windows: Sequence[int | None], max_model_len: int) -> tuple[Pag
         Groups of one window each, within `MAX_GROUPS` and `MAX_PLACES`; one group of all layers if
         windows save too little.
     """
-    kept = [window if window is not None and window < max_model_len else None for window in windows]
+    kept = [
+        window if (size_of(window) or max_model_len) < max_model_len else None for window in windows
+    ]
     kinds = Counter(kept)
     least, best = len(windows) * max_model_len, None
     # Of two equally good sizes, the first needs fewer groups.
     for size in range(len(windows), 0, -1):
         counts = {window: -(-count // size) for window, count in kinds.items()}
-        taken = sum(size * count * (window or max_model_len) for window, count in counts.items())
+        taken = sum(
+            size * count * (size_of(window) or max_model_len) for window, count in counts.items()
+        )
         number = sum(counts.values())
         if number <= MAX_GROUPS and number * size <= MAX_PLACES * len(windows) and taken < least:
             least, best = taken, size
     if best is None:
         return (PageGroup(None, tuple(range(len(windows)))),)
     groups = []
-    for window in sorted(kinds, key=lambda window: window or 0):
+    for window in sorted(kinds, key=lambda window: size_of(window) or 0):
         layers = tuple(layer for layer, own in enumerate(kept) if own == window)
         groups += [
             PageGroup(window, layers[first : first + best]) for first in range(0, len(layers), best)
@@ -91,21 +95,21 @@ def pages_for(positions: int, page_size: int) -> int:
     return -(-positions // page_size)
 
 
-def first_page(window: int | None, computed: int, page_size: int) -> int:
+def first_page(window: Window, computed: int, page_size: int) -> int:
     """Return the index of the first page that a position from `computed` on can see."""
-    return 0 if window is None else max(0, computed - window + 1) // page_size
+    return first_seen(window, computed) // page_size
 
 
-def most_pages(window: int | None, length: int, chunk: int, page_size: int) -> int:
+def most_pages(window: Window, length: int, chunk: int, page_size: int) -> int:
     """Return the maximum number of pages of a group that a sequence holds.
 
     It has `length` positions and is computed by at most `chunk` of them per step.
     """
-    every = pages_for(length, page_size)
-    if window is None:
+    every, size = pages_for(length, page_size), size_of(window)
+    if size is None:
         return every
-    # A step needs window - 1 positions and its own; the first may be the last of a page.
-    return min(every, (window - 1 + chunk + page_size - 2) // page_size + 1)
+    # A step needs size - 1 positions and its own; the first may be the last of a page.
+    return min(every, (size - 1 + chunk + page_size - 2) // page_size + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ class EngineLimits:
     max_num_batched_tokens: int
     page_size: int
     num_pages: int
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[Window, ...] = (None,)
 
     def pages_for(self, positions: int) -> int:
         """Return the number of pages of one group that hold the first `positions`."""
@@ -195,7 +199,7 @@ def num_pages(
     settings: EngineSettings,
     *,
     page_bytes: int,
-    windows: Sequence[int | None],
+    windows: Sequence[Window],
     max_model_len: int,
     available: int,
     asked: int | None = None,

@@ -146,7 +146,10 @@ private:
 
     int64_t start_of(int64_t s) const { return a.contexts[s] - a.counts[s]; }
     // The first position that a query at `position` sees, and that any of a sequence does.
-    int64_t low_of(int64_t position) const { return a.window > 0 ? std::max<int64_t>(0, position + 1 - a.window) : 0; }
+    int64_t low_of(int64_t position) const {
+        if (a.window < 0) return position - position % -a.window;
+        return a.window > 0 ? std::max<int64_t>(0, position + 1 - a.window) : 0;
+    }
     int64_t first_of(int64_t s) const { return low_of(start_of(s)); }
     int64_t blocks_of(int64_t s) const { return (a.contexts[s] + KEYS - 1) / KEYS - first_of(s) / KEYS; }
     int64_t segments_of(int64_t s) const { return (a.contexts[s] + SEGMENT - 1) / SEGMENT - first_of(s) / SEGMENT; }

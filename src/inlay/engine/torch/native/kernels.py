@@ -57,7 +57,8 @@ class AttentionShape(NamedTuple):
         contexts: [S] int32, number of positions including the last query's.
         ends: [T] int32, first position of its sequence that a query of the batch does not see.
         decoding: number of sequences that decode.
-        window: a position sees itself and the `window - 1` before it; 0 for all before it.
+        window: a position sees itself and the `window - 1` before it; 0 for all before it, -n for
+            those before it in its own chunk of n.
         invariant: True: the bits of a position must not depend on whether it decodes.
     """
 

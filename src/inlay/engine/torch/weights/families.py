@@ -24,7 +24,8 @@ The others depend on the longest position in the call, which in a packed batch b
 sequence.
 """
 
-_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+_LOCAL = ("sliding_attention", "chunked_attention")
+_LAYER_TYPES = ("full_attention", *_LOCAL)
 
 _LATENT = (
     ("q_a_proj", "kv_a_proj_with_mqa"),
@@ -197,8 +198,6 @@ def check_positions(config: Any, max_model_len: int, *, recurrent: bool = False)
                 f"{', '.join(_STATIC_ROPES)}, and longrope within the original context length"
             )
     kinds = set(getattr(config, "layer_types", None) or ())
-    if "chunked_attention" in kinds:
-        _check_first_chunk(config, max_model_len)
     unknown = kinds - set(_LAYER_TYPES) - ({"linear_attention"} if recurrent else set())
     if unknown:
         raise InvalidRequestError(
@@ -212,23 +211,6 @@ def check_positions(config: Any, max_model_len: int, *, recurrent: bool = False)
         )
 
 
-def _check_first_chunk(config: Any, max_model_len: int) -> None:
-    """Refuse sequences that outgrow the first chunk of Llama 4's local attention.
-
-    Within it, attention in chunks is causal attention, and the temperature of the other layers is
-    1. Raises `InvalidRequestError`.
-    """
-    longest = int(config.attention_chunk_size)
-    if config.attn_temperature_tuning:
-        longest = min(longest, int(config.floor_scale) - 1)
-    if max_model_len > longest:
-        raise InvalidRequestError(
-            f"layers of type chunked_attention are served within their first chunk; got "
-            f"max_model_len {max_model_len}, allowed: at most {longest}",
-            param="max_model_len",
-        )
-
-
 def check_windows(config: Any, layers: "Sequence[LayerShape]") -> None:
     """Refuse a model whose sliding windows in the configuration and in its layers differ.
 
@@ -238,7 +220,7 @@ def check_windows(config: Any, layers: "Sequence[LayerShape]") -> None:
     for index, (kind, layer) in enumerate(
         zip(getattr(config, "layer_types", None) or (), layers, strict=False)
     ):
-        if (kind == "sliding_attention") != (layer.window is not None) and not layer.state_size:
+        if (kind in _LOCAL) != (layer.window is not None) and not layer.state_size:
             raise InvalidRequestError(
                 f"layer {index} is of type {kind} and asks for a window of {layer.window}: "
                 "its mask would not be what transformers makes of it"
