@@ -248,7 +248,8 @@ def attend(
     }  # fmt: skip
     shared = (
         query, keys, values, table, sequences.starts, sequences.contexts, last, scoring.sinks,
-        scoring.scaling, scoring.softcap or 0.0, size_of(scoring.window) or 0, len(sequences.contexts),
+        scoring.scaling, scoring.softcap or 0.0, size_of(scoring.window) or 0,
+        len(sequences.contexts),
         query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3],
         table.stride(0),
     )  # fmt: skip
