@@ -103,7 +103,7 @@ class _Helper:
             environment = dict(os.fsdecode(each).split("=", 1) for each in variables)
         if (
             words[:1] != [sys.executable]
-            or not (words[-1] == _SPAWNED or (words[1] == "-m" and words[2] in _FORKED))
+            or not (words[-1] == _SPAWNED or (words[1:2] == ["-m"] and words[2] in _FORKED))
             or not close_fds
             or any(value not in (None, -1) for value in rare)
             or _at_start(environment) != self._environment
