@@ -90,7 +90,9 @@ def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image
                 )
             for index in header.indices:
                 image.seek(index)
-                yield _in_rgb(image)
+                frame = _in_rgb(image)
+                # The next frame is decoded into the same image.
+                yield frame.copy() if frame is image else frame
     except _BROKEN as error:
         raise InvalidRequestError(f"a video cannot be decoded: {error}") from error
 
