@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from inlay import engine as engines
 from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
 from tests.engines.sglang.serving import FLAGS
@@ -32,6 +33,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(config.stash.get(_STATUS, 1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_for_a_cpu() -> None:
+    """Import SGLang as a worker on a CPU does: what it imports otherwise, it keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in engines.environment(EngineSettings(model="", **FLAGS), {}).items():
+            patch.setenv(name, value)
+        from sglang.srt.managers.multimodal_processor import import_processors
+
+        import_processors("sglang.srt.multimodal.processors")
 
 
 @pytest.fixture(scope="session")

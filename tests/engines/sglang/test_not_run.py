@@ -75,7 +75,6 @@ async def test_a_model_with_images_is_refused_by_sglang_on_a_cpu_as_the_page_say
     assert set(multiprocessing.active_children()) == before
 
 
-# Last: what SGLang first imports for a GPU, it keeps for later engines of the process.
 async def test_a_gpu_that_is_not_there_is_sglangs_own_error(
     directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
