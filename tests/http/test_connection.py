@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from inlay.http.bodies.allocator import keep_freed_memory
-from inlay.http.bodies.connection import EXTENSION, BodySource, Connection
+from inlay.http.bodies.connection import EXTENSION, Connection, Exchange
 from inlay.http.errors import ClientGone
 
 
@@ -24,7 +24,7 @@ class Taker:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         source = scope["extensions"][EXTENSION]
-        assert isinstance(source, BodySource)
+        assert isinstance(source, Exchange)
         length = int(dict(scope["headers"]).get(b"content-length", b"0"))
         body = bytearray(length)
         status = 200
@@ -43,9 +43,37 @@ class Taker:
         await send({"type": "http.response.body", "body": answer})
 
 
+class Writer:
+    """An ASGI app that writes chunks on the connection until its client reads too slowly."""
+
+    def __init__(self) -> None:
+        self.arrived: bytes | None = None
+        self.whole = asyncio.Event()
+        self.num_chunks = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = scope["extensions"][EXTENSION]
+        self.arrived = exchange.arrived()
+        assert not exchange.write_chunk(b"too early")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while exchange.write_chunk(CHUNK):
+            self.num_chunks += 1
+        self.whole.set()
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
+
+
+CHUNK = b"x" * 50_000
+
+
 @pytest.fixture
 async def taker() -> AsyncIterator[tuple[Taker, int]]:
     app = Taker()
+    async with served(app) as port:
+        yield app, port
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[int]:
     config = uvicorn.Config(
         app, http=Connection, ws="none", lifespan="off", log_config=None, port=0
     )
@@ -53,7 +81,7 @@ async def taker() -> AsyncIterator[tuple[Taker, int]]:
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup()
-    yield app, server.servers[0].sockets[0].getsockname()[1]
+    yield server.servers[0].sockets[0].getsockname()[1]
     await server.shutdown()
 
 
@@ -66,6 +94,28 @@ async def opened(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
+
+
+@pytest.mark.parametrize("body", [b"", b"small"])
+async def test_chunks_are_written_until_the_client_reads_too_slowly(body: bytes) -> None:
+    app = Writer()
+    head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    async with served(app) as port, opened(port) as (reader, writer):
+        writer.write(head.encode() + body)
+        await app.whole.wait()
+        answer = await reader.read(-1)
+    assert app.arrived == body
+    assert app.num_chunks > 0
+    chunk = b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK)
+    assert answer.endswith(b"\r\n\r\n" + chunk * app.num_chunks + b"3\r\nend\r\n0\r\n\r\n")
+
+
+async def test_a_body_of_which_more_is_to_come_has_not_arrived() -> None:
+    app = Writer()
+    async with served(app) as port, opened(port) as (_, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nsma")
+        await app.whole.wait()
+    assert app.arrived is None
 
 
 def request(body: bytes, *, extra: str = "") -> bytes:

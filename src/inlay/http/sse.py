@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from inlay.http.asgi import Send
+from inlay.http.bodies.connection import Exchange
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -81,17 +82,27 @@ class EventStream:
         started: True after the first write; from then on an error can only be an event.
     """
 
-    __slots__ = ("_framing", "_send", "started")
+    __slots__ = ("_exchange", "_framing", "_send", "started")
 
-    def __init__(self, send: Send, framing: Framing = UNNAMED) -> None:
+    def __init__(
+        self,
+        send: Send,
+        framing: Framing = UNNAMED,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Nothing is written yet. `exchange`: on whose connection events are written at once."""
         self._send = send
         self._framing = framing
+        self._exchange = exchange
         self.started = False
 
     async def write(self, events: Iterable[Event], *, more: bool = True) -> None:
         """Send events, all in one write; the last ones without `more`."""
         frame = self._framing.event
         data = b"".join([event if isinstance(event, bytes) else frame(event) for event in events])
+        exchange = self._exchange
+        if exchange is not None and data and more and self.started and exchange.write_chunk(data):
+            return
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

@@ -1,7 +1,7 @@
 """Payloads that the request of a stage makes, as the stages behind it may have them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -153,13 +153,11 @@ class Running:
         self.making = making
         self._count = count
         self._stream = stream
-        # While this is there, so is the load that the request adds.
-        self._outputs: AsyncGenerator[Sequence[Output], None] = aiter(stream)
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         try:
-            async for batch in self._outputs:
+            async for batch in self._stream:
                 for output in batch:
                     check(output)
                     self.making.take(output)
@@ -182,7 +180,6 @@ class Running:
         """End it, and wait until nothing of it runs."""
         self.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        await self._outputs.aclose()
 
 
 def check(output: Output) -> None:

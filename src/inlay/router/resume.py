@@ -8,7 +8,7 @@ exactly, or but for rounding. Before anything has been shown, a request may star
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -93,6 +93,9 @@ class ResumingStream:
     ) -> None:
         self._first = self._request = request
         self._sent = sent
+        self._outputs = aiter(sent.stream)
+        self._ended = False
+        self._failure: Exception | None = None
         self._workers = workers
         self._send = send
         self._handover = handover
@@ -133,36 +136,45 @@ class ResumingStream:
         if handover is not None:
             handover.end()
 
-    async def __aiter__(self) -> AsyncGenerator[Sequence[Output], None]:
-        ended = False
+    def __aiter__(self) -> "ResumingStream":
+        return self
+
+    async def __anext__(self) -> Sequence[Output]:
+        """Return what is new, once something is; as `inlay.transport.api.Stream`.
+
+        The load is the worker's until the end has been read, or `cancel`.
+        """
         try:
-            while not ended:
+            while not self._ended:
                 sent = self._sent
                 try:
-                    async for outputs in sent.stream:
-                        if self._handover is None:
-                            self._stop_prefetch()
-                        sent.load.take(outputs)
-                        batch, error = self._kept_of(outputs)
-                        if batch:
-                            ended = batch[-1].finish_reason is not None
-                            yield batch
-                        if error is not None:
-                            raise error
+                    if self._failure is not None:
+                        raise self._failure
+                    outputs = await self._outputs.__anext__()
+                    if self._prefetching is not None and self._handover is None:
+                        self._stop_prefetch()
+                    sent.load.take(outputs)
+                    batch, self._failure = self._kept_of(outputs)
+                    if batch:
+                        self._ended = batch[-1].finish_reason is not None
+                        return batch
                 except _PromptComputed:
                     sent.load.end()
                     await self._hand_over()
+                    self._end_handover()
                 except OverloadedError as error:
                     sent.load.end()
                     if self._cancelled:
-                        yield [self._aborted()]
-                        return
+                        self._ended = True
+                        return [self._aborted()]
                     await self._resume(error)
-                finally:
-                    sent.load.end()
                     self._end_handover()
-        finally:
+            raise StopAsyncIteration
+        except BaseException:
+            self._sent.load.end()
+            self._end_handover()
             self._stop_prefetch()
+            raise
 
     def _kept_of(self, outputs: Sequence[Output]) -> tuple[list[Output], Exception | None]:
         """(what is to be shown, what ends the attempt after it)."""
@@ -204,9 +216,9 @@ class ResumingStream:
         if output.offset < len(self._shown):
             output = trim_to_offset(output, len(self._shown))
         self._shown += output.token_ids
-        scores = self._unseen_prompt_logprobs(output.prompt_logprobs)
-        usage = self._as_first(output.usage)
-        if scores is not output.prompt_logprobs or usage is not output.usage:
+        scores, usage = output.prompt_logprobs, output.usage
+        if scores is not None or usage is not None:
+            scores, usage = self._unseen_prompt_logprobs(scores), self._as_first(usage)
             output = msgspec.structs.replace(output, prompt_logprobs=scores, usage=usage)
         if output.token_ids or output.payloads or scores is not None:
             self._empty_attempts = 0
@@ -289,6 +301,7 @@ class ResumingStream:
             ticket=ticket,
         )
         self._sent = self._send(workers, self._request, holder)
+        self._outputs, self._failure = aiter(self._sent.stream), None
 
     async def _hand_over(self) -> None:
         """Go on at the worker where there is a place, or at any. Raises as `_resume`."""

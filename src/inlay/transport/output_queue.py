@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.outputs import coalesce
@@ -25,8 +25,9 @@ class OutputQueue:
         self.waiting: deque[Output] = deque()
         self._single = 0
         self._num_logprobs = 0
-        self._changed = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._error: InlayError | None = None
+        self._ended = False
 
     def put(self, output: Output) -> bool:
         """Add an output; False, with an error for the reader, where too much waits already."""
@@ -46,37 +47,47 @@ class OutputQueue:
             newest = [self.waiting.pop() for _ in range(MERGED)]
             self.waiting.extend(coalesce(newest[::-1]))
             self._single = 0
-        self._changed.set()
+        self._wake()
         return True
 
     def fail(self, error: InlayError) -> None:
         """End with `error` after what has come."""
         self._error = error
-        self._changed.set()
+        self._wake()
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
-        """All that waits, each time something does; ends after an output with a finish reason.
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def __aiter__(self) -> "OutputQueue":
+        return self
+
+    async def __anext__(self) -> Sequence[Output]:
+        """Return all that waits, once something does; ends after a finish reason.
 
         Raises:
             InlayError: an output carried it, or `fail` was given it.
         """
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            batch: list[Output] = []
-            self._single = self._num_logprobs = 0
-            while self.waiting:
-                output = self.waiting.popleft()
-                if output.error is not None:
-                    self._error = output.error.to_error()
-                    break
-                batch.append(output)
-            if batch:
-                yield batch
-                if batch[-1].finish_reason is not None:
-                    return
+        if self._ended:
+            raise StopAsyncIteration
+        while not self.waiting:
             if self._error is not None:
                 raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        batch: list[Output] = []
+        self._single = self._num_logprobs = 0
+        while self.waiting:
+            output = self.waiting.popleft()
+            if output.error is not None:
+                self._error = output.error.to_error()
+                break
+            batch.append(output)
+        if not batch and self._error is not None:
+            raise self._error
+        self._ended = batch[-1].finish_reason is not None
+        return batch
 
 
 __all__ = ["MAX_LOGPROBS", "MERGED", "OutputQueue"]

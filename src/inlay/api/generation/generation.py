@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -134,7 +135,9 @@ class Generation:
             InlayError: a request was refused or failed.
         """
         if len(self.choices) == 1:
-            await self._follow(self.choices[0], take)
+            # In a task of its own each wake passes through a few frames, not all those of the call.
+            self._tasks = [asyncio.create_task(self._follow(self.choices[0], take))]
+            await self._tasks[0]
             return
         queue: asyncio.Queue[Pieces | BaseException] = asyncio.Queue(_QUEUED)
         self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
@@ -320,7 +323,11 @@ def generation_of(
 
 def fingerprint_of(card: ModelCard) -> str:
     """Return the `system_fingerprint`: equal if release, engine, weights and dtype are equal."""
-    parts = (card.engine, card.engine_version, card.weights_id, card.dtype)
+    return _fingerprint(card.engine, card.engine_version, card.weights_id, card.dtype)
+
+
+@lru_cache
+def _fingerprint(*parts: str | None) -> str:
     return f"inlay-{__version__}-{blake3(repr(parts).encode()).hexdigest(4)}"
 
 

@@ -11,6 +11,7 @@ from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.logprobs import size_of_logprobs
 from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InlayError, Path
+from inlay.http.bodies.body import exchange_of
 from inlay.http.callers.access import session_of, shows_workers
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
@@ -85,7 +86,7 @@ async def respond(
         InlayError: before the first event; later errors are events.
         ClientGone: the client left; the engine requests are cancelled.
     """
-    stream = EventStream(call.send, framing)
+    stream = EventStream(call.send, framing, exchange_of(call.scope))
     session = session_of(
         call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id
     )

@@ -9,7 +9,7 @@ from inlay.errors import BodyTooLargeError
 from inlay.http.asgi import Receive, Scope, declared_length
 from inlay.http.bodies.accounting import EmbedsLimits, Reservation
 from inlay.http.bodies.base64_extractor import Base64Extractor, ExtractedBody
-from inlay.http.bodies.connection import EXTENSION, BodySource
+from inlay.http.bodies.connection import EXTENSION, Exchange
 from inlay.http.bodies.memory import Room, private
 from inlay.http.errors import BodyTimeoutError, ClientGone
 from inlay.http.settings import FrontendSettings
@@ -110,6 +110,14 @@ async def read_pieces(
 
     Arguments and errors as `receive_body`; the memory of a piece is reused afterwards.
     """
+    exchange = exchange_of(scope)
+    arrived = None if exchange is None else exchange.arrived()
+    if arrived is not None:
+        check(len(arrived))
+        reservation.grow_to(len(arrived))
+        if arrived:
+            take(arrived)
+        return
     declared = declared_length(scope["headers"])
     source = _source(scope, declared)
     if source is None or declared is None:
@@ -163,10 +171,14 @@ async def read_whole(
     return whole
 
 
-def _source(scope: Scope, declared: int | None) -> BodySource | None:
-    source = scope.get("extensions", {}).get(EXTENSION)
-    large = declared is not None and declared >= _WHOLE_FROM
-    return source if large and isinstance(source, BodySource) else None
+def exchange_of(scope: Scope) -> Exchange | None:
+    """Return the connection's side of a request, if the HTTP server is this one."""
+    exchange = scope.get("extensions", {}).get(EXTENSION)
+    return exchange if isinstance(exchange, Exchange) else None
+
+
+def _source(scope: Scope, declared: int | None) -> Exchange | None:
+    return exchange_of(scope) if declared is not None and declared >= _WHOLE_FROM else None
 
 
 def body_limit(settings: FrontendSettings) -> Callable[[int], None]:

@@ -1,7 +1,7 @@
-"""HTTP connections that read a large body directly from the socket.
+"""HTTP connections that read large bodies and write events without ASGI's messages.
 
 uvicorn passes a body on in pieces, each copied from socket to bytes, parser, cycle and message,
-with a task switch every 64 KB. For a body of known length, a `BodySource` takes over the transport
+with a task switch every 64 KB. For a body of known length, an `Exchange` takes over the transport
 for exactly that many bytes. The event loop reads into the caller's memory, or into one reused
 buffer, and the transport is given back before the next request's first byte.
 """
@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from inlay.http.errors import ClientGone
 
-EXTENSION = "inlay.body"
-"""Key of the `BodySource` in the extensions of a scope."""
+EXTENSION = "inlay.exchange"
+"""Key of the `Exchange` in the extensions of a scope."""
 
 _AT_A_TIME = 256 * 1024
 """Maximum bytes of one read, so that they are processed while in the CPU cache."""
@@ -26,7 +26,7 @@ _IN_A_ROW = 1 << 20
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, with a `BodySource` in its scopes."""
+    """uvicorn's connection, with an `Exchange` in its scopes."""
 
     _given_up = False
 
@@ -34,7 +34,7 @@ class Connection(HttpToolsProtocol):
         """Start the app; called by the parser."""
         super().on_headers_complete()
         scope: MutableMapping[str, Any] = cast("MutableMapping[str, Any]", self.scope)
-        scope.setdefault("extensions", {})[EXTENSION] = BodySource(self, self.cycle)
+        scope.setdefault("extensions", {})[EXTENSION] = Exchange(self, self.cycle)
 
     def data_received(self, data: bytes) -> None:
         """Parse received data; called by the transport."""
@@ -52,12 +52,29 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
 
-class BodySource:
-    """Body of one request, readable into the caller's memory."""
+class Exchange:
+    """One request and its response, on their connection."""
 
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
         self._cycle = cycle
+
+    def arrived(self) -> bytes | None:
+        """Take a body that has arrived whole; None if more of it is to come."""
+        cycle = self._cycle
+        return None if cycle.more_body or cycle.disconnected else bytes(self._begin())
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a part of a response that has begun.
+
+        False, and nothing is written, if that takes ASGI's `send`: the client reads slowly or has
+        left, or the response is not chunked.
+        """
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     async def fill(self, view: memoryview, progress: Callable[[int], None]) -> None:
         """Read a body of exactly `len(view)` bytes into `view`, from the start.

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
 from inlay.errors import RateLimitedError
@@ -145,6 +146,7 @@ def _joined(own: ClientLimits, rest: ClientLimits) -> ClientLimits:
     )
 
 
+@lru_cache(4096)
 def network(address: str) -> str:
     """Return the part of an address that identifies a client."""
     try:
