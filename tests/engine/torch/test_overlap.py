@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def core(*, overlap: bool, **changes: int) -> Core:
+def core(model: str = "llama", /, *, overlap: bool, **changes: int) -> Core:
     values: dict[str, Any] = {
         "max_model_len": 160,
         "max_num_seqs": 8,
@@ -50,10 +50,10 @@ def core(*, overlap: bool, **changes: int) -> Core:
         "page_size": 16,
         "num_pages": 64,
     }
-    return Core(load("llama"), EngineLimits(**(values | changes)), SECRET, overlap=overlap)
+    return Core(load(model), EngineLimits(**(values | changes)), SECRET, overlap=overlap)
 
 
-def outcomes(engine: Core, grammars: Grammars) -> dict[str, Any]:
+def outcomes(engine: Core, grammars: Grammars, family: str = "llama") -> dict[str, Any]:
     """Results of requests of all kinds; one joins every second step."""
     names = {f"{kind}, {form}": (kind, form) for form in ("a-mixed", "d-soft") for kind in KINDS}
     names = {
@@ -64,7 +64,7 @@ def outcomes(engine: Core, grammars: Grammars) -> dict[str, Any]:
     for step in range(500):
         if waiting and step % 2 == 0:
             kind, form = names[name := waiting.pop(0)]
-            one = make_request(name, prompts("llama")[form], 30, **KINDS[kind])
+            one = make_request(name, prompts(family)[form], 30, **KINDS[kind])
             asked = one.sampling.grammar
             state = None if asked is None else grammars.start(asked, (), ()).state.result(60)
             outputs += engine.admit(one, grammar=state)

@@ -1,6 +1,7 @@
 """Models with recurrent layers: what their states in pages must hold beyond other families."""
 
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.attention import recurrent
 from inlay.engine.torch.attention.layers import LayerShape, least_page_size
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.recurrent import WINDOW, RecurrentStates
@@ -19,14 +21,19 @@ from inlay.engine.torch.cache.kv_layout import EngineLimits, PageGroup
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.checks import check_settings
+from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.engine.torch.grammar.masks import Masks
+from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.loading import card_of, core_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native.recurrent import DeltaRule, delta_step
+from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.request import Grammar, Output, Request, Sampling
 from tests.engine import reference
+from tests.engine.torch.test_speculation import EvenCosts, Oracle
 from tests.model_configs import config_of
 from tests.models import VOCAB_SIZE, make, tiny
 
@@ -40,7 +47,9 @@ def model() -> CausalModel:
     return CausalModel.load(settings)
 
 
-def core(num_pages: int = 64, *, overlap: bool = False) -> Core:
+def core(
+    num_pages: int = 64, *, overlap: bool = False, speculator: Speculator | None = None
+) -> Core:
     bounds = EngineLimits(
         max_model_len=150,
         max_num_seqs=4,
@@ -48,7 +57,7 @@ def core(num_pages: int = 64, *, overlap: bool = False) -> Core:
         page_size=PAGE,
         num_pages=num_pages,
     )
-    return Core(model(), bounds, SECRET, overlap=overlap)
+    return Core(model(), bounds, SECRET, overlap=overlap, speculator=speculator)
 
 
 def ids(seed: int, count: int) -> list[int]:
@@ -56,11 +65,13 @@ def ids(seed: int, count: int) -> list[int]:
     return torch.randint(3, VOCAB_SIZE, (count,), generator=generator).tolist()
 
 
-def ask(engine: Core, prompt: list[int], new: int) -> tuple[list[int], int]:
+def ask(
+    engine: Core, prompt: list[int], new: int, grammar: GrammarState | None = None
+) -> tuple[list[int], int]:
     """The output for a prompt, and how many of its positions were cached."""
     sampling = Sampling(max_tokens=new, temperature=0.0, ignore_eos=True)
     request = Request(id="one", prompts=(Prompt.of(Tokens(prompt)),), params=sampling)
-    outputs: list[Output] = engine.admit(request)
+    outputs: list[Output] = engine.admit(request, grammar=grammar)
     while len(engine):
         outputs += engine.step()
     usage = outputs[-1].usage
@@ -105,6 +116,50 @@ def test_a_conversation_goes_on_wherever_its_last_answer_ended(overlap: bool) ->
         assert cached == (len(prompt) + new - 1) // PAGE * PAGE
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "by torch"])
+def test_only_accepted_drafts_are_in_the_states_that_others_go_on_with(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of drafts end before, at and behind the ends of pages."""
+    if not native:
+        monkeypatch.setattr(recurrent, "delta_step", lambda: None)
+    prompt = ids(3, 21)
+    for new in range(24, 30):
+        oracle = Oracle({"one": truth(tuple(prompt), new)})
+        engine = core(speculator=EvenCosts(oracle, 12))
+        answer, _ = ask(engine, prompt, new)
+        assert answer == truth(tuple(prompt), new)
+        assert engine.stats().num_accepted_tokens < engine.stats().num_draft_tokens
+        more = [*prompt, *answer, *ids(4, 9)]
+        oracle.expected = {"one": []}
+        assert ask(engine, more, 4) == (truth(tuple(more), 4), (20 + new) // PAGE * PAGE)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in_turn", "overlap"])
+def test_a_position_whose_mask_was_late_is_in_the_state_once(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, found, late, turn = ids(3, 21), [], Masks.late, count()
+
+    def sometimes(masks: Masks, sequences: Any) -> Any:
+        bound = [one for one in sequences if one.grammar is not None]
+        return late(masks, sequences) | {one: None for one in bound if next(turn) % 3 == 2}
+
+    grammars = Grammars(Path(model().path), model().vocab_size, model().eos_token_ids)
+    try:
+        for method in (late, sometimes):
+            monkeypatch.setattr(Masks, "late", method)
+            engine = core(overlap=overlap)
+            state = grammars.start(Grammar("regex", "[a-z ]{40,60}"), (), ()).state.result(60)
+            found.append(ask(engine, prompt, 27, state)[0])
+        assert next(turn) > 27
+        assert found[0] == found[1]
+        more = [*prompt, *found[0], *ids(4, 9)]
+        assert ask(engine, more, 4) == (truth(tuple(more), 4), 32)
+    finally:
+        grammars.close()
+
+
 def test_states_that_were_evicted_are_computed_again() -> None:
     engine = core(num_pages=44)
     prompts = [ids(seed, 90) for seed in range(4)]
@@ -142,10 +197,14 @@ def test_pages_are_as_large_as_a_state(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("key", "value", "heads"), [(8, 8, 2), (24, 80, 3), (16, 128, 1)])
+@pytest.mark.parametrize("drafts", [0, 3])
 def test_the_native_step_is_that_of_transformers(
-    kind: str, dtype: torch.dtype, key: int, value: int, heads: int
+    kind: str, dtype: torch.dtype, key: int, value: int, heads: int, drafts: int
 ) -> None:
-    """Also where the state of a head is in two tensors, or in two heads of pages."""
+    """Also where the state of a head is in two tensors, or in two heads of pages.
+
+    Of drafts 1, 0, all and 2 are kept: in one page, none, in the next page, and in both.
+    """
     sizes = {"linear_key_head_dim": key, "linear_value_head_dim": value}
     layer: Any = AutoModelForCausalLM.from_config(config_of(kind, **sizes)).model.layers[0]
     module = layer.linear_attn.to(dtype)
@@ -161,25 +220,30 @@ def test_the_native_step_is_that_of_transformers(
         generator.manual_seed(8)
         states = torch.randn(9, shape.state_size, generator=generator)
         pages.write_states(0, torch.arange(1, 10), states)
-        # The first position, one in a page, the first of a page, the last of one.
-        starts, runs = (0, 5, size, 2 * size - 1), ((1,), (2,), (3, 4), (5, 6))
-        batch = Batch.pack(
-            [
-                BatchItem([(at, Tokens([1]))], at, 1, [PageRun(run)], 1)
-                for at, run in zip(starts, runs, strict=True)
-            ],
-            size,
-        )
-        hidden = torch.randn(1, 6, 64, generator=generator).to(dtype)
+        # The first position, one in a page, the first of a page, the last but one of one.
+        starts, runs = (0, 5, size, 2 * size - 2), ((1,), (2,), (3, 4), (5, 6, 7))
+        items = [
+            BatchItem(
+                [(at, Tokens([1] * (1 + drafts)))], at, 1 + drafts, [PageRun(run)], 1,
+                uncertain=drafts,
+            )
+            for at, run in zip(starts, runs, strict=True)
+        ]  # fmt: skip
+        batch = Batch.pack(items, size)
+        rows = len(batch.positions)
+        hidden = torch.randn(1, rows + 2, 64, generator=generator).to(dtype)
         with torch.inference_mode():
-            out = RecurrentStates(batch, pages, native=native).compute(module, hidden)
+            layers = RecurrentStates(batch, pages, native=native)
+            out = layers.compute(module, hidden)
+            if drafts:
+                layers.settle([1, 0, 3, 2])
         return out.float(), pages.read_states(0, torch.arange(1, 10))
 
     ours, theirs = computed(True), computed(False)
     bound = 1e-5 if dtype is torch.float32 else 0.05
     for found, expected in zip(ours, theirs, strict=True):
         assert float((found - expected).abs().max() / expected.abs().max()) < bound
-    assert not ours[0][0, 4:].any()
+    assert not ours[0][0, -2:].any()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +277,6 @@ def test_pages_that_are_too_small_for_a_state_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"speculative_config": '{"method": "ngram"}'}, "--speculative-config: qwen3_5_text has"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size: "),
     ],
 )

@@ -70,7 +70,7 @@ class EvenCosts(Speculator):
         super().timed(chunks, 0.001)
 
 
-def core(speculator: Speculator, **changes: int) -> Core:
+def core(speculator: Speculator, model: str = "llama", /, **changes: int) -> Core:
     values: dict[str, Any] = {
         "max_model_len": 160,
         "max_num_seqs": 8,
@@ -78,21 +78,30 @@ def core(speculator: Speculator, **changes: int) -> Core:
         "page_size": 16,
         "num_pages": 64,
     }
-    return Core(load("llama"), EngineLimits(**(values | changes)), SECRET, speculator=speculator)
+    return Core(load(model), EngineLimits(**(values | changes)), SECRET, speculator=speculator)
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_pages": 14, "max_num_batched_tokens": 24}], ids=["roomy", "tight"]
+    ("name", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"num_pages": 14, "max_num_batched_tokens": 24}),
+        ("qwen3_5_text", {"num_pages": 130}),
+        ("qwen3_5_text", {"num_pages": 44, "max_num_batched_tokens": 24}),
+    ],
+    ids=["roomy", "tight", "states", "tight with states"],
 )
-def test_every_setting_gives_what_it_gives_one_token_at_a_time(changes: dict[str, int]) -> None:
-    model = load("llama")
+def test_every_setting_gives_what_it_gives_one_token_at_a_time(
+    name: str, changes: dict[str, int]
+) -> None:
+    model = load(name)
     grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
     try:
-        expected = outcomes(plain(overlap=False, **changes), grammars)
+        expected = outcomes(plain(name, overlap=False, **changes), grammars, name)
         oracle = Oracle({name: of[0] for name, of in expected.items()})
         # Costs by which every draft pays.
-        engine = core(EvenCosts(oracle, 12), **changes)
-        found = outcomes(engine, grammars)
+        engine = core(EvenCosts(oracle, 12), name, **changes)
+        found = outcomes(engine, grammars, name)
     finally:
         grammars.close()
     assert {name: of[:2] for name, of in found.items()} == {
@@ -151,17 +160,23 @@ class Checked(DraftModel):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_pages": 14, "max_num_batched_tokens": 24}], ids=["roomy", "tight"]
+    ("name", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"num_pages": 14, "max_num_batched_tokens": 24}),
+        ("qwen3_next", {"num_pages": 44, "max_num_batched_tokens": 24}),
+    ],
+    ids=["roomy", "tight", "states"],
 )
 @pytest.mark.parametrize("draft", ["llama", "qwen3"])
-def test_a_draft_model_changes_no_output(draft: str, changes: dict[str, int]) -> None:
-    model = load("llama")
+def test_a_draft_model_changes_no_output(draft: str, name: str, changes: dict[str, int]) -> None:
+    model = load(name)
     grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
     drafter = Checked(draft, changes.get("num_pages", 64))
     try:
-        expected = outcomes(plain(overlap=False, **changes), grammars)
-        engine = core(EvenCosts(drafter, 5), **changes)
-        found = outcomes(engine, grammars)
+        expected = outcomes(plain(name, overlap=False, **changes), grammars, name)
+        engine = core(EvenCosts(drafter, 5), name, **changes)
+        found = outcomes(engine, grammars, name)
     finally:
         grammars.close()
     assert {name: of[:2] for name, of in found.items()} == {
@@ -256,7 +271,7 @@ async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -
     ("model", "draft", "said"),
     [
         ("llama", "mistral", "the draft model has layers with a window"),
-        ("mistral", "llama", "the model has layers with a window"),
+        ("mistral", "llama", "every layer of the model has a window"),
         ("llama", "qwen3_next", "the draft model has layers with a window or a state"),
         ("llama", "/nowhere", "/nowhere"),
     ],

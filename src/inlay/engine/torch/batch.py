@@ -45,6 +45,7 @@ class BatchItem:
         rope: [3, count] int64, rotary positions; None where they are the positions themselves.
         wholes: (first, past-last) absolute positions of runs whose positions see all of their run.
         decoding: the positions come after the prompt, and after all that is computed again.
+        uncertain: number of positions at the end that may be computed again.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -57,6 +58,7 @@ class BatchItem:
     rope: npt.NDArray[np.int64] | None = None
     wholes: Sequence[tuple[int, int]] = ()
     decoding: bool = False
+    uncertain: int = 0
 
 
 class Batch(NamedTuple):
@@ -84,6 +86,8 @@ class Batch(NamedTuple):
             run; each lies in its span.
         whole_layers: layers in which they do, as in `Family.bidirectional`.
         decoding: spans that decode, with the drafts they verify; the others are chunks of prompts.
+        uncertain: of each span, positions at its end that may be computed again: what recurrent
+            layers make of them is kept once it is known which count.
     """
 
     token_ids: Tensor
@@ -102,6 +106,7 @@ class Batch(NamedTuple):
     wholes: tuple[tuple[int, int, int], ...] = ()
     whole_layers: str = "all"
     decoding: frozenset[int] = frozenset()
+    uncertain: tuple[int, ...] = ()
 
     def wholes_of(self, window: Window) -> tuple[tuple[int, int, int], ...]:
         """Return `wholes` as a layer with this window, or none, has them."""
@@ -124,6 +129,7 @@ class Batch(NamedTuple):
             adapters=tuple(self.adapters[span] for span in spans) if self.adapters else (),
             wholes=(),
             decoding=frozenset(at for at, span in enumerate(spans) if span in self.decoding),
+            uncertain=tuple(self.uncertain[span] for span in spans),
         )
         return index, part
 
@@ -153,6 +159,7 @@ class Batch(NamedTuple):
                     if bidirectional != "none"
                     else (),
                     span.decodes,
+                    span.num_uncertain,
                 )
                 for span in spans
             ),
@@ -226,6 +233,7 @@ class Batch(NamedTuple):
                 (span, *whole) for span, stretch in enumerate(stretches) for whole in stretch.wholes
             ),
             decoding=frozenset(span for span, stretch in enumerate(stretches) if stretch.decoding),
+            uncertain=tuple(stretch.uncertain for stretch in stretches),
         )
 
     def to(self, device: torch.device) -> "Batch":
@@ -252,6 +260,7 @@ class Batch(NamedTuple):
             self.wholes,
             self.whole_layers,
             self.decoding,
+            self.uncertain,
         )
 
 

@@ -81,10 +81,6 @@ def check_recurrent(settings: EngineSettings, family: Family) -> None:
     if not family.recurrent:
         return
     refused = {
-        "speculative_config": (
-            settings.speculative_config is not None,
-            "drafts that are not accepted would stay in its state",
-        ),
         "tensor_parallel_size": (
             settings.tensor_parallel_size > 1,
             "such layers are not divided over ranks",

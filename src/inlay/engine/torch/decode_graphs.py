@@ -214,11 +214,13 @@ class DecodeGraphs:
     def fits(self, batch: Batch) -> bool:
         """Return True if there is a graph for `batch`.
 
-        It must have one token per sequence, all must sample, and none may use an adapter.
+        It must have one token per sequence, all must sample, and none may use an adapter. Nor may
+        a state depend on what is sampled.
         """
         count = len(batch.token_ids)
         whole = len(batch.sampled) == len(batch.counts) == count <= len(self._hidden)
-        return whole and not len(batch.row_index) and not batch.adapters
+        settled = not (self._model.recurrent and any(batch.uncertain))
+        return whole and settled and not len(batch.row_index) and not batch.adapters
 
     def run(self, batch: Batch, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute a batch for which `fits` is true.

@@ -1,6 +1,6 @@
 """A launched step whose results the host has not read yet."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Run
 from itertools import accumulate, chain, islice
 from typing import NamedTuple
@@ -100,6 +100,20 @@ class InFlightStep:
             return self.logits
         rows = torch.tensor([self._rows[span] + place for span in spans], dtype=torch.int64)
         return self.logits[upload(rows, self.logits.device)]
+
+    def kept(self, accepted: Mapping[ScheduledChunk, int]) -> list[int]:
+        """Return how many of the uncertain positions of each chunk are not computed again.
+
+        Args:
+            accepted: number of drafts of chunks that became output.
+        """
+        return [
+            chunk.num_uncertain
+            - len(chunk.drafts)
+            + accepted.get(chunk, 0)
+            - (chunk in self.retracted)
+            for chunk in self.chunks
+        ]
 
     def choose(self, chosen: ChosenTokens) -> None:
         """Record the tokens sampled after spans: their sequences now have a pending token."""

@@ -180,7 +180,8 @@ def speculator_of(
     if source is None:
         return Speculator(NgramDrafter(speculation), most)
     if isinstance(source, CausalModel):
-        return Speculator(DraftModel(source, bounds.num_pages, size, model.vocab_size), most)
+        group = model.windows.index(None)
+        return Speculator(DraftModel(source, bounds.num_pages, size, model.vocab_size, group), most)
     drafter = HeadDrafter(source, model, bounds.num_pages, size)
     return Speculator(drafter, most, drafter)
 

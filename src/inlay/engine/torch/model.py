@@ -137,6 +137,7 @@ class CausalModel:
         self._embed = model.base_model.get_input_embeddings()
         self._float32_scores = family.float32_scores
         self._workspace = Workspace()
+        self._unsettled: RecurrentStates | None = None
         self._least_rows = least_rows(model)
         self.path = str(directory)
         self.dtype: torch.dtype = model.dtype
@@ -308,7 +309,8 @@ class CausalModel:
                 self.group.share(batch.token_ids)
             more: dict[str, Any] = {}
             if self.recurrent:
-                more["states"] = RecurrentStates(batch, pages, native=paged is None)
+                states = RecurrentStates(batch, pages, native=paged is None)
+                self._unsettled = more["states"] = states
             if paged is None:
                 paged = attention(
                     batch,
@@ -323,7 +325,7 @@ class CausalModel:
             if self._tells_places:
                 more["places"] = positions
             with self._adapted(batch, padding):
-                states: Tensor = self._model.base_model(
+                hidden: Tensor = self._model.base_model(
                     inputs_embeds=F.pad(self.inputs(batch), (0, 0, 0, padding))[None],
                     position_ids=positions,
                     use_cache=False,
@@ -332,7 +334,20 @@ class CausalModel:
                     **_inner_features(batch, padding),
                     **self._per_layer_inputs(batch, padding),
                 ).last_hidden_state[0]
-        return states[: len(batch.positions)]
+        return hidden[: len(batch.positions)]
+
+    def settle(self, kept: Sequence[int]) -> None:
+        """Keep the states of recurrent layers after the last batch, for its uncertain positions.
+
+        To be called before the next batch, if the last one had such positions.
+
+        Args:
+            kept: of each span, how many of its uncertain positions are not computed again.
+        """
+        states, self._unsettled = self._unsettled, None
+        if states is not None and any(kept):
+            with torch.inference_mode():
+                states.settle(kept)
 
     def _per_layer_inputs(self, batch: Batch, padding: int) -> dict[str, Any]:
         """Return the argument with the further embeddings of ids that each layer adds (Gemma 4).

@@ -30,6 +30,14 @@ class ScheduledChunk:
         return self.samples + len(self.drafts)
 
     @property
+    def num_uncertain(self) -> int:
+        """Number of positions at the end that may be computed again.
+
+        Drafts, and the position before them where the mask of a grammar may be late.
+        """
+        return len(self.drafts) + (self.samples and self.sequence.grammar is not None)
+
+    @property
     def decodes(self) -> bool:
         """True if it computes one known position after the prompt, and drafts."""
         known = self.count - len(self.drafts)

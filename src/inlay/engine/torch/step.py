@@ -6,7 +6,7 @@ Requests go in, `step` computes the scheduled chunks, outputs come out.
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Run
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from msgspec import structs
@@ -33,6 +33,7 @@ from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.sequence_factory import SequenceFactory
 from inlay.engine.torch.speculation import AcceptedRun, SpeculationCounts, Speculator
+from inlay.engine.torch.totals import Totals
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Media, Rows
 from inlay.request import FinishReason, Output, Payload, PromptLogprobs, Request
@@ -112,12 +113,7 @@ class Core:
         self._in_flight: InFlightStep | None = None
         self._factory = SequenceFactory(model, self.adapters, secret, prefix_caching=prefix_caching)
         self._sequences: dict[str, Sequence] = {}
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-        self._rows_served = 0
-        self._generated_tokens = 0
-        self._steps = 0
-        self._progress = 0
+        self._totals = Totals()
         self._idle = False
 
     def __len__(self) -> int:
@@ -287,16 +283,11 @@ class Core:
             waiting=len(self.scheduler.waiting),
             blocks_used=table.used,
             blocks_total=table.num_pages,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            rows_served=self._rows_served,
-            generated_tokens=self._generated_tokens,
             preemptions=self.scheduler.preemptions,
-            steps=self._steps,
             num_drafts=drafts.drafts,
             num_draft_tokens=drafts.draft_tokens,
             num_accepted_tokens=drafts.accepted_tokens,
-            progress=self._progress,
+            **asdict(self._totals),
         )
 
     def _launch(self, before: InFlightStep | None) -> InFlightStep | None:
@@ -323,8 +314,7 @@ class Core:
         )
         recorder = Recorder.of(spans, self._reader)
         hidden, logits = self._forward(spans, before, recorder)
-        self._steps += 1
-        self._progress += sum(span.count for span in spans)
+        self._totals.add_step(spans)
         scores = prompt_logprobs.score(self.model, hidden, spans)
         return InFlightStep(spans, hidden, logits, scores, recorder)
 
@@ -361,6 +351,8 @@ class Core:
             # Its last position is computed again later, for its logits.
             flight.retracted.add(span)
             self.scheduler.retract(span)
+        if self._speculator is None:
+            self.model.settle(flight.kept({}))
 
     def _collect(self, flight: InFlightStep) -> list[Output]:
         """Read a step: commit finite results, end failed requests, return the outputs.
@@ -377,6 +369,7 @@ class Core:
                 lambda spans, place: self._chooser.choose(flight.logits_of(spans, place), spans),
                 self._append,
             )
+            self.model.settle(flight.kept({span: run.accepted for span, run in runs.items()}))
         for span, outcome in outcomes:
             if outcome.good:
                 kept = self.scheduler.keep(span, runs[span].accepted) if span.drafts else span
@@ -412,7 +405,7 @@ class Core:
         sequence.scored += 0 if told is None else len(told)
         reason = self._finish_reason(sequence)
         if reason is not None:
-            self._count_prompt(sequence)
+            self._totals.add_prompt(sequence)
             self._drop(sequence)
         return sequence.make_output(prompt_logprobs=told, payloads=payloads, finish_reason=reason)
 
@@ -441,8 +434,8 @@ class Core:
     def _append(self, sequence: Sequence, choice: SampledToken) -> FinishReason | None:
         """Append the next token; return the finish reason of the output, if it has ended."""
         if len(sequence.output) == len(sequence.request.prior_output):
-            self._count_prompt(sequence)
-        self._generated_tokens += 1
+            self._totals.add_prompt(sequence)
+        self._totals.generated_tokens += 1
         sequence.append(choice.token_id)
         return self._finish_reason(sequence)
 
@@ -471,13 +464,6 @@ class Core:
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
         return sequence.finish_reason(self.model.eos_token_ids)
-
-    def _count_prompt(self, sequence: Sequence) -> None:
-        self._prompt_tokens += len(sequence.prompt)
-        self._cached_tokens += sequence.cached_tokens
-        self._rows_served += sum(
-            len(segment) for segment in sequence.prompt.segments if isinstance(segment, Rows)
-        )
 
     def _end(
         self,

@@ -11,8 +11,8 @@ and E elements of a key and of a value, D channels of the convolution and W its 
 """
 
 import sys
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, zip_longest
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,6 +27,9 @@ from inlay.errors import InvalidRequestError
 if TYPE_CHECKING:
     from inlay.engine.torch.attention.pages import Pages
     from inlay.engine.torch.batch import Batch
+
+_SHORT = 16
+"""Positions of a sequence from which on chunks by torch are faster than the native step."""
 
 WINDOW = 2
 """A position needs its own page, and that of the position before it."""
@@ -80,19 +83,37 @@ def _compute(module: Any, hidden_states: Tensor, states: Recurrence, **_: Any) -
 
 
 class _Run(NamedTuple):
-    """Positions of B sequences, L of each, within one page of each.
+    """Positions of B sequences, L of each, within one page of each if their states are kept.
 
     Attributes:
-        rows: slice or [B * L] int64, indices of the positions in the batch.
+        rows: slice or [B * L] int64, indices of the positions.
         length: L.
         read: [page groups, B] int64, pages of the states before them; 0 for none.
-        write: [page groups, B] int64, pages of the states after them.
+        write: [page groups, B] int64, pages of the states after them; None to keep none.
     """
 
     rows: slice | Tensor
     length: int
     read: Tensor
-    write: Tensor
+    write: Tensor | None
+
+
+class _Inputs(NamedTuple):
+    """Inputs of a layer's rule at T positions.
+
+    Attributes:
+        channels: [T, D], of the convolution.
+        decay: [T, V] float32, logarithms.
+        strength: [T, V].
+    """
+
+    channels: Tensor
+    decay: Tensor
+    strength: Tensor
+
+    def at(self, rows: slice | Tensor) -> "_Inputs":
+        """Return those of some positions."""
+        return _Inputs(self.channels[rows], self.decay[rows], self.strength[rows])
 
 
 class RecurrentStates:
@@ -101,39 +122,69 @@ class RecurrentStates:
     Sequences with one position are computed together: natively on a CPU, or without a look at the
     device, so that a CUDA graph can hold them. The others are computed one after another, page by
     page.
+
+    Positions that may be computed again change no state. Their inputs are remembered, a few KB
+    beside states of a megabyte, and computed once more when it is known which of them count.
     """
 
     def __init__(self, batch: "Batch", pages: "Pages", *, native: bool = True) -> None:
         """Find the pages of `batch`; `native` kernels are for tensors that are on a CPU."""
         self._pages = pages
+        self._batch = batch
         self._step = delta_step() if native and batch.slots.device.type == "cpu" else None
         self._runs = [*_single(batch, pages.page_size), *_several(batch, pages.page_size)]
+        ends = accumulate(batch.counts)
+        found = [
+            row
+            for end, count in zip(ends, batch.uncertain, strict=False)
+            for row in range(end - count, end)
+        ]
+        self._uncertain = upload(torch.tensor(found), batch.slots.device) if found else None
+        self._trials = list(_uncertain(batch, pages.page_size, batch.uncertain, keep=False))
+        self._inputs: dict[Any, _Inputs] = {}
 
     def compute(self, module: Any, hidden: Tensor) -> Tensor:
         """Compute as `Recurrence.compute`."""
-        group, rule = self._pages.groups[module.layer_idx], DeltaRule.of(module)
+        rule = DeltaRule.of(module)
         channels, gate, strength, decay = _projected(module, hidden)
+        inputs = _Inputs(channels, decay, strength)
         found = hidden.new_zeros(hidden.shape[1], rule.value_heads, rule.value_size)
         for run in self._runs:
-            rows, read, write = run.rows, run.read[group], run.write[group]
-            part = channels[rows], decay[rows], strength[rows]
-            if run.length > 1 or self._step is None:
-                found[rows] = self._by_torch(module, run.length, *part, read, write)
-                continue
-            inputs, decays, strengths = (each.float().contiguous() for each in part)
-            found[rows] = self._step(
-                rule,
-                self._pages.states[module.layer_idx],
-                read.contiguous(),
-                write.contiguous(),
-                inputs,
-                module.conv1d.weight[:, 0].float(),
-                decays,
-                strengths,
-            ).to(hidden.dtype)
+            found[run.rows] = self._advance(module, run, inputs.at(run.rows))
+        if self._uncertain is not None:
+            self._inputs[module] = inputs = inputs.at(self._uncertain)
+            tried = found[self._uncertain]
+            for run in self._trials:
+                tried[run.rows] = self._advance(module, run, inputs.at(run.rows))
+            found[self._uncertain] = tried
         normed: Tensor = module.norm(found.flatten(0, 1), gate.reshape(-1, rule.value_size))
         projected: Tensor = module.out_proj(normed.view(1, hidden.shape[1], -1))
         return projected
+
+    def settle(self, kept: Sequence[int]) -> None:
+        """Keep the states after the first `kept` uncertain positions of each span."""
+        runs = list(_uncertain(self._batch, self._pages.page_size, kept, keep=True))
+        for module, inputs in self._inputs.items():
+            for run in runs:
+                self._advance(module, run, inputs.at(run.rows))
+
+    def _advance(self, module: Any, run: _Run, inputs: _Inputs) -> Tensor:
+        """Compute the positions of `run` from its inputs: [B * L, V, E]."""
+        group = self._pages.groups[module.layer_idx]
+        read, write = run.read[group], None if run.write is None else run.write[group]
+        if self._step is None or run.length > _SHORT:
+            return self._by_torch(module, run.length, *inputs, read, write)
+        channels, decay, strength = (each.float().contiguous() for each in inputs)
+        return self._step(
+            DeltaRule.of(module),
+            self._pages.states[module.layer_idx],
+            read.contiguous(),
+            None if write is None else write.contiguous(),
+            channels,
+            module.conv1d.weight[:, 0].float(),
+            decay,
+            strength,
+        ).to(inputs.channels.dtype)
 
     def _by_torch(
         self,
@@ -143,7 +194,7 @@ class RecurrentStates:
         decay: Tensor,
         strength: Tensor,
         read: Tensor,
-        write: Tensor,
+        write: Tensor | None,
     ) -> Tensor:
         """Compute [B * L, D], [B * L, V] twice to [B * L, V, E], by the rules of transformers."""
         layer, rule = module.layer_idx, DeltaRule.of(module)
@@ -168,9 +219,10 @@ class RecurrentStates:
             output_final_state=True,
             use_qk_l2norm_in_kernel=True,
         )
-        seen = inputs[..., inputs.shape[2] - rule.width + 1 :]
-        states = torch.cat((state.flatten(1).float(), seen.flatten(1).float()), 1)
-        self._pages.write_states(layer, write, states)
+        if write is not None:
+            seen = inputs[..., inputs.shape[2] - rule.width + 1 :]
+            states = torch.cat((state.flatten(1).float(), seen.flatten(1).float()), 1)
+            self._pages.write_states(layer, write, states)
         outputs: Tensor = found.flatten(0, 1)
         return outputs
 
@@ -192,14 +244,21 @@ def _projected(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     return channels[0], gate[0], b[0].sigmoid(), decay
 
 
+def _certain(batch: "Batch") -> list[int]:
+    """Return how many positions of each span are not computed again."""
+    return [
+        count - again for count, again in zip_longest(batch.counts, batch.uncertain, fillvalue=0)
+    ]
+
+
 def _single(batch: "Batch", size: int) -> Iterator[_Run]:
-    """Yield the sequences with one position, if there are any, with pages of `size`."""
-    spans = [span for span, count in enumerate(batch.counts) if count == 1]
+    """Yield the spans with one certain position, if there are any, with pages of `size`."""
+    spans = [span for span, count in enumerate(_certain(batch)) if count == 1]
     if not spans:
         return
     rows: slice | Tensor = slice(len(batch.positions))
     table = batch.block_table
-    if len(spans) < len(batch.counts):
+    if len(spans) < len(batch.positions):
         firsts = list(accumulate(batch.counts, initial=0))
         rows = upload(torch.tensor([firsts[span] for span in spans]), table.device)
         table = table[:, upload(torch.tensor(spans), table.device)]
@@ -211,19 +270,56 @@ def _single(batch: "Batch", size: int) -> Iterator[_Run]:
 
 
 def _several(batch: "Batch", size: int) -> Iterator[_Run]:
-    """Yield the parts of the others that lie in one page each."""
-    end = 0
-    for span, count in enumerate(batch.counts):
-        first, end = end, end + count
+    """Yield the certain parts of the others, divided by pages."""
+    first = 0
+    for span, (count, certain) in enumerate(zip(batch.counts, _certain(batch), strict=True)):
         start = batch.contexts[span] - count
-        table = batch.block_table[:, span].long()
-        at = start
-        while count > 1 and at < start + count:
-            stop = min((at // size + 1) * size, start + count)
-            page, rows = at // size, slice(first + at - start, first + stop - start)
-            before = table[:, (at - 1) // size, None] if at else torch.zeros_like(table[:, :1])
-            yield _Run(rows, stop - at, before, table[:, page, None])
-            at = stop
+        for at, stop in _by_page(start, start + certain, size) if certain > 1 else ():
+            rows = slice(first + at - start, first + stop - start)
+            yield _Run(rows, stop - at, *_pages_of(batch, [(span, at)], size))
+        first += count
+
+
+def _uncertain(batch: "Batch", size: int, counts: Sequence[int], *, keep: bool) -> Iterator[_Run]:
+    """Yield the first `counts` uncertain positions of each span, equally many of some together.
+
+    Rows are numbers among uncertain positions. Those whose states are kept are divided by pages.
+    """
+    turns: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    first = 0
+    for span, (again, count) in enumerate(zip(batch.uncertain, counts, strict=True)):
+        start = batch.contexts[span] - again
+        parts = _by_page(start, start + count, size) if keep else [(start, start + count)]
+        for turn, (at, stop) in enumerate(parts if count else ()):
+            found = turns.setdefault((turn, stop - at), [])
+            found.append((span, at, first + at - start))
+        first += again
+    # A sequence's second part begins with the state after its first.
+    for (_, length), members in sorted(turns.items()):
+        rows = torch.tensor([row + place for _, _, row in members for place in range(length)])
+        read, write = _pages_of(batch, [(span, at) for span, at, _ in members], size)
+        yield _Run(upload(rows, batch.slots.device), length, read, write if keep else None)
+
+
+def _by_page(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of the parts of positions `start` to `stop` that lie in one page each."""
+    while start < stop:
+        end = min((start // size + 1) * size, stop)
+        yield start, end
+        start = end
+
+
+def _pages_of(
+    batch: "Batch", places: Sequence[tuple[int, int]], size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the pages of the position before each (span, position), 0 for none, and of its own.
+
+    Both [page groups, B] int64.
+    """
+    table = batch.block_table
+    spans, positions = upload(torch.tensor(places), table.device).T
+    before = table[:, spans, (positions - 1).clamp(min=0) // size] * (positions > 0)
+    return before.long(), table[:, spans, positions // size].long()
 
 
 __all__ = ["WINDOW", "Recurrence", "RecurrentStates", "keep_states"]

@@ -1,8 +1,8 @@
-// One position of the gated delta rule (Yang et al., "Gated Delta Networks", 2025) for each of B sequences, with its
-// states in pages: each is read once and written once.
+// A few positions of the gated delta rule (Yang et al., "Gated Delta Networks", 2025) of each of B sequences, with its
+// states in pages: each is read once and written once, or not at all.
 //
 // As operations of torch the state of a sequence, a megabyte a layer, is read and written a dozen times.
-// Shapes: B sequences, H parts of a state, V value heads, G key heads, K and E elements of a key and of a value, D = 2 G
+// Shapes: B sequences of L positions, H parts of a state, V value heads, G key heads, K and E elements of a key and of a value, D = 2 G
 // K + V E channels of the convolution and W its width.
 
 #include <algorithm>
@@ -17,15 +17,15 @@ struct DeltaStep {
     float* first;           // [H, pages, ...], where the first elements of each part of a state are
     float* second;          // likewise, the others
     const int64_t* read;    // [B], pages of the states before
-    const int64_t* write;   // [B], pages of the states after
-    const float* inputs;    // [B, D], of the convolution
+    const int64_t* write;   // [B], pages of the states after; null where these are not kept
+    const float* inputs;    // [B, L, D], of the convolution
     const float* filter;    // [D, W]
-    const float* decay;     // [B, V], logarithms
-    const float* strength;  // [B, V], "beta"
-    float* out;             // [B, V, E]
+    const float* decay;     // [B, L, V], logarithms
+    const float* strength;  // [B, L, V], "beta"
+    float* out;             // [B, L, V, E]
     int64_t first_head, first_page, first_size;     // strides, and elements that are used
     int64_t second_head, second_page, second_size;  // likewise
-    int64_t batch, width, key_heads, value_heads, key_size, value_size;
+    int64_t batch, length, width, key_heads, value_heads, key_size, value_size;
     int32_t threads;
 };
 
@@ -62,21 +62,24 @@ void keep(const DeltaStep& a, int64_t page, int64_t at, int64_t count, const flo
     });
 }
 
-// The convolution of sequence `b`, and SiLU, into `out` [D].
+// The convolution of sequence `b`, and SiLU, into `out` [L, D].
 void convolve(const DeltaStep& a, int64_t b, float* seen, float* out) {
     const int64_t channels = 2 * a.key_heads * a.key_size + a.value_heads * a.value_size, before = a.width - 1;
     const int64_t at = a.value_heads * a.key_size * a.value_size;
     fetch(a, a.read[b], at, channels * before, seen);
-    for (int64_t d = 0; d < channels; d++) {
-        float *own = seen + d * before, input = a.inputs[b * channels + d];
-        const float* filter = a.filter + d * a.width;
-        float sum = input * filter[before];
-        for (int64_t w = 0; w < before; w++) sum += own[w] * filter[w];
-        for (int64_t w = 0; w + 1 < before; w++) own[w] = own[w + 1];
-        if (before) own[before - 1] = input;
-        out[d] = sum / (1.0f + std::exp(-sum));
+    const float* inputs = a.inputs + b * a.length * channels;
+    for (int64_t l = 0; l < a.length; l++, inputs += channels, out += channels) {
+        for (int64_t d = 0; d < channels; d++) {
+            float *own = seen + d * before, input = inputs[d];
+            const float* filter = a.filter + d * a.width;
+            float sum = input * filter[before];
+            for (int64_t w = 0; w < before; w++) sum += own[w] * filter[w];
+            for (int64_t w = 0; w + 1 < before; w++) own[w] = own[w + 1];
+            if (before) own[before - 1] = input;
+            out[d] = sum / (1.0f + std::exp(-sum));
+        }
     }
-    keep(a, a.write[b], at, channels * before, seen);
+    if (a.write) keep(a, a.write[b], at, channels * before, seen);
 }
 
 void normalise(const float* from, float* to, int64_t size, float factor) {
@@ -109,24 +112,30 @@ void columns(float* state, const float* key, const float* query, const float* va
     }
 }
 
-// The rule of value head `v` of sequence `b`; `mixed` [D] is what the convolution gave.
-void step(const DeltaStep& a, int64_t b, int64_t v, const float* mixed, float* scratch) {
+// The rule of value head `v` at position `row` of all; `mixed` [D] is what the convolution gave.
+void advance(const DeltaStep& a, int64_t row, int64_t v, const float* mixed, float* state) {
     const int64_t K = a.key_size, E = a.value_size, group = v / (a.value_heads / a.key_heads);
-    float *state = scratch, *query = state + K * E, *key = query + K;
+    float *query = state + K * E, *key = query + K;
     normalise(mixed + group * K, query, K, 1.0f / std::sqrt(static_cast<float>(K)));
     normalise(mixed + (a.key_heads + group) * K, key, K, 1.0f);
     const float* value = mixed + 2 * a.key_heads * K + v * E;
-    float* out = a.out + (b * a.value_heads + v) * E;
-    const float decay = std::exp(a.decay[b * a.value_heads + v]), strength = a.strength[b * a.value_heads + v];
+    float* out = a.out + (row * a.value_heads + v) * E;
+    const float decay = std::exp(a.decay[row * a.value_heads + v]), strength = a.strength[row * a.value_heads + v];
     float match = 0;
     for (int64_t k = 0; k < K; k++) match += key[k] * query[k];
-    fetch(a, a.read[b], v * K * E, K * E, state);
     for (int64_t e = 0; e < E; e += LANES) {
         const int64_t n = std::min(LANES, E - e);
         (n == LANES ? columns<true> : columns<false>)(
             state + e, key, query, value + e, out + e, decay, strength, match, K, E, n);
     }
-    keep(a, a.write[b], v * K * E, K * E, state);
+}
+
+// All positions of value head `v` of sequence `b`; `mixed` [L, D].
+void step(const DeltaStep& a, int64_t b, int64_t v, const float* mixed, int64_t channels, float* state) {
+    const int64_t size = a.key_size * a.value_size;
+    fetch(a, a.read[b], v * size, size, state);
+    for (int64_t l = 0; l < a.length; l++) advance(a, b * a.length + l, v, mixed + l * channels, state);
+    if (a.write) keep(a, a.write[b], v * size, size, state);
 }
 
 }  // namespace
@@ -136,17 +145,18 @@ extern "C" {
 void inlay_delta_step(const DeltaStep* call) {
     const DeltaStep& a = *call;
     const int64_t channels = 2 * a.key_heads * a.key_size + a.value_heads * a.value_size;
-    std::vector<float> mixed(a.batch * channels);
+    const int64_t row = a.length * channels;
+    std::vector<float> mixed(a.batch * row);
 #pragma omp parallel num_threads(a.threads)
     {
         std::vector<float> scratch(
             std::max(channels * (a.width - 1), a.key_size * (a.value_size + 2)));
 #pragma omp for schedule(static)
-        for (int64_t b = 0; b < a.batch; b++) convolve(a, b, scratch.data(), mixed.data() + b * channels);
+        for (int64_t b = 0; b < a.batch; b++) convolve(a, b, scratch.data(), mixed.data() + b * row);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < a.batch * a.value_heads; task++) {
             const int64_t b = task / a.value_heads;
-            step(a, b, task % a.value_heads, mixed.data() + b * channels, scratch.data());
+            step(a, b, task % a.value_heads, mixed.data() + b * row, channels, scratch.data());
         }
     }
 }

@@ -1,4 +1,4 @@
-"""One position of recurrent layers, with states in pages."""
+"""A few positions of recurrent layers, with states in pages."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _FIELDS = (
 )  # fmt: skip
 _SIZES = (
     "first_head", "first_page", "first_size", "second_head", "second_page", "second_size",
-    "batch", "width", "key_heads", "value_heads", "key_size", "value_size",
+    "batch", "length", "width", "key_heads", "value_heads", "key_size", "value_size",
 )  # fmt: skip
 
 _Call = type(
@@ -72,7 +72,7 @@ class DeltaRule(NamedTuple):
 
 
 class DeltaStep:
-    """One position of the gated delta rule for each of B sequences, on the CPU."""
+    """L positions of the gated delta rule for each of B sequences, on the CPU."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._function = library.inlay_delta_step
@@ -83,7 +83,7 @@ class DeltaStep:
         rule: DeltaRule,
         parts: Sequence[Tensor],
         read: Tensor,
-        write: Tensor,
+        write: Tensor | None,
         inputs: Tensor,
         kernel: Tensor,
         decay: Tensor,
@@ -95,23 +95,24 @@ class DeltaStep:
             rule: sizes; D channels are queries, keys and values of all heads.
             parts: where states are, as in `Pages.states`; one tensor or two.
             read: [B] int64, pages of the states before.
-            write: [B] int64, pages of the states after.
-            inputs: [B, D] float32, of the convolution.
+            write: [B] int64, pages of the states after; None to keep none.
+            inputs: [B * L, D] float32, of the convolution.
             kernel: [D, width] float32, of the convolution.
-            decay: [B, value heads] float32, logarithms.
-            strength: [B, value heads] float32.
+            decay: [B * L, value heads] float32, logarithms.
+            strength: [B * L, value heads] float32.
 
         Returns:
-            [B, value heads, value size] float32.
+            [B * L, value heads, value size] float32.
         """
         first, second = parts[0], parts[-1]
         out = inputs.new_empty(len(inputs), rule.value_heads, rule.value_size)
         call = _Call(
-            *(tensor.data_ptr() for tensor in (first, second, read, write)),
+            *(tensor.data_ptr() for tensor in (first, second, read)),
+            None if write is None else write.data_ptr(),
             *(tensor.data_ptr() for tensor in (inputs, kernel, decay, strength, out)),
             *first.stride()[:2], first.shape[2],
             *second.stride()[:2], second.shape[2] if len(parts) > 1 else 0,
-            len(inputs), rule.width, rule.key_heads, rule.value_heads, rule.key_size,
+            len(read), len(inputs) // len(read), rule.width, rule.key_heads, rule.value_heads, rule.key_size,
             rule.value_size, torch.get_num_threads(),
         )  # fmt: skip
         self._function(ctypes.byref(call))

@@ -3,7 +3,7 @@
 Leviathan et al. 2023, arXiv:2211.17192; drafts are the draft model's likeliest tokens.
 
 Its keys and values lie in pages of its own with the numbers of the served model's: a sequence's
-block table is for both. What the pages hold of a sequence is known here alone, so that a prompt
+block table of layers without a window is for both. What the pages hold of a sequence is known here alone, so that a prompt
 that the served model has cached is read by the draft model all the same. Nothing of it decides an
 output: what is missing or stale there makes guesses worse, no more.
 """
@@ -36,7 +36,14 @@ class _Read:
 class DraftModel:
     """A drafter with a model of its own. Arguments and results as for `Drafter`."""
 
-    def __init__(self, model: CausalModel, num_pages: int, page_size: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        num_pages: int,
+        page_size: int,
+        vocab_size: int,
+        group: int = 0,
+    ) -> None:
         """Allocate the pages.
 
         Args:
@@ -44,8 +51,10 @@ class DraftModel:
             num_pages: of the served model.
             page_size: positions in a page.
             vocab_size: of the served model; ids beyond it are not drafted.
+            group: page group of the served model that keeps all positions.
         """
         self._model = model
+        self._group = group
         self._pages = model.new_pages(num_pages, page_size)
         self._vocab_size = min(vocab_size, model.vocab_size)
         self._read: dict[Sequence, _Read] = {}
@@ -71,7 +80,8 @@ class DraftModel:
             if complete:
                 found[sequence] = []
             parts = self._in_own_ids(sequence.segments(first, stop))
-            items.append(BatchItem(parts, first, stop - first, sequence.pages, int(complete)))
+            pages = [sequence.pages[self._group]]
+            items.append(BatchItem(parts, first, stop - first, pages, int(complete)))
             self._read[sequence] = _Read(stop, sequence.preemptions)
         going = list(found)
         while items:
@@ -82,7 +92,7 @@ class DraftModel:
             for sequence in going:
                 place = sequence.length + len(found[sequence]) - 1
                 last = [(place, Tokens([found[sequence][-1]]))]
-                items.append(BatchItem(last, place, 1, sequence.pages, 1))
+                items.append(BatchItem(last, place, 1, [sequence.pages[self._group]], 1))
         for sequence, drafts in found.items():
             self._read[sequence].drafts = tuple(drafts)
         return {sequence: tuple(drafts) for sequence, drafts in found.items()}
@@ -125,15 +135,21 @@ def check_draft_model(draft: CausalModel, served: CausalModel) -> None:
     """Refuse models whose pages cannot have the same numbers.
 
     Raises:
-        InvalidRequestError: one of them has windows, or the draft model reads more than text.
+        InvalidRequestError: the served model keeps no position for ever, the draft model not all
+            of them, or it reads more than text.
     """
-    for name, model in (("the model", served), ("the draft model", draft)):
-        if model.windows != (None,):
-            raise InvalidRequestError(
-                f"--speculative-config: {name} has layers with a window or a state; drafts by a "
-                "model need full attention in every layer of both",
-                param="speculative_config",
-            )
+    if None not in served.windows:
+        raise InvalidRequestError(
+            "--speculative-config: every layer of the model has a window; a draft model needs pages "
+            "that hold all positions",
+            param="speculative_config",
+        )
+    if draft.windows != (None,):
+        raise InvalidRequestError(
+            "--speculative-config: the draft model has layers with a window or a state; it needs "
+            "full attention in every layer",
+            param="speculative_config",
+        )
     if draft.rope_axes > 1 or draft.takes_media:
         raise InvalidRequestError(
             "--speculative-config: the draft model takes images; use a model of text alone",
