@@ -1,15 +1,17 @@
-"""Models with recurrent layers: the engine beside transformers, which keeps states in its own cache.
+"""Models with recurrent layers: the engine beside transformers, which has a cache of its own.
 
     python -m benchmarks.recurrent                  8 layers, 6 of them recurrent, in bfloat16
     python -m benchmarks.recurrent --layers 24 --rounds 2
+    python -m benchmarks.recurrent --drafts 3       a step with guesses beside one without
 
 CPU seconds of a prompt until its first token, and of a token afterwards; the best of the rounds,
-taken in turns in one process.
+taken in turns in one process. With guesses, those of a step: all of them right, or none.
 """
 
 import argparse
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.loading import core_of
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.plan import ScheduledChunk
+from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.step import Core
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Request, Sampling
@@ -51,18 +56,29 @@ def write_model(directory: Path, layers: int) -> None:
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(directory)
 
 
-def ours(core: Core, prompts: Tensor, new: int) -> tuple[float, float]:
-    """Return CPU seconds until every sequence has a token, and of a step afterwards."""
+def ours(
+    core: Core, prompts: Tensor, new: int, outputs: dict[str, list[int]] | None = None
+) -> tuple[float, float]:
+    """Return CPU seconds until every sequence has a token, and of a step afterwards.
+
+    The outputs go into `outputs`.
+    """
+    told: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     sampling = Sampling(max_tokens=new, temperature=0.0, ignore_eos=True)
     for number, prompt in enumerate(prompts.tolist()):
         core.admit(Request(id=str(number), prompts=(Prompt.of(Tokens(prompt)),), params=sampling))
     start, seen, first, steps = time.process_time(), set[str](), 0.0, 0
     while len(core):
-        seen |= {output.request_id for output in core.step() if output.token_ids}
+        for output in core.step():
+            seen |= {output.request_id} if output.token_ids else set()
+            told[output.request_id] += output.token_ids
         steps += bool(first)
         if not first and len(seen) == len(prompts):
             first = time.process_time() - start
-    return first, (time.process_time() - start - first) / steps
+    took = (time.process_time() - start - first) / steps
+    if outputs is not None:
+        outputs |= told
+    return first, took
 
 
 @torch.inference_mode()
@@ -77,10 +93,66 @@ def theirs(model: Any, prompts: Tensor, new: int) -> tuple[float, float]:
     return first, (time.process_time() - start - first) / (new - 1)
 
 
+class Known:
+    """A drafter that knows the output, or says another token."""
+
+    def __init__(self, right: bool) -> None:
+        self.right = right
+        self.outputs: dict[str, list[int]] = {}
+
+    def available(self, sequence: Sequence, limit: int) -> int:
+        """As `Drafter`."""
+        return limit
+
+    def draft(
+        self, counts: Mapping[Sequence, int], room: int
+    ) -> Mapping[Sequence, tuple[int, ...]]:
+        """As `Drafter`."""
+        found = {}
+        for sequence, count in counts.items():
+            at = len(sequence.output)
+            known = self.outputs[sequence.request.id][at : at + count]
+            found[sequence] = tuple(id_ if self.right else id_ ^ 1 for id_ in known)
+        return found
+
+    def forget(self, sequence: Sequence) -> None:
+        """As `Drafter`."""
+
+
+class Eager(Speculator):
+    """Takes all steps for equally long, so that all guesses are tried."""
+
+    def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
+        """As in `Speculator`."""
+        super().timed(chunks, 0.001)
+
+
+def report_drafts(plain: Core, secret: Secret, drafts: int, rounds: int) -> None:
+    """Print what a step takes with and without guesses."""
+    new = 8 * (drafts + 1) + 2
+    for length, sequences in ((64, 1), (64, 8)):
+        prompts = torch.randint(3, 30_000, (sequences, length))
+        outputs: dict[str, list[int]] = {}
+        cells = []
+        for kind in ("none", "wrong", "right"):
+            core, drafter = plain, Known(kind == "right")
+            if kind != "none":
+                drafter.outputs = outputs
+                speculator = Eager(drafter, drafts)
+                core = Core(plain.model, plain.bounds, secret, speculator=speculator)
+            best = float("inf")
+            for _ in range(rounds):
+                core.reset_prefix_cache()
+                best = min(best, ours(core, prompts, new, outputs)[1])
+            cells.append(f"{kind} {best * 1e3:.1f} ms")
+        print(f"{sequences} sequences, a step with {drafts} guesses: {', '.join(cells)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--drafts", type=int)
     options = parser.parse_args()
     ensure("benchmarks.recurrent")
     torch.set_num_threads(1)
@@ -90,6 +162,9 @@ def main() -> None:
         settings = EngineSettings(model=name, device="cpu", num_threads=1, max_model_len=2048)
         secret = Secret.random()
         core = core_of(settings, CausalModel.load(settings), secret, CacheEvents(settings, secret))
+        if options.drafts:
+            report_drafts(core, secret, options.drafts, options.rounds)
+            return
         peer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
         print(f"pages of {core.bounds.page_size} positions")
         print(f"{'prompt':>6} {'sequences':>9} {'prompt: ours, theirs':>28} {'a token':>28}")

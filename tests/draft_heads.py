@@ -26,11 +26,14 @@ from inlay.prompt import Prompt, Tokens
 from tests.deepseek import plain_r1
 from tests.engine import reference
 from tests.equality.reference import model_of
+from tests.models import make
 
 HEADS, SHARED = 4, 2
 EPS = 1e-6
 MTP = "model.layers.2."
 """Prefix of the names of the prediction layer's weights."""
+QWEN_MTP, ATTENTION = "mtp.", "model.layers.2."
+"""The same of Qwen's files, and of the weights of the layer of attention in its tiny models."""
 
 
 def write_eagle(
@@ -238,30 +241,58 @@ def write_mtp(directory: Path) -> Path:
     return directory
 
 
+def write_qwen_mtp(directory: Path, family: str) -> Path:
+    """A tiny Qwen with a prediction layer: a copy of its layer of attention, and random numbers."""
+    make(family, directory)
+    file = directory / "model.safetensors"
+    stored = load_file(file)
+    generator = torch.Generator().manual_seed(3)
+    size = stored["model.norm.weight"].shape[0]
+    for name, tensor in list(stored.items()):
+        if name.startswith(ATTENTION):
+            noise = torch.randn(tensor.shape, generator=generator)
+            own = f"{QWEN_MTP}layers.0.{name.removeprefix(ATTENTION)}"
+            stored[own] = tensor + 0.3 * tensor.std() * noise
+    joint = torch.randn(size, 2 * size, generator=generator) / (2 * size) ** 0.5
+    stored[f"{QWEN_MTP}fc.weight"] = joint
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        # One is added to it.
+        stored[f"{QWEN_MTP}{name}.weight"] = 0.2 * torch.randn(size, generator=generator)
+    save_file(stored, file, metadata={"format": "pt"})
+    return directory
+
+
 class MtpReference(HeadReference):
     """A multi-token prediction layer: transformers' layer as a model of its own."""
 
-    def __init__(self, model: Path, own: Path) -> None:
-        """Write the layer of `model` as a model into the directory `own`."""
+    def __init__(self, model: Path, own: Path, *, qwen: bool = False) -> None:
+        """Write the layer of `model`, one of Qwen or DeepSeek, as a model into `own`."""
         self.model = model
         stored = load_file(model / "model.safetensors")
+        place = f"{QWEN_MTP}layers.0." if qwen else MTP
         layer = {
-            f"model.layers.0.{name.removeprefix(MTP)}": tensor
+            f"model.layers.0.{name.removeprefix(place)}": tensor
             for name, tensor in stored.items()
-            if name.startswith(MTP)
-        } | {
-            "model.embed_tokens.weight": stored["model.embed_tokens.weight"],
-            "model.norm.weight": stored[f"{MTP}shared_head.norm.weight"].clone(),
-            "lm_head.weight": stored[f"{MTP}shared_head.head.weight"].clone(),
-        }
+            if name.startswith(place)
+        } | {"model.embed_tokens.weight": stored["model.embed_tokens.weight"]}
+        config = json.loads((model / "config.json").read_text())
+        if qwen:
+            layer["model.norm.weight"] = stored[f"{QWEN_MTP}norm.weight"].clone()
+            layer["lm_head.weight"] = stored["lm_head.weight"].clone()
+            config |= {"layer_types": ["full_attention"], "mlp_only_layers": []}
+            names = "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden"
+        else:
+            layer["model.norm.weight"] = stored[f"{MTP}shared_head.norm.weight"].clone()
+            layer["lm_head.weight"] = stored[f"{MTP}shared_head.head.weight"].clone()
+            config["first_k_dense_replace"] = 0
+            names = "eh_proj", "enorm", "hnorm"
         own.mkdir()
         save_file(layer, own / "model.safetensors", metadata={"format": "pt"})
-        config = json.loads((model / "config.json").read_text())
-        changes = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
-        (own / "config.json").write_text(json.dumps(config | changes))
+        (own / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
         self.layer = model_of(own)
-        self.joint = stored[f"{MTP}eh_proj.weight"]
-        self.norms = stored[f"{MTP}enorm.weight"], stored[f"{MTP}hnorm.weight"]
+        first = QWEN_MTP if qwen else MTP
+        self.joint, *norms = (stored[f"{first}{name}.weight"] for name in names)
+        self.norms = [norm + qwen for norm in norms]
 
     def combine(self, states: Sequence[Tensor]) -> Tensor:
         return states[-1]
@@ -279,4 +310,11 @@ class MtpReference(HeadReference):
         return int(self.layer.lm_head(state).argmax())
 
 
-__all__ = ["EagleReference", "HeadReference", "MtpReference", "write_eagle", "write_mtp"]
+__all__ = [
+    "EagleReference",
+    "HeadReference",
+    "MtpReference",
+    "write_eagle",
+    "write_mtp",
+    "write_qwen_mtp",
+]

@@ -25,7 +25,14 @@ from inlay.hidden_states import HiddenStates
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Request
 from tests.deepseek import plain_r1, tiny_r1, write
-from tests.draft_heads import EagleReference, HeadReference, MtpReference, write_eagle, write_mtp
+from tests.draft_heads import (
+    EagleReference,
+    HeadReference,
+    MtpReference,
+    write_eagle,
+    write_mtp,
+    write_qwen_mtp,
+)
 from tests.engine import reference
 from tests.engine.conformance import run as run_in
 from tests.engine.torch.test_hidden_states import assert_right
@@ -198,12 +205,16 @@ def test_a_prompt_whose_states_are_not_finite_spoils_no_page_of_the_head(tmp_pat
 # Multi-token prediction
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "qwen3_5_text"])
 def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
-    tmp_path: Path,
+    family: str, tmp_path: Path
 ) -> None:
-    path = write_mtp(tmp_path / "model")
+    qwen = family != "deepseek_v3"
+    path = tmp_path / "model"
+    path = write_qwen_mtp(path, family) if qwen else write_mtp(path)
     model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
-    drafter = Checked(load_mtp(model), model, MtpReference(path, tmp_path / "layer"))
+    plain = MtpReference(path, tmp_path / "layer", qwen=qwen)
+    drafter = Checked(load_mtp(model), model, plain)
     table = reference.look_up(path, ids(5, 20))
     mixed = Prompt.of(Tokens(ids(1, 50)), reference.rows_of(table), Tokens(ids(6, 9)))
     text = Prompt.of(Tokens(ids(2, 30)))

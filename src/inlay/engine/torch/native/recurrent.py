@@ -112,8 +112,8 @@ class DeltaStep:
             *(tensor.data_ptr() for tensor in (inputs, kernel, decay, strength, out)),
             *first.stride()[:2], first.shape[2],
             *second.stride()[:2], second.shape[2] if len(parts) > 1 else 0,
-            len(read), len(inputs) // len(read), rule.width, rule.key_heads, rule.value_heads, rule.key_size,
-            rule.value_size, torch.get_num_threads(),
+            len(read), len(inputs) // len(read), rule.width, rule.key_heads, rule.value_heads,
+            rule.key_size, rule.value_size, torch.get_num_threads(),
         )  # fmt: skip
         self._function(ctypes.byref(call))
         return out

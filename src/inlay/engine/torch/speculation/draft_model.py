@@ -3,9 +3,9 @@
 Leviathan et al. 2023, arXiv:2211.17192; drafts are the draft model's likeliest tokens.
 
 Its keys and values lie in pages of its own with the numbers of the served model's: a sequence's
-block table of layers without a window is for both. What the pages hold of a sequence is known here alone, so that a prompt
-that the served model has cached is read by the draft model all the same. Nothing of it decides an
-output: what is missing or stale there makes guesses worse, no more.
+block table of layers without a window is for both. What the pages hold of a sequence is known here
+alone, so that a prompt that the served model has cached is read by the draft model all the same.
+Nothing of it decides an output: what is missing or stale there makes guesses worse, no more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -140,8 +140,8 @@ def check_draft_model(draft: CausalModel, served: CausalModel) -> None:
     """
     if None not in served.windows:
         raise InvalidRequestError(
-            "--speculative-config: every layer of the model has a window; a draft model needs pages "
-            "that hold all positions",
+            "--speculative-config: every layer of the model has a window; a draft model needs "
+            "pages that hold all positions",
             param="speculative_config",
         )
     if draft.windows != (None,):

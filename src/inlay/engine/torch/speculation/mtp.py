@@ -1,21 +1,22 @@
-"""The multi-token prediction layer of DeepSeek-V3's checkpoints, behind the model's last layer.
+"""Multi-token prediction: a layer in a model's files, behind the model's last layer.
 
-DeepSeek-AI 2024, arXiv:2412.19437, section 2.2: `eh_proj` makes one vector of the normed embedding
+DeepSeek-AI 2024, arXiv:2412.19437, section 2.2: a product makes one vector of the normed embedding
 of the next position and the normed last state of the model; a layer like the model's follows, with
-its norm and head (`shared_head`). Further tokens are guessed from its own states behind that norm,
-as vLLM and SGLang do.
+its norm and head. Further tokens are guessed from its own states behind that norm, as vLLM and
+SGLang do. DeepSeek-V3 has a head for it, Qwen3-Next and Qwen3.5 take the model's, and have full
+attention in that layer.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Run
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, DeepseekV3ForCausalLM
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
+from transformers import AutoConfig
 
 from inlay.engine.torch.attention.layers import observe
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
@@ -29,26 +30,79 @@ from inlay.tensors.table import config_of, stored_tensors
 
 METHOD = "mtp"
 
-_OUTSIDE = {
-    "enorm.": "enorm.",
-    "hnorm.": "hnorm.",
-    "eh_proj.": "eh_proj.",
-    "shared_head.norm.": "model.norm.",
-    "shared_head.head.": "lm_head.",
+
+class _Form(NamedTuple):
+    """A family's way to write the layer.
+
+    Attributes:
+        changes: fields of the configuration of a model of that layer alone.
+        names: prefixes of weight names in the files behind `place`, and in `_with_join`; the first
+            that fits holds, None leaves the weight out.
+        place: prefix of the names of all its weights; None where it is numbered after the layers.
+        own_head: the files have a head for it.
+    """
+
+    changes: Mapping[str, Any]
+    names: Mapping[str, str | None]
+    place: str | None = None
+    own_head: bool = False
+
+
+_QWEN = _Form(
+    {
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    },
+    {
+        "pre_fc_norm_embedding.": "enorm.",
+        "pre_fc_norm_hidden.": "hnorm.",
+        "fc.": "eh_proj.",
+        "norm.": "model.norm.",
+        "layers.0.": "model.layers.0.",
+        "": None,
+    },
+    place="mtp.",
+)
+
+_FORMS = {
+    "deepseek_v3": _Form(
+        {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+        {
+            "embed_tokens.": None,
+            "enorm.": "enorm.",
+            "hnorm.": "hnorm.",
+            "eh_proj.": "eh_proj.",
+            "shared_head.norm.": "model.norm.",
+            "shared_head.head.": "lm_head.",
+            "": "model.layers.0.",
+        },
+        own_head=True,
+    ),
+    "qwen3_next": _QWEN,
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
 }
-"""Names of weights beside the layer, in the files and in `_NextTokenModel`."""
+"""By `model_type`."""
 
 
-class _NextTokenModel(DeepseekV3ForCausalLM):  # type: ignore[misc]  # transformers has no types
-    """A model of one layer, with what joins it to the served model, for transformers to load."""
+def _with_join(kind: Any) -> Any:
+    """Return a class of models of one layer, with what joins it to the served model.
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        size = config.hidden_size
-        self.enorm = DeepseekV3RMSNorm(size, config.rms_norm_eps)
-        self.hnorm = DeepseekV3RMSNorm(size, config.rms_norm_eps)
-        self.eh_proj = nn.Linear(2 * size, size, bias=False)
-        self.post_init()
+    For transformers to load; `kind` is its class of the served model.
+    """
+
+    class NextTokenModel(kind):  # type: ignore[misc]  # transformers has no types
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            size, norm = config.hidden_size, type(self.model.norm)
+            self.enorm = norm(size, config.rms_norm_eps)
+            self.hnorm = norm(size, config.rms_norm_eps)
+            self.eh_proj = nn.Linear(2 * size, size, bias=False)
+            self.post_init()
+
+    return NextTokenModel
 
 
 class NextTokenHead:
@@ -56,12 +110,23 @@ class NextTokenHead:
 
     table = None
 
-    def __init__(self, model: Any, layers: tuple[int, ...]) -> None:
-        """Take a loaded `_NextTokenModel`, and the number of the served model's last states."""
+    def __init__(
+        self, model: Any, layers: tuple[int, ...], served: CausalModel | None = None
+    ) -> None:
+        """Take a loaded model of the layer.
+
+        Args:
+            model: of a class of `_with_join`.
+            layers: number of the served model's last states.
+            served: the model whose output head it takes; None where it has its own.
+        """
         self.layers = layers
+        self._served = served
         self.shape = observe(model.base_model)[0]
         # Embeddings are the served model's.
         model.base_model.embed_tokens = None
+        if served is not None:
+            model.lm_head = None
         self._model = model
 
     def combine(self, states: Run[Tensor]) -> Tensor:
@@ -83,8 +148,9 @@ class NextTokenHead:
 
     def likeliest(self, states: Tensor) -> Tensor:
         """As in `DraftHead`."""
-        ids: Tensor = self._model.lm_head(states).argmax(-1)
-        return ids
+        served = self._served
+        logits: Tensor = self._model.lm_head(states) if served is None else served.logits(states)
+        return logits.argmax(-1)
 
 
 def load_mtp(model: CausalModel) -> NextTokenHead:
@@ -96,45 +162,49 @@ def load_mtp(model: CausalModel) -> NextTokenHead:
     check_served(model, METHOD)
     directory = Path(model.path)
     config = config_of(directory)
-    if config.get("model_type") != "deepseek_v3":
+    form = _FORMS.get(str(config.get("model_type")))
+    if form is None:
         raise refusal(
             METHOD,
-            f"models of type {config.get('model_type')!r} are not read; allowed: deepseek_v3",
+            f"models of type {config.get('model_type')!r} are not read; allowed: "
+            f"{', '.join(_FORMS)}",
         )
-    places = next_token_layers(config)
+    places = next_token_layers(config) if form.place is None else (form.place,)
     if not any(tensor.name.startswith(places or "\0") for tensor in stored_tensors(directory)):
         raise refusal(METHOD, "the model's files have no layer of multi-token prediction")
     parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     layer = copy.deepcopy(parsed)
-    layer.num_hidden_layers, layer.first_k_dense_replace = 1, 0
+    for name, value in form.changes.items():
+        setattr(layer, name, value)
+    family = family_of(config)
     on_cpu = model.device.type == "cpu"
     found = load(
-        _NextTokenModel,
+        _with_join(getattr(transformers, family.architecture)),
         directory,
         dtype=model.dtype,
         attn_implementation=IMPLEMENTATION,
-        spared="model.embed_tokens.",
+        spared=("model.embed_tokens.",) if form.own_head else ("model.embed_tokens.", "lm_head."),
         config=layer,
         keep_quantised=on_cpu,
         device=None if on_cpu else model.device,
-        rename=_named(places[0]),
+        rename=_named(places[0], form.names),
     )
     keep_latent(found, None)
-    accelerate(found, family_of(config).fused)
-    return NextTokenHead(found, (parsed.num_hidden_layers,))
+    accelerate(found, family.fused)
+    head = None if form.own_head else model
+    return NextTokenHead(found, (parsed.num_hidden_layers,), head)
 
 
-def _named(place: str) -> Callable[[str], str | None]:
-    """Return what names weights of the layer at `place` as in `_NextTokenModel`, others None."""
+def _named(place: str, names: Mapping[str, str | None]) -> Callable[[str], str | None]:
+    """Return what names weights of the layer at `place` as in `_with_join`, others None."""
 
     def rename(name: str) -> str | None:
         own = name.removeprefix(place)
-        if own == name or own.startswith("embed_tokens."):
+        if own == name:
             return None
-        for outside, inside in _OUTSIDE.items():
-            if own.startswith(outside):
-                return inside + own.removeprefix(outside)
-        return f"model.layers.0.{own}"
+        outside = next((outside for outside in names if own.startswith(outside)), None)
+        inside = None if outside is None else names[outside]
+        return None if inside is None else inside + own.removeprefix(outside or "")
 
     return rename
 

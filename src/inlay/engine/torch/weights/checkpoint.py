@@ -36,7 +36,7 @@ def load(
     *,
     dtype: torch.dtype,
     attn_implementation: str | dict[str, str],
-    spared: str = "",
+    spared: str | tuple[str, ...] = (),
     config: Any = None,
     keep_quantised: bool = False,
     device: torch.device | None = None,
@@ -49,7 +49,7 @@ def load(
         directory: directory with configuration and safetensors.
         dtype: dtype of its weights.
         attn_implementation: name of the attention in transformers, or names by sub-configuration.
-        spared: prefix of weight names that may be missing; none unless given.
+        spared: prefix, or prefixes, of weight names that may be missing; none unless given.
         config: transformers configuration in place of the directory's own, such as one with fewer
             layers, whose weights are not read then.
         keep_quantised: leave a `KeptWeight` in linear layers whose weights are quantised, for
