@@ -90,10 +90,16 @@ def load(family: str) -> CausalModel:
     )
 
 
+@cache
+def readers(family: str) -> Any:
+    """The engine's readers, by kind."""
+    return readers_of(directory_of(family), parsed_config(directory_of(family)), spec(family))
+
+
 def tower_inputs(family: str, run: Media) -> Inputs:
     """What the engine's reader makes of a file."""
-    config = parsed_config(directory_of(family))
-    return readers_of(directory_of(family), config, spec(family))[run.kind].plan(run).read()
+    inputs: Inputs = readers(family)[run.kind].plan(run).read()
+    return inputs
 
 
 @cache
