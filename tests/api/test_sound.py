@@ -35,6 +35,7 @@ class Sound:
 
     def __init__(self, *pieces: bytes) -> None:
         self._left = [*pieces]
+        self.usages: dict[str, Any] = {}
 
     async def next(self) -> bytes | None:
         return self._left.pop(0) if self._left else None
@@ -43,7 +44,7 @@ class Sound:
 async def test_the_bytes_of_a_whole_sound_have_it_encoded_in_a_thread() -> None:
     text, generation = (
         SimpleNamespace(choices=[SimpleNamespace(pieces=[])]),
-        SimpleNamespace(bulk=0),
+        SimpleNamespace(bulk=0, others={}),
     )
     sound: Any = Sound(b"x" * OFFLOAD_BYTES, b"y")
     shape = AudioChatShape(text, generation, sound)  # type: ignore[arg-type]
