@@ -46,6 +46,7 @@ from tests.engine.torch.vision_reference import (
     prompt_of,
     segments_of,
     spec,
+    spectra,
     surrounded,
 )
 from tests.vision_models import FAMILIES
@@ -329,6 +330,17 @@ def test_images_that_are_encoded_together_have_the_rows_they_have_alone(family: 
         alone = encoded(family, file)
         expected = torch.frombuffer(bytearray(alone.data.view), dtype=torch.float32)
         assert (torch.from_numpy(found[ROWS]).flatten() - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("samples", [401, 9_000, 18_003, 31_999])
+def test_a_sound_that_is_not_filled_up_has_the_frames_of_one_that_is(samples: int) -> None:
+    sound = Sound(4, samples)
+    found = tower_inputs("qwen2_5_omni", run_of("qwen2_5_omni", sound))
+    filled = spectra("qwen2_5_omni", [sound])
+    frames = int(filled["feature_attention_mask"].sum())
+    assert found["input_features"].shape[-1] == frames
+    assert torch.equal(found["input_features"], filled["input_features"][..., :frames])
+    assert bool(found["feature_attention_mask"].all())
 
 
 def test_every_family_with_images_is_tested_and_listed() -> None:
