@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,27 @@ def test_inputs_are_those_of_transformers_to_the_bit(family: str) -> None:
         assert found.keys() == truth.keys()
         for name, value in truth.items():
             assert torch.equal(found[name], value.to(found[name].dtype)), name
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
+def test_a_thread_that_makes_inputs_starts_no_others() -> None:
+    spec = spec_of(vision("qwen2_5_vl"))
+    assert spec is not None
+    config = AutoConfig.from_pretrained(vision("qwen2_5_vl"))
+    process = processor_of(vision("qwen2_5_vl"), config, spec)
+    picture = Picture(3, 600, 600).image
+    settings = {"size": {"shortest_edge": 256, "longest_edge": 1 << 20}}
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int).result()
+            threads = len(list(Path("/proc/self/task").iterdir()))
+            found = pool.submit(process, picture, settings).result()
+            assert len(list(Path("/proc/self/task").iterdir())) == threads
+    finally:
+        torch.set_num_threads(before)
+    assert found["pixel_values"].shape == (150 * 150, 3 * 2 * 16)
 
 
 def test_llama4s_tiles_are_those_of_its_processor_for_every_shape() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -89,19 +90,20 @@ class PatchProcessor:
         side, merge = self._geometry.patch, self._geometry.merge
         time, height, width = grid
         lines, columns = height // merge, width // merge
-        found = torch.empty(time, lines, columns, merge, merge, 3, self._temporal, side, side)
+        found = np.empty(
+            (time, lines, columns, merge, merge, 3, self._temporal, side, side), np.float32
+        )
         step = max(1, _BAND // (merge * side * width * side))
         for index, frame in enumerate(frames):
-            small = resized(pixels_of(frame), (height * side, width * side), self._mode)
+            small = resized(pixels_of(frame), (height * side, width * side), self._mode).numpy()
             group, after = divmod(index, self._temporal)
             for line in range(0, lines, step):
                 top = line * merge * side
                 band = self._normalized(small[:, top : top + step * merge * side])
-                cut = band.view(3, -1, merge, side, columns, merge, side)
-                found[group, line : line + step, ..., after:, :, :] = cut.permute(
-                    1, 4, 2, 5, 0, 3, 6
-                ).unsqueeze(5)
-        return found.view(time * height * width, -1)
+                cut = band.reshape(3, -1, merge, side, columns, merge, side)
+                ordered = cut.transpose(1, 4, 2, 5, 0, 3, 6)
+                found[group, line : line + step, ..., after:, :, :] = ordered[..., None, :, :]
+        return torch.from_numpy(found.reshape(time * height * width, -1))
 
 
 __all__ = ["PatchProcessor"]

@@ -111,7 +111,7 @@ class _TorchSteps(PilBackend):  # type: ignore[misc]  # transformers has no type
     def normalize(self, image: _Array, mean: Any, std: Any, **_: Any) -> _Array:
         """Normalise [3, H, W], and rescale it first where the processor does."""
         factor = self.rescale_factor if self.do_rescale else 1.0
-        return Normalization(factor, mean, std)(torch.from_numpy(image)).numpy()
+        return Normalization(factor, mean, std)(image)
 
 
 class _KeepsShape:
