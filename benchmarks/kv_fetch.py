@@ -43,6 +43,8 @@ from inlay.transport.tls import load_identity, make_certificate
 from inlay.worker.host import EngineHost
 
 SECRET = Secret(bytes(32))
+FETCHES = 20
+"""Fetches of which the CPU time is taken; the first makes connections."""
 
 
 class _Always(FetchPrice):
@@ -235,6 +237,25 @@ class Fleet:
             found.append(took)
         return found
 
+    async def fetches(self, prompt: Prompt, source: Source, count: int) -> list[float]:
+        """CPU seconds of fetches alone, of a prompt that the other has: nothing is computed."""
+        found = []
+        for _ in range(count):
+            await self.asking.reset_prefix_cache()
+            ended: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+            request = Request(
+                id="fetch",
+                prompts=(prompt,),
+                params=Sampling(max_tokens=1),
+                sources=(source,),
+                prefetch=True,
+            )
+            began = time.process_time()
+            self.asking.submit(request, ended.set_result)
+            await ended
+            found.append(time.process_time() - began)
+        return found
+
     async def disturbed(
         self, prompt: Prompt, windows: int, size: int
     ) -> tuple[list[list[Took]], list[list[Took]]]:
@@ -287,6 +308,20 @@ class Fleet:
                 self.asking.abort("import")
                 await ahead
                 raise
+
+
+async def cost_of_fetches(fleet: Fleet, prompt: Prompt, copied: float) -> None:
+    """Print what a byte costs beside copying it."""
+    await fleet.giving.reset_prefix_cache()
+    await first_token(fleet.giving, prompt)
+    for name, source in zip(("neighbour", "peer, TLS"), fleet.sources, strict=True):
+        found = (await fleet.fetches(prompt, source, FETCHES))[1:]
+        _, cached = await first_token(fleet.asking, prompt)
+        cost = statistics.median(found) / (cached * fleet.position_bytes) * 1e9
+        print(
+            f"{FETCHES - 1} fetches alone of {cached} positions, {name}: {cost:.2f} CPU s a GB, "
+            f"{cost / copied:.1f} copies (least {min(found) / statistics.median(found):.2f} of it)"
+        )
 
 
 def random_prompt(positions: int, generator: torch.Generator) -> Prompt:
@@ -351,6 +386,7 @@ async def measure(directory: Path, lengths: list[int], rounds: int, windows: int
         f"computed, {fetched.wall * 1000:.0f} ms ({fetched.cpu:.2f} CPU s) fetched: "
         f"{fetched.wall / computed.wall:.3f} of it, CPU {fetched.cpu / computed.cpu:.3f}"
     )
+    await cost_of_fetches(fleet, random_prompt(min(lengths), generator), copied)
     await disturbance(fleet, prompts[-1], windows)
     await fleet.close()
 

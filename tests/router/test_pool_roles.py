@@ -49,6 +49,15 @@ def test_a_prefill_worker_with_a_queue_is_passed_over() -> None:
     assert places(fleet) == ("w2", None)
 
 
+def test_a_prompt_is_handed_over_only_to_where_it_delays_fewer() -> None:
+    fleet = made("prefill", "decode", router_interference_weight=0.25)
+    fleet.pool.change(fleet.member(0), requests=3)
+    fleet.pool.change(fleet.member(1), requests=3, decode=30)
+    assert places(fleet) == ("w1", None)
+    fleet.pool.change(fleet.member(1), requests=1)
+    assert places(fleet) == ("w1", "w0")
+
+
 def test_each_takes_whole_requests_where_there_are_no_others() -> None:
     assert places(made("prefill", "prefill"))[1] is None
     fleet = made("prefill", "decode", router_worker_backlog=0)

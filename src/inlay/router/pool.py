@@ -346,11 +346,13 @@ class Pool:
         """Prefill worker that is to compute a prompt for the worker at `seat`, if any is.
 
         Computed there, the prompt waits for the prompts before it, and, at a decode worker, delays
-        each sequence that runs. Computed elsewhere, its pages have a price.
+        each sequence that runs. Computed elsewhere, its pages have a price; where it would run
+        beside as many requests as here, nobody gains by that.
         """
         if self._prefills[seat]:
             return None
         able = seats[self._prefills[seats] & self._exchanges[seats]]
+        able = able[self._num_requests[able] < self._num_requests[seat]]
         if not len(able):
             return None
         work = length - int(spared[seat])
