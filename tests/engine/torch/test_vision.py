@@ -339,7 +339,9 @@ def test_a_sound_that_is_not_filled_up_has_the_frames_of_one_that_is(samples: in
     filled = spectra("qwen2_5_omni", [sound])
     frames = int(filled["feature_attention_mask"].sum())
     assert found["input_features"].shape[-1] == frames
-    assert torch.equal(found["input_features"], filled["input_features"][..., :frames])
+    # Products of another size are added up in another order.
+    difference = found["input_features"] - filled["input_features"][..., :frames]
+    assert float(difference.abs().max()) < 1e-6
     assert bool(found["feature_attention_mask"].all())
 
 
