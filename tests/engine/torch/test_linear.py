@@ -45,19 +45,24 @@ def test_a_packed_linear_equals_the_plain_one(dtype: torch.dtype, bias: bool) ->
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_of_a_few_rows_equal_those_of_onednn(bias: bool) -> None:
+@pytest.mark.parametrize("gelu", [True, False])
+def test_native_products_equal_those_of_onednn(dtype: torch.dtype, bias: bool, gelu: bool) -> None:
     native = kernels()
-    if native is None or not packs(torch.bfloat16):
-        pytest.skip("no packed linears in bfloat16, or no compiler, here")
-    original = nn.Linear(96, 192, bias=bias).bfloat16().requires_grad_(False)
-    fast = PackedLinear(original.weight, original.bias, products=native.products)
-    slow = PackedLinear(original.weight, original.bias)
+    if native is None or not packs(dtype):
+        pytest.skip("no packed linears of this dtype, or no compiler, here")
+    original = nn.Linear(96, 192, bias=bias).to(dtype).requires_grad_(False)
+    fast = PackedLinear(original.weight, original.bias, gelu=gelu, products=native.products)
+    slow = PackedLinear(original.weight, original.bias, gelu=gelu)
     assert slow.native_rows == 0
+    if native.products.pairs and not native.products.tiles:
+        assert bool(fast.native_rows) == (dtype == torch.float32 or not gelu)
+    near = 1e-5 if dtype == torch.float32 else 1e-2
     for rows in (1, 2, 4, 5, 31, 64, 65):
-        x = torch.randn(1, rows, 96).bfloat16()
+        x = torch.randn(1, rows, 96).to(dtype)
         assert fast(x).shape == (1, rows, 192)
-        torch.testing.assert_close(fast(x), slow(x), atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(fast(x), slow(x), atol=near, rtol=near)
 
 
 class _Wrong:

@@ -58,42 +58,46 @@ def test_a_gated_unit_is_silu_of_the_gate_times_the_other(
 
 
 def packed_by_hand(weight: Tensor, width: int) -> tuple[Tensor, Panels]:
-    """A weight [O, I] laid out as oneDNN does, [O / width, I / 2, width, 2]."""
+    """A weight [O, I] laid out as oneDNN does, [O / width, I / n, width, n], n of 4 bytes."""
     outputs, inputs = weight.shape
-    laid = weight.view(outputs // width, width, inputs // 2, 2).transpose(1, 2).contiguous()
-    return laid, Panels(laid.data_ptr(), outputs, inputs, width)
+    beside = 4 // weight.dtype.itemsize
+    laid = weight.view(outputs // width, width, inputs // beside, beside).transpose(1, 2)
+    laid = laid.contiguous()
+    return laid, Panels(laid.data_ptr(), outputs, inputs, width, weight.dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [32, 64])
 @pytest.mark.parametrize("panels", [1, 2, 5])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_product_with_a_packed_weight_is_the_product(
-    native: Kernels, width: int, panels: int, bias: bool
+    native: Kernels, dtype: torch.dtype, width: int, panels: int, bias: bool
 ) -> None:
-    weight = torch.randn(panels * width, 96).bfloat16()
-    extra = torch.randn(panels * width).bfloat16() if bias else None
+    weight = torch.randn(panels * width, 96).to(dtype)
+    extra = torch.randn(panels * width).to(dtype) if bias else None
     laid, packed = packed_by_hand(weight, width)
-    for rows in (1, 2, 3, 4, 5, 16, 17, 32, 33, 64):
+    near = 1e-5 if dtype == torch.float32 else 1e-2
+    for rows in (1, 2, 3, 4, 5, 16, 17, 32, 33, 64, 250):
         if rows > native.products.product_rows(packed):
             continue
-        x = torch.randn(rows, 96).bfloat16()
+        x = torch.randn(rows, 96).to(dtype)
         found = native.products.product(x, packed, extra)
         expected = F.linear(x.double(), weight.double(), None if extra is None else extra.double())
-        torch.testing.assert_close(found.double(), expected, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
         assert torch.equal(found, native.products.product(x[None], packed, extra)[0])
     del laid
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 4, 20])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row_of_a_product(
-    native: Kernels, rows: int, bad: float
+    native: Kernels, dtype: torch.dtype, rows: int, bad: float
 ) -> None:
-    weight = torch.randn(32, 64).bfloat16()
-    laid, packed = packed_by_hand(weight, 32)
+    laid, packed = packed_by_hand(torch.randn(32, 64).to(dtype), 32)
     if rows > native.products.product_rows(packed):
-        pytest.skip("no tiles here")
-    x = torch.randn(rows, 64).bfloat16()
+        pytest.skip("no products of so many rows here")
+    x = torch.randn(rows, 64).to(dtype)
     clean = native.products.product(x, packed, None)
     x[rows - 1, 7] = bad
     found = native.products.product(x, packed, None)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from inlay.engine.torch.native import kernels
 from inlay.engine.torch.weights.linear_methods import PackedLinear, packs
 
 _logger = logging.getLogger(__name__)
@@ -44,9 +45,12 @@ def _fused(linear: nn.Linear, activation: Any) -> PackedLinear | None:
     """
     weight = linear.weight
     x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight.dtype)
+    native = kernels()
     try:
         with torch.inference_mode():
-            fused = PackedLinear(weight, linear.bias, gelu=True)
+            fused = PackedLinear(
+                weight, linear.bias, gelu=True, products=None if native is None else native.products
+            )
             expected = activation(F.linear(x, weight, linear.bias)).float()
             error = (fused(x).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
     except RuntimeError as unknown:

@@ -1,9 +1,10 @@
-// Products with a weight that oneDNN has packed: y = x W^T + b, in bfloat16, accumulated in float32.
+// Products with a weight that oneDNN has packed: y = x W^T + b, in bfloat16 or float32, accumulated in float32.
 //
 // With few rows a product is as fast as its weight is read, and oneDNN reads it at two thirds of what a core can: nothing asks for
 // what comes next early enough. Here the weight is read once, from end to end, where oneDNN has put it, and asked for ahead.
 //
-// The weight lies in panels of `width` outputs, 32 or 64: [O / width][I / 2][width][2], pairs of inputs beside each other.
+// The weight lies in panels of `width` outputs, 32 or 64: [O / width][I / 2][width][2], pairs of inputs beside each other; in
+// float32, which AVX512 with its pairs alone has, [O / width][I][width].
 // Tiles, and pairs of AVX512-BF16, add a row's products in the same order whatever the number of rows.
 // Shapes: R rows, I inputs, O outputs.
 
@@ -20,7 +21,7 @@ extern "C" {
 
 struct PackedProduct {
     const void* x;       // [R, I]
-    const void* weight;  // [O / width, I / 2, width, 2]
+    const void* weight;  // [O / width, I / 2, width, 2]; in float32 [O / width, I, width]
     const void* bias;    // [O] or null
     void* out;           // [R, O]
     int64_t rows, inputs, outputs, width;
@@ -46,60 +47,64 @@ constexpr bool PAIRS_COMPILED = true;
 // Rows at once, as many as registers hold the sums of; and rows that go through all panels together, whose x stays in a cache.
 constexpr int64_t AT_ONCE = 6, TOGETHER = 40 * AT_ONCE;
 
+// A word is a pair of bfloat16 or one float32: sums += words * own, with one word of x in all lanes of `own`.
+inline __m512 add_words(bf16, __m512 sums, __m512i own, __m512i words) {
+    return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(own), reinterpret_cast<__m512bh>(words));
+}
+inline __m512 add_words(float, __m512 sums, __m512i own, __m512i words) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(own), _mm512_castsi512_ps(words), sums);
+}
+
 // ROWS rows, PANELS panels of VECTORS * 16 outputs from `output` on: one of `parts` passes over these panels. The first waits for
 // memory; that none of the others lets it rest, each asks for its part of the panels that come next.
-template <int ROWS, int VECTORS, int PANELS>
+template <typename T, int ROWS, int VECTORS, int PANELS>
 void panels(const PackedProduct& a, int64_t row, int64_t output, int64_t part, int64_t parts) {
-    constexpr int64_t WIDTH = VECTORS * LANES, LINE = 64;
-    const int64_t bytes = PANELS * WIDTH * a.inputs * static_cast<int64_t>(sizeof(bf16));
+    constexpr int64_t WIDTH = VECTORS * LANES, LINE = 64, WORD = sizeof(int32_t);
+    const int64_t words = a.inputs * static_cast<int64_t>(sizeof(T)) / WORD, bytes = PANELS * WIDTH * words * WORD;
     const int64_t lines = parts == 1 ? PANELS * VECTORS : parts < 4 ? PANELS * VECTORS / 2 : 1;
-    const bf16* weight = static_cast<const bf16*>(a.weight) + output * a.inputs;
-    const bf16* x = static_cast<const bf16*>(a.x) + row * a.inputs;
+    const int32_t* weight = static_cast<const int32_t*>(a.weight) + output * words;
+    const int32_t* x = static_cast<const int32_t*>(a.x) + row * words;
     const char* ahead = reinterpret_cast<const char*>(weight) + (parts == 1 ? AHEAD : bytes + part * (bytes / parts / LINE * LINE));
     __m512 sums[ROWS][PANELS * VECTORS] = {};
-    for (int64_t k = 0; k < a.inputs; k += 2) {
+    for (int64_t k = 0; k < words; k++) {
         // Into the second level: the first is too small for what is asked for ahead.
         for (int64_t line = 0; line < lines; line++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
-        __m512bh pairs[PANELS * VECTORS];
+        __m512i read[PANELS * VECTORS];
         for (int p = 0; p < PANELS; p++)
-            for (int v = 0; v < VECTORS; v++) {
-                const bf16* from = weight + (p * a.inputs + k) * WIDTH + 2 * v * LANES;
-                std::memcpy(&pairs[p * VECTORS + v], from, sizeof(__m512bh));
-            }
+            for (int v = 0; v < VECTORS; v++)
+                read[p * VECTORS + v] = _mm512_loadu_si512(weight + (p * words + k) * WIDTH + v * LANES);
         for (int r = 0; r < ROWS; r++) {
-            int32_t both;
-            std::memcpy(&both, x + r * a.inputs + k, sizeof(both));
-            const __m512bh own = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
-            for (int v = 0; v < PANELS * VECTORS; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], own, pairs[v]);
+            const __m512i own = _mm512_set1_epi32(x[r * words + k]);
+            for (int v = 0; v < PANELS * VECTORS; v++) sums[r][v] = add_words(T{}, sums[r][v], own, read[v]);
         }
     }
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < PANELS * VECTORS; v++) {
             const int64_t at = output + v * LANES;
             Lanes total = reinterpret_cast<Lanes>(sums[r][v]);
-            if (a.bias) total += load_lanes(static_cast<const bf16*>(a.bias) + at);
-            store_lanes(static_cast<bf16*>(a.out) + (row + r) * a.outputs + at, total);
+            if (a.bias) total += load_lanes(static_cast<const T*>(a.bias) + at);
+            store_lanes(static_cast<T*>(a.out) + (row + r) * a.outputs + at, total);
         }
 }
 
 // Rows [row, end), AT_ONCE at a time and about as many each time.
-template <int VECTORS, int PANELS>
+template <typename T, int VECTORS, int PANELS>
 void rows_of(const PackedProduct& a, int64_t row, int64_t end, int64_t output) {
     const int64_t parts = (end - row + AT_ONCE - 1) / AT_ONCE;
     for (int64_t part = 0, count; part < parts; part++, row += count) {
         count = (end - row + parts - part - 1) / (parts - part);
         switch (count) {
-            case 1: panels<1, VECTORS, PANELS>(a, row, output, part, parts); break;
-            case 2: panels<2, VECTORS, PANELS>(a, row, output, part, parts); break;
-            case 3: panels<3, VECTORS, PANELS>(a, row, output, part, parts); break;
-            case 4: panels<4, VECTORS, PANELS>(a, row, output, part, parts); break;
-            case 5: panels<5, VECTORS, PANELS>(a, row, output, part, parts); break;
-            case 6: panels<6, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 1: panels<T, 1, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 2: panels<T, 2, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 3: panels<T, 3, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 4: panels<T, 4, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 5: panels<T, 5, VECTORS, PANELS>(a, row, output, part, parts); break;
+            case 6: panels<T, 6, VECTORS, PANELS>(a, row, output, part, parts); break;
         }
     }
 }
 
-template <int VECTORS>
+template <typename T, int VECTORS>
 void by_vectors(const PackedProduct& a) {
     // Two panels of 32 and not one: with more runs under way a core reads more.
     constexpr int PANELS = 4 / VECTORS;
@@ -111,13 +116,16 @@ void by_vectors(const PackedProduct& a) {
         for (int64_t task = 0; task < tasks; task++) {
             const int64_t row = block * TOGETHER, end = std::min(a.rows, row + TOGETHER);
             if (task < whole)
-                rows_of<VECTORS, PANELS>(a, row, end, task * STEP);
+                rows_of<T, VECTORS, PANELS>(a, row, end, task * STEP);
             else
-                rows_of<VECTORS, 1>(a, row, end, whole * STEP + (task - whole) * WIDTH);
+                rows_of<T, VECTORS, 1>(a, row, end, whole * STEP + (task - whole) * WIDTH);
         }
 }
 
-void by_vectors(const PackedProduct& a) { a.width == 32 ? by_vectors<2>(a) : by_vectors<4>(a); }
+template <typename T>
+void by_vectors(const PackedProduct& a) {
+    a.width == 32 ? by_vectors<T, 2>(a) : by_vectors<T, 4>(a);
+}
 
 #else
 
@@ -176,6 +184,7 @@ void few_rows(const PackedProduct& a, const float* x) {
     return a.width == 32 ? few_rows<ROWS, 2>(a, x) : few_rows<ROWS, 4>(a, x);
 }
 
+template <typename T>
 void by_vectors(const PackedProduct& a) {
     std::vector<float> x(a.rows * a.inputs);
     for (size_t i = 0; i < x.size(); i++) x[i] = load(static_cast<const bf16*>(a.x)[i]);
@@ -311,7 +320,14 @@ void inlay_packed_product_bfloat16(const PackedProduct* a) {
 #ifdef __AMX_BF16__
     if (tiles_granted() && a->width == BLOCK && a->inputs % BLOCK == 0 && (a->rows > 4 || a->invariant)) return by_tiles(*a);
 #endif
-    by_vectors(*a);
+    by_vectors<bf16>(*a);
+}
+
+// Any number of rows, where there are pairs; else nothing is computed.
+void inlay_packed_product_float32([[maybe_unused]] const PackedProduct* a) {
+#ifdef __AVX512BF16__
+    by_vectors<float>(*a);
+#endif
 }
 
 }  // extern "C"

@@ -36,13 +36,15 @@ ALL_ROWS = sys.maxsize
 
 
 class Panels(NamedTuple):
-    """A bfloat16 weight packed by oneDNN.
+    """A weight packed by oneDNN.
 
     Attributes:
-        address: address of [outputs / width, inputs / 2, width, 2].
+        address: address of [outputs / width, inputs / 2, width, 2] in bfloat16, of [outputs /
+            width, inputs, width] in float32.
         outputs: a multiple of `width`.
         inputs: even.
         width: 32 or 64.
+        dtype: bfloat16 or float32.
         invariant: True: the bits of a row must not depend on the number of rows.
     """
 
@@ -50,6 +52,7 @@ class Panels(NamedTuple):
     outputs: int
     inputs: int
     width: int
+    dtype: torch.dtype = torch.bfloat16
     invariant: bool = False
 
 
@@ -86,20 +89,24 @@ class Products:
     """
 
     def __init__(self, products: ctypes.CDLL, quantised: ctypes.CDLL) -> None:
-        self._product = products.inlay_packed_product_bfloat16
-        self._product.argtypes, self._product.restype = (pointer,), None
+        self._product = functions(products, "packed_product", pointer)
         self._quantised = functions(quantised, "quantised_product", pointer)
         self.tiles = bool(products.inlay_have_tiles())
         self.pairs = bool(products.inlay_have_pairs())
 
     def product_rows(self, panels: Panels) -> int:
         """Return the maximum number of rows for which `product` is faster than oneDNN."""
+        if panels.dtype is torch.float32:
+            # Never run with AVX512 beside tiles.
+            return ALL_ROWS if self.pairs and not self.tiles else 0
         if self.tiles:
             return _TILE_ROWS if self._fit_tiles(panels) else _VECTOR_ROWS
         return ALL_ROWS if self.pairs else _VECTOR_ROWS
 
     def invariant_product(self, panels: Panels) -> bool:
         """Return True if `product` takes any number of rows, and each has the same bits in all."""
+        if panels.dtype is torch.float32:
+            return False
         return self._fit_tiles(panels) if self.tiles else self.pairs
 
     @staticmethod
@@ -107,11 +114,11 @@ class Products:
         return panels.width == 32 and panels.inputs % 32 == 0
 
     def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
-        """Multiply `x` [..., inputs], bfloat16, with a packed weight; returns [..., outputs].
+        """Multiply `x` [..., inputs] with a packed weight of its dtype; returns [..., outputs].
 
         `x` has at most `product_rows` rows; any number where `invariant_product` is true.
 
-        `bias` is [outputs] bfloat16, contiguous.
+        `bias` is [outputs] in that dtype, contiguous.
         """
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], panels.outputs)
@@ -120,7 +127,7 @@ class Products:
             x.numel() // panels.inputs, panels.inputs, panels.outputs, panels.width,
             torch.get_num_threads(), panels.invariant,
         )  # fmt: skip
-        self._product(ctypes.byref(call))
+        self._product[x.dtype](ctypes.byref(call))
         return out
 
     def quantised_product(self, x: Tensor, codes: Codes, bias: Tensor | None) -> Tensor:

@@ -4,8 +4,8 @@ All are one thing to the rest of the engine, `LinearMethod`. On a CPU:
 - `PackedLinear` packs the weight once for oneDNN (`mkldnn::_reorder_linear_weight`,
   `mkldnn::_linear_pointwise`), where `F.linear` repacks it in every call. These operators are
   private to torch: if they are missing or disagree with `F.linear`, that is used instead. Products
-  in bfloat16 use native kernels on the same layout where those are faster, and agree with oneDNN's:
-  with AVX512-BF16 and no AMX always, elsewhere for a few rows;
+  use native kernels on the same layout where those are faster, and agree with oneDNN's: with
+  AVX512-BF16 and no AMX always, elsewhere in bfloat16 for a few rows;
 - `QuantisedLinear` keeps codes of four or eight bits, and reads them as they are.
 
 `PlainLinear` runs on any device.
@@ -70,12 +70,14 @@ class PackedLinear(LinearMethod):
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         self._bias = None if bias is None else bias.detach()
         self.nbytes = torch.ops.mkldnn._nbytes(self._weight)
-        self._end = ("gelu", "none") if gelu else ("none", "")
+        self._gelu = gelu
         self._products = products
         self._panels: Panels | None = None
         self._most = 0
-        if products is not None and weight.dtype is torch.bfloat16 and not gelu:
-            self._panels = self._find_panels(products, *weight.shape)
+        # In bfloat16 a GELU after the product would be given rounded values.
+        native = torch.float32, *(() if gelu else (torch.bfloat16,))
+        if products is not None and weight.dtype in native:
+            self._panels = self._find_panels(products, weight)
         if products is not None and self._panels is not None:
             self.native_rows = products.product_rows(self._panels)
             if invariant and products.invariant_product(self._panels):
@@ -84,32 +86,38 @@ class PackedLinear(LinearMethod):
                 self.invariant = True
         self._most = self.native_rows * weight.shape[1]
 
-    def _find_panels(self, products: Products, outputs: int, inputs: int) -> Panels | None:
+    def _find_panels(self, products: Products, weight: Tensor) -> Panels | None:
         """Return the layout in which the native product agrees with oneDNN's, or None."""
-        if inputs % 2 or self.nbytes != 2 * outputs * inputs:
+        (outputs, inputs), dtype = weight.shape, weight.dtype
+        if inputs % 2 or self.nbytes != dtype.itemsize * outputs * inputs:
             return None
-        x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+        x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
         expected = self(x).float()
         for width in _PANEL_WIDTHS:
             if outputs % width:
                 continue
-            panels = Panels(torch.ops.mkldnn.data_ptr(self._weight), outputs, inputs, width)
+            address = torch.ops.mkldnn.data_ptr(self._weight)
+            panels = Panels(address, outputs, inputs, width, dtype)
             # One row and five rows use different kernels.
             samples = [rows for rows in (1, 5) if rows <= products.product_rows(panels)]
-            if all(
-                differ(products.product(x[:rows], panels, self._bias), expected[:rows])
-                <= TOLERANCE[torch.bfloat16]
+            if samples and all(
+                differ(self._native(products, panels, x[:rows]), expected[:rows])
+                <= TOLERANCE[dtype]
                 for rows in samples
             ):
                 return panels
         return None
 
+    def _native(self, products: Products, panels: Panels, x: Tensor) -> Tensor:
+        found = products.product(x, panels, self._bias)
+        return F.gelu(found) if self._gelu else found
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]."""
         panels = self._panels
         if self._products is not None and panels is not None and 0 < x.numel() <= self._most:
-            return self._products.product(x, panels, self._bias)
-        end, algorithm = self._end
+            return self._native(self._products, panels, x)
+        end, algorithm = ("gelu", "none") if self._gelu else ("none", "")
         return cast(
             "Tensor",
             torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, end, [], algorithm),
