@@ -125,21 +125,29 @@ def embedded(text: str) -> dict[str, str]:
     return {"type": "prompt_embeds", "data": saved(rows)}
 
 
-def expected() -> tuple[str, np.ndarray]:
-    """Text and sound of transformers' thinker, and of the talker and the vocoder alone."""
+def expected(before: torch.Tensor | None = None) -> tuple[str, np.ndarray]:
+    """Text and sound of transformers' thinker, and of the talker and the vocoder alone.
+
+    With rows before the prompt, those of the same prompt behind them.
+    """
     renderer = Renderer.load(omni())
     ids = list(renderer.chat(CHAT).token_ids())
     model = whole().thinker
+    rows = model.get_input_embeddings()(torch.tensor([ids])).detach()
+    if before is not None:
+        rows = torch.cat([before[None], rows], dim=1)
     with torch.no_grad():
         found = model.generate(
-            torch.tensor([ids]),
+            inputs_embeds=rows,
             max_new_tokens=14,
             do_sample=False,
             eos_token_id=2,
             output_hidden_states=True,
             return_dict_in_generate=True,
         )
-    talk = talker().begin(Speech(voice=VOICE, prompt_tokens=len(ids), temperature=0, max_tokens=40))
+    talk = talker().begin(
+        Speech(voice=VOICE, prompt_tokens=rows.shape[1], temperature=0, max_tokens=40)
+    )
     pieces = [
         talk.advance([states(0, each[0][0]), states(3, each[-1][0])], ended=False)
         for each in found.hidden_states
@@ -147,7 +155,7 @@ def expected() -> tuple[str, np.ndarray]:
     while not pieces[-1].done:
         pieces.append(talk.advance([], ended=True))
     sound = torch.cat(list(sounds(codes_of(pieces), 4, SEED)))
-    said = found.sequences[0, len(ids) :].tolist()
+    said = found.sequences[0].tolist()
     text = renderer.decode(said, skip_special_tokens=True)
     return text, np.round(32767 * sound.double().numpy()).astype(np.int16)
 

@@ -17,6 +17,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -39,11 +40,13 @@ from tests.cli.spoken import (
 from tests.cli.test_models_in_a_row import documented
 from tests.engine.torch.vision_reference import Item
 from tests.omni_models import omni
-from tests.serving import Served, serving
+from tests.parts import workers_of
+from tests.serving import Served, free_port, serving
 
 pytestmark = pytest.mark.slow
 
 FURTHER = "Nobody"
+ADMIN_PORT = free_port()
 _PARTS = "bos_token", "cond", "ref_mel"
 
 
@@ -74,13 +77,14 @@ def graph_of_the_page(directory: Path) -> dict[str, Any]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("omni") / "omni.yaml"
     path.write_text(yaml.safe_dump(graph_of_the_page(path.parent / "vocoder")))
-    embeds = "--enable-prompt-embeds", "--enable-mm-embeds"
-    with serving(path, "--dtype", "float32", *embeds) as found:
+    flags = "--enable-prompt-embeds", "--enable-mm-embeds", "--admin-port", ADMIN_PORT
+    with serving(path, "--dtype", "float32", *flags) as found:
         yield found
 
 
 def ask(served: Served, **more: Any) -> Any:
     fields: dict[str, Any] = {
+        "model": "omni",
         "messages": CHAT,
         "modalities": ["text", "audio"],
         "audio": {"voice": VOICE, "format": "pcm16"},
@@ -90,7 +94,7 @@ def ask(served: Served, **more: Any) -> Any:
     } | more
     # Stages that are not ready yet are 503s.
     with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as client:
-        answer = client.chat.completions.create(model="omni", **fields)
+        answer = client.chat.completions.create(**fields)
         return list(answer) if fields.get("stream") else answer
 
 
@@ -185,6 +189,31 @@ def test_a_text_is_read_aloud_behind_a_picture_as_in_one_process(served: Served)
     assert np.array_equal(frames(found.content), directly(how, TEXT))
 
 
+def trained_rows(directory: Path, count: int = 5) -> torch.Tensor:
+    """Write a prompt that was trained, in PEFT's form; return its rows."""
+    rows = 0.5 * torch.randn(count, 64, generator=torch.Generator().manual_seed(1))
+    save_file({"prompt_embeddings": rows}, directory / "adapter_model.safetensors")
+    config = {"peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": count}
+    (directory / "adapter_config.json").write_text(json.dumps(config | {"token_dim": 64}))
+    return rows
+
+
+def test_a_trained_prompt_stands_before_what_is_spoken(served: Served, tmp_path: Path) -> None:
+    rows = trained_rows(tmp_path)
+    adapter = {"lora_name": "tuned", "lora_path": str(tmp_path)}
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}/v1", timeout=60) as admin:
+        assert admin.post("load_lora_adapter", json=adapter).status_code == 200
+        answer = ask(served, model="tuned")
+        assert admin.post("unload_lora_adapter", json={"lora_name": "tuned"}).is_success
+    text, sound = expected(rows)
+    assert text != expected()[0]
+    audio = answer.choices[0].message.audio
+    assert audio.transcript == text
+    assert np.array_equal(samples_of(base64.b64decode(audio.data)), sound)
+    read = len(Renderer.load(omni()).chat(CHAT)) + len(rows)
+    assert answer.usage.prompt_tokens == answer.usage.stages["thinker"]["prompt_tokens"] == read
+
+
 def test_an_answer_without_sound_is_a_chat_as_any(served: Served) -> None:
     text, _ = expected()
     answer = ask(served, modalities=["text"], audio=openai.NOT_GIVEN)
@@ -236,6 +265,28 @@ def test_clients_that_leave_free_what_every_stage_and_the_frontend_keep(served: 
         # Each way, after each number of pieces.
         list(pool.map(leave, range(12)))
     nothing_is_kept(served)
+
+
+def test_a_stage_that_is_killed_ends_what_it_speaks_and_leaves_nothing(served: Served) -> None:
+    wanted = ask(served).choices[0].message.audio.data
+    endless = {"model": "omni", "messages": CHAT, "modalities": ["text", "audio"], "stream": True}
+    endless |= {"audio": {"voice": VOICE, "format": "pcm16"}, "logit_bias": {"2": -100}}
+    workers = workers_of(served.process.pid)
+    assert len(workers) == 3
+    for worker in workers:
+        with httpx.stream(
+            "POST", f"{served.v1}/chat/completions", json=endless | {"max_tokens": 300}, timeout=60
+        ) as answer:
+            lines = answer.iter_lines()
+            while '"modality":"audio"' not in next(lines):
+                pass
+            worker.kill()
+            rest = [line for line in lines if line]
+        ends = [line for line in rest if '"finish_reason":"' in line or '"error"' in line]
+        assert len(ends) == 1
+        # Once it is back.
+        assert ask(served).choices[0].message.audio.data == wanted
+        nothing_is_kept(served)
 
 
 @pytest.mark.parametrize("stream", [False, True])

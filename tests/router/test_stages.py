@@ -427,6 +427,42 @@ async def test_what_waits_for_a_reader_that_has_failed_ends_with_its_error(early
         await settled(world)
 
 
+@pytest.mark.parametrize("lost_first", [True, False])
+async def test_what_is_made_again_after_its_reader_has_ended_waits_for_nobody(
+    lost_first: bool,
+) -> None:
+    engines = [ScriptedStage("thinker") for _ in range(3)]
+    async with asyncio.timeout(BOUND), World.around(*engines) as world:
+
+        def paused() -> int | None:
+            return next((at for at, one in enumerate(engines) if one.paused), None)
+
+        request = stage_request("speaker", (Input("prompt", prompt_payload(b"fox")),))
+        (stream,) = await world.router.send("speaker", [replace(request, hold=Window(WINDOW))])
+        making = Making()
+        making.made_by(stream)
+
+        async def follow() -> None:
+            async for outputs in stream:
+                for output in outputs:
+                    making.told(output)
+
+        following = asyncio.create_task(follow())
+        await making.inputs(streamed=True)
+        await until(lambda: paused() is not None)
+        first = paused()
+        assert first is not None
+        if not lost_first:
+            making.unread()
+        world.kill(first)
+        if lost_first:
+            await until(lambda: paused() not in (None, first))
+            making.unread()
+        await following
+        assert making.made
+        await settled(world)
+
+
 async def test_a_talker_that_is_lost_after_the_end_of_the_text_ends_the_answer() -> None:
     engines = [ScriptedStage(stage) for stage in (*SPEAKING, "talker")]
     async with asyncio.timeout(BOUND), World.around(*engines) as world:

@@ -45,6 +45,7 @@ class Making:
         self._stale = -1
         self._changed = asyncio.Event()
         self._stop: Callable[[], None] = lambda: None
+        self._forgo: Callable[[], None] = lambda: None
         self.lease: Lease | None = None
         self.made = payloads is not None
         self.error: Exception | None = None
@@ -77,7 +78,7 @@ class Making:
 
     def made_by(self, stream: ResumingStream) -> None:
         """Have `stream` begin anew where what its worker keeps is lost, and end where all ends."""
-        self._again, self._stop = stream.restart, stream.cancel
+        self._again, self._stop, self._forgo = stream.restart, stream.cancel, stream.forgo
         if self.error is not None:
             stream.cancel()
 
@@ -105,6 +106,15 @@ class Making:
         """End the request: its reader has failed, for which it would wait for ever."""
         self.fail(error)
         self._stop()
+
+    def unread(self) -> None:
+        """Have a request that is under way go on without keeping anything: its reader has ended.
+
+        The reader's worker would pass over the rest, but not once it is lost itself.
+        """
+        self._forgo()
+        if not self.made and self._again is not None:
+            self._again()
 
     def renew(self, lost: Lease) -> None:
         """Have what was kept under a lease made again, if it is the last.

@@ -23,7 +23,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.outputs import coalesce, drop_known, trim_to_offset
-from inlay.request import Output, PromptLogprobs, Request, Usage
+from inlay.request import Output, PromptLogprobs, Request, Sampling, Usage
 from inlay.resuming import behind, inexact
 from inlay.router.handover import Handover
 from inlay.router.load_reservation import LoadReservation
@@ -130,6 +130,13 @@ class ResumingStream:
     def restart(self) -> None:
         """Have a request whose payloads are kept made again, by another worker if there is one."""
         self._sent.cancel()
+
+    def forgo(self) -> None:
+        """Have further attempts keep no payloads for other stages: nobody reads them."""
+        params = self._first.params
+        if isinstance(params, Sampling):
+            params = msgspec.structs.replace(params, hidden_states=None)
+        self._first = msgspec.structs.replace(self._first, hold=None, params=params)
 
     def _end_handover(self) -> None:
         handover, self._handover = self._handover, None

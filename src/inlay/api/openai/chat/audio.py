@@ -116,6 +116,7 @@ class ChatAudio:
                     for payload in found.payloads:
                         if payload.port == "audio":
                             await self._put(await self._file.add(payload.data))
+            self._making.unread()
             await self._put(await self._file.end())
         except Exception as error:
             self._making.give_up(error)
