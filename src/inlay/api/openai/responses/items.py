@@ -66,6 +66,38 @@ class _Growing(Protocol):
         ...
 
 
+def _begun(
+    place: _Place, item: OutputItem, part: OutputText | ReasoningText
+) -> list[ResponseEvent]:
+    index, id_ = place.output_index, place.item_id
+    return [
+        ItemAdded(sequence_number=place.number(), output_index=index, item=item),
+        PartAdded(
+            sequence_number=place.number(),
+            item_id=id_,
+            output_index=index,
+            content_index=0,
+            part=part,
+        ),
+    ]
+
+
+def _ended(
+    place: _Place, item: OutputItem, part: OutputText | ReasoningText
+) -> list[ResponseEvent]:
+    index, id_ = place.output_index, place.item_id
+    return [
+        PartDone(
+            sequence_number=place.number(),
+            item_id=id_,
+            output_index=index,
+            content_index=0,
+            part=part,
+        ),
+        ItemDone(sequence_number=place.number(), output_index=index, item=item),
+    ]
+
+
 class _Message:
     def __init__(self, place: _Place) -> None:
         self._place = place
@@ -73,18 +105,8 @@ class _Message:
         self._logprobs: list[TokenLogprob] = []
 
     def begin(self) -> list[ResponseEvent]:
-        index, id_, number = self._place.output_index, self._place.item_id, self._place.number
-        message = OutputMessage(id_, "in_progress", [])
-        return [
-            ItemAdded(sequence_number=number(), output_index=index, item=message),
-            PartAdded(
-                sequence_number=number(),
-                item_id=id_,
-                output_index=index,
-                content_index=0,
-                part=OutputText(""),
-            ),
-        ]
+        message = OutputMessage(self._place.item_id, "in_progress", [])
+        return _begun(self._place, message, OutputText(""))
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
         if not isinstance(delta, ContentDelta):
@@ -104,26 +126,16 @@ class _Message:
         ]
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        index, id_, number = self._place.output_index, self._place.item_id, self._place.number
-        part, item = self._part(), self.item(status)
-        return [
-            TextDone(
-                sequence_number=number(),
-                item_id=id_,
-                output_index=index,
-                content_index=0,
-                text=part.text,
-                logprobs=part.logprobs,
-            ),
-            PartDone(
-                sequence_number=number(),
-                item_id=id_,
-                output_index=index,
-                content_index=0,
-                part=part,
-            ),
-            ItemDone(sequence_number=number(), output_index=index, item=item),
-        ]
+        part = self._part()
+        text = TextDone(
+            sequence_number=self._place.number(),
+            item_id=self._place.item_id,
+            output_index=self._place.output_index,
+            content_index=0,
+            text=part.text,
+            logprobs=part.logprobs,
+        )
+        return [text, *_ended(self._place, self.item(status), part)]
 
     def item(self, status: ItemStatus) -> OutputMessage:
         return OutputMessage(self._place.item_id, status, [self._part()])
@@ -138,21 +150,8 @@ class _Reasoning:
         self._text: list[str] = []
 
     def begin(self) -> list[ResponseEvent]:
-        index, id_, number = self._place.output_index, self._place.item_id, self._place.number
-        return [
-            ItemAdded(
-                sequence_number=number(),
-                output_index=index,
-                item=OutputReasoning(id_, "in_progress", []),
-            ),
-            PartAdded(
-                sequence_number=number(),
-                item_id=id_,
-                output_index=index,
-                content_index=0,
-                part=ReasoningText(""),
-            ),
-        ]
+        reasoning = OutputReasoning(self._place.item_id, "in_progress", [])
+        return _begun(self._place, reasoning, ReasoningText(""))
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
         if isinstance(delta, ContentDelta | ToolCallDelta):
@@ -170,25 +169,15 @@ class _Reasoning:
         ]
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        index, id_, number = self._place.output_index, self._place.item_id, self._place.number
         part = ReasoningText("".join(self._text))
-        return [
-            ReasoningDone(
-                sequence_number=number(),
-                item_id=id_,
-                output_index=index,
-                content_index=0,
-                text=part.text,
-            ),
-            PartDone(
-                sequence_number=number(),
-                item_id=id_,
-                output_index=index,
-                content_index=0,
-                part=part,
-            ),
-            ItemDone(sequence_number=number(), output_index=index, item=self.item(status)),
-        ]
+        text = ReasoningDone(
+            sequence_number=self._place.number(),
+            item_id=self._place.item_id,
+            output_index=self._place.output_index,
+            content_index=0,
+            text=part.text,
+        )
+        return [text, *_ended(self._place, self.item(status), part)]
 
     def item(self, status: ItemStatus) -> OutputReasoning:
         return OutputReasoning(self._place.item_id, status, [ReasoningText("".join(self._text))])
