@@ -112,7 +112,9 @@ class _Helper:
         passed = [fd for fd in keep if fd != errors]
         standard = [fd if fd >= 0 else own for own, fd in enumerate((stdin, stdout, stderr))]
         directory = os.fsdecode(cwd or Path.cwd())
-        job = _Job(words[1:], environment, directory, [0, 1, 2, *passed], bool(session))
+        # What `multiprocessing` spawns has the options of this interpreter first.
+        given_words = words[-3:] if words[-1] == _SPAWNED else words[1:]
+        job = _Job(given_words, environment, directory, [0, 1, 2, *passed], bool(session))
         with self._lock, _adopting():
             answer = b""
             with suppress(ConnectionError):
