@@ -44,6 +44,11 @@ def test_every_path_a_page_names_exists(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize(("page", "most"), [("README.md", 149), ("docs/architecture.md", 120)])
+def test_the_first_pages_stay_short(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
+
+
 def test_nothing_that_was_measured_is_called_safe() -> None:
     """A measure by known attacks is a lower bound, whatever it finds."""
     text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").lower()
