@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoConfig
 
 from inlay.engine.torch.media.readers import processor_of
@@ -61,6 +62,17 @@ def test_llama4s_tiles_are_those_of_its_processor_for_every_shape() -> None:
         assert torch.equal(found.float(), pixels("llama4", [picture])["pixel_values"]), picture
     low = process(Picture(1, 64, 96).image, spec.processor_settings("low"))
     assert low["pixel_values"].shape == (1, 3, 32, 32)
+
+
+@pytest.mark.parametrize(("family", "height"), [("llama4", 1_300_000), ("llava", 50_000)])
+def test_a_thin_image_that_would_grow_beyond_bounds_is_refused(family: str, height: int) -> None:
+    spec = spec_of(vision(family))
+    assert spec is not None
+    process = processor_of(vision(family), AutoConfig.from_pretrained(vision(family)), spec)
+    for sides in ((1, 200), (200, 1)):
+        process(Image.new("RGB", sides), spec.processor_settings(None))
+    with pytest.raises(InvalidRequestError, match=f"an image of 1 x {height} pixels is resized"):
+        process(Image.new("RGB", (1, height)), spec.processor_settings(None))
 
 
 def test_an_image_processor_of_llama4_with_other_steps_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 Bytes are cut into blocks of 4096, the last one filled with zeros, and a block into words w of 64
 bits, little endian. With a key word k for each, the halves of w and k are added modulo 2^32, and
 the product of the two is added to w. The sums of these modulo 2^64, over each eighth word, are the
-eight words of a block. A changed bit always changes them; any other change stays unseen with a
-probability of 2^-32 or less over random keys.
+eight words of a block. A change stays unseen with a probability of 2^-32 or less over random keys.
 
 The product is NH of Black, Halevi, Krawczyk, Krovetz, Rogaway, "UMAC: Fast and Secure Message
 Authentication" (1999); adding the word to it is from XXH3 (Collet, 2019).
