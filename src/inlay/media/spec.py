@@ -30,6 +30,10 @@ Detail: TypeAlias = Literal["auto", "low", "high"]
 """OpenAI's `detail` of an image. "auto" and "high" are a family's own setting."""
 
 
+_MAX_GROWN = 4 * MAX_PIXELS
+"""Pixels that an image may have while it is resized."""
+
+
 class Placeholder(msgspec.Struct, frozen=True):
     """The token a chat template writes for one item, to be replaced by the item's positions.
 
@@ -163,6 +167,18 @@ def layout(spec: MediaSpec, height: int, width: int, detail: Detail | None = Non
     found = geometry.layout(height, width)
     if found.rows < 1:
         raise InvalidRequestError(f"an image of {width} x {height} pixels is too small to be seen")
+    lines, columns = found.size
+    if isinstance(geometry, FixedSize):
+        # Some are resized by their shorter side, and what is too long is cut off.
+        grown = lines * columns * max(height, width) // min(height, width)
+    else:
+        # Lines get their new width before there are fewer of them.
+        grown = height * columns
+    if grown > _MAX_GROWN:
+        raise InvalidRequestError(
+            f"an image of {width} x {height} pixels is too thin: to resize it takes {grown} "
+            f"pixels; allowed: at most {_MAX_GROWN}"
+        )
     return found
 
 
