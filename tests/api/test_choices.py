@@ -1,7 +1,12 @@
 """A choice shows the same whatever pieces its outputs come in."""
 
+import asyncio
+import gc
 import itertools
+import weakref
+from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
-from inlay.errors import EngineError, ErrorFrame, OverloadedError
+from inlay.api.generation.generation import Generation, Pieces
+from inlay.errors import EngineError, ErrorFrame, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
 from inlay.render import Begins, OutputFormat, ParsedOutput, ReasoningIds, Renderer, StopStrings
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.hermes import HermesParser
 from inlay.request import Output, Request, Sampling, Usage
+from inlay.transport.output_queue import OutputQueue
 from tests.models import EOS_ID, TURN, tiny
 from tests.render.directories import qwen_like
 
@@ -179,3 +186,61 @@ def test_a_request_that_failed_raises_what_the_worker_said() -> None:
         choice(DisplayOptions()).take([Output("w", 0, 0, finish_reason="error")])
     with pytest.raises(OverloadedError, match="aborted the request"):
         choice(DisplayOptions()).take([Output("w", 0, 0, finish_reason="abort")])
+
+
+class Following(OutputQueue):
+    """A stream of a worker, as a generation follows it."""
+
+    worker = "w"
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+
+async def ended_by(output: Output) -> "weakref.ref[Generation]":
+    times: Any = SimpleNamespace(
+        tokens=lambda *_: None, ended=lambda *_: None, finished=lambda _: None
+    )
+    generation = Generation([choice(DisplayOptions())], 1, times, fingerprint="")
+    stream: Any = Following()
+    sent = asyncio.get_running_loop().create_future()
+    sent.set_result([stream])
+    generation._sending = [sent]
+    stream.put(output)
+
+    async def refuse(pieces: Pieces) -> None:
+        raise InvalidRequestError("too large")
+
+    with suppress(InvalidRequestError):
+        await generation.each(refuse)
+    generation.close()
+    return weakref.ref(generation)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        Output("w", 0, 0, (5,)),
+        Output("w", 0, 0, error=ErrorFrame.of(InvalidRequestError("no"))),
+    ],
+    ids=["by what reads it", "by its worker"],
+)
+async def test_what_an_error_has_ended_is_free_without_a_collection(output: Output) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        generation = await ended_by(output)
+        await asyncio.sleep(0)  # this task is still being woken by the one that failed
+        assert generation() is None
+    finally:
+        gc.enable()
+
+
+async def test_the_end_of_a_cancelled_request_does_not_hide_why_it_was_cancelled() -> None:
+    queue = OutputQueue()
+    queue.put(Output("w", 0, 0, (5,)))
+    queue.fail(InvalidRequestError("too slow"))
+    assert not queue.put(Output("w", 0, 1, (), (), "abort"))
+    assert [output.token_ids for output in await anext(queue)] == [(5,)]
+    with pytest.raises(InvalidRequestError, match="too slow"):
+        await anext(queue)

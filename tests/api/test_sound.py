@@ -146,13 +146,13 @@ async def test_sound_is_compressed_in_a_thread_however_little_it_is(server: Serv
 async def test_a_format_that_cannot_be_made_is_named_with_those_that_can(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        InvalidRequestError, match=r"22050 samples .* allowed: flac, pcm, wav"
-    ) as no:
+    # Chats and the route for speech have names of their own for bare samples.
+    always = "WAV and bare samples are always made"
+    with pytest.raises(InvalidRequestError, match=f"22050 samples .* {always}") as no:
         SoundFile(server, "opus", 22050, "audio.format", whole=True)
     assert no.value.param == "audio.format"
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(InvalidRequestError, match=r"lacks libsndfile.* allowed: pcm, wav"):
+    with pytest.raises(InvalidRequestError, match=f"lacks libsndfile.* {always}"):
         SoundFile(server, "mp3", RATE, "response_format", whole=True)
 
 

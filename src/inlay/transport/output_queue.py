@@ -30,7 +30,12 @@ class OutputQueue:
         self._ended = False
 
     def put(self, output: Output) -> bool:
-        """Add an output; False, with an error for the reader, where too much waits already."""
+        """Add an output; False, with an error for the reader, where too much waits already.
+
+        Nothing is added behind an error: the end of a request that was cancelled would hide it.
+        """
+        if self._ended or self._error is not None:
+            return False
         if output.logprobs:
             self._num_logprobs += sum(1 + len(each.top) for each in output.logprobs)
             if self._num_logprobs > MAX_LOGPROBS:
@@ -73,7 +78,7 @@ class OutputQueue:
             raise StopAsyncIteration
         while not self.waiting:
             if self._error is not None:
-                raise self._error
+                raise self._taken_error()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         batch: list[Output] = []
@@ -82,12 +87,19 @@ class OutputQueue:
             output = self.waiting.popleft()
             if output.error is not None:
                 self._error = output.error.to_error()
+                self.waiting.clear()
                 break
             batch.append(output)
-        if not batch and self._error is not None:
-            raise self._error
+        if not batch:
+            raise self._taken_error()
         self._ended = batch[-1].finish_reason is not None
         return batch
+
+    def _taken_error(self) -> Exception:
+        """Return the error, which is kept no longer: its frames hold all that the reader has."""
+        error, self._error = self._error, None
+        self._ended = True
+        return error or StopAsyncIteration()
 
 
 __all__ = ["MAX_LOGPROBS", "MERGED", "OutputQueue"]

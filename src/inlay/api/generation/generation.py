@@ -136,8 +136,8 @@ class Generation:
         """
         if len(self.choices) == 1:
             # In a task of its own each wake passes through a few frames, not all those of the call.
-            self._tasks = [asyncio.create_task(self._follow(self.choices[0], take))]
-            await self._tasks[0]
+            # It is not kept: with an error its frames would hold the request until a collection.
+            await asyncio.create_task(self._follow(self.choices[0], take))
             return
         queue: asyncio.Queue[Pieces | BaseException] = asyncio.Queue(_QUEUED)
         self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]

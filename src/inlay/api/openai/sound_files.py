@@ -114,12 +114,10 @@ def _writer(name: str, rate: int, param: str, *, whole: bool) -> _Writer:
         return _Encoded(written, rate, whole=whole)
     except (ImportError, OSError) as error:
         why = f"this server lacks libsndfile, which makes such files ({error})"
-        allowed = "pcm, wav"
     except RuntimeError:
         why = f"the sound has {rate} samples a second, of which there are no such files"
-        allowed = "flac, pcm, wav"
     raise InvalidRequestError(
-        f"{param} is {shown_value(name)}; {why}; allowed: {allowed}", param=param
+        f"{param} is {shown_value(name)}; {why}; WAV and bare samples are always made", param=param
     )
 
 
