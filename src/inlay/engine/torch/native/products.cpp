@@ -74,7 +74,9 @@ void panels(const PackedProduct& a, int64_t row, int64_t output, int64_t part, i
             for (int v = 0; v < VECTORS; v++)
                 read[p * VECTORS + v] = _mm512_loadu_si512(weight + (p * words + k) * WIDTH + v * LANES);
         for (int r = 0; r < ROWS; r++) {
-            const __m512i own = _mm512_set1_epi32(x[r * words + k]);
+            int32_t word;
+            std::memcpy(&word, x + r * words + k, WORD);
+            const __m512i own = _mm512_set1_epi32(word);
             for (int v = 0; v < PANELS * VECTORS; v++) sums[r][v] = add_words(T{}, sums[r][v], own, read[v]);
         }
     }
