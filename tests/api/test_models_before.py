@@ -42,7 +42,10 @@ class Writer(ScriptedStage):
         return replace(card_of(self.graph.served_name(self.stage)), tasks=(Task.GENERATE,))
 
 
-async def test_where_the_model_that_answers_is_full_none_before_it_works() -> None:
+@pytest.mark.parametrize(("free", "n"), [(0, None), (1, 2)])
+async def test_where_the_model_that_answers_is_full_none_before_it_works(
+    free: int, n: int | None
+) -> None:
     asked = 0
 
     async def prepare(*_: Any) -> Any:
@@ -61,18 +64,19 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works() -> No
             )
             unparsed: Any = SimpleNamespace()
             incoming: ParsedRequest[Any] = ParsedRequest(unparsed, 0, ())
-            request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair")
+            request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair", n=n)
 
             def messages(*_: Any) -> ReadMessages:
                 raise AssertionError("nothing is read")
 
-            for number in range(2 * SEQS + queue):
-                others.enter_context(world.router.admit(["pair"], str(number)))
-            with pytest.raises(RateLimitedError, match="the stage `pair` has 6") as full:
+            taken = 2 * SEQS + queue - free
+            for number in range(taken):
+                others.enter_context(world.router.admit({"pair": 1}, str(number)))
+            with pytest.raises(RateLimitedError, match=f"the stage `pair` has {taken}") as full:
                 await behind_others(call, incoming, request, "id", messages, prepare)
             assert full.value.retry_after
         assert asked == 0
         # Nothing was taken at the first for the one that was refused.
-        with world.router.admit(["pair/drafter"], "me"):
+        with world.router.admit({"pair/drafter": 1}, "me"):
             pass
         server.close()

@@ -86,7 +86,7 @@ async def ask_aloud(
         return replace(request, id=f"{prompt.decode()}-{name}-{next(number)}")
 
     steps = plan(world.router, world.router.card("speaker"), "audio", text=True)
-    with world.router.admit(["speaker", *(step.model for step in steps)], None):
+    with world.router.admit({"speaker": 1} | {step.model: 1 for step in steps}, None):
         first = make("speaker", (Input("prompt", prompt_payload(prompt)),))
         first = replace(first, hold=steps[0].edges[0].window)
         (stream,) = await world.router.send("speaker", [first], admitted=True)
@@ -291,7 +291,9 @@ async def test_a_request_that_a_later_stage_has_no_room_for_is_refused_before_th
         room = 2 * SEQS + 2
         asking = [asyncio.create_task(ask(world, b"%d" % n, "a")) for n in range(room - 1)]
         await until(lambda: world.engines[0].running)
-        with pytest.raises(RateLimitedError, match="yours; allowed: 6, and 5 of one") as refused:
+        with pytest.raises(
+            RateLimitedError, match="1 more would come; allowed: 6, and 5 of one"
+        ) as refused:
             await ask(world, b"more", "a")
         assert refused.value.retry_after is not None
         asking.append(asyncio.create_task(ask(world, b"%d" % (room - 1), "b")))

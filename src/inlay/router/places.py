@@ -24,35 +24,41 @@ class Places:
 
     @contextmanager
     def take(
-        self, room: Mapping[str, int], client: Hashable, retry_after: Callable[[], float]
+        self,
+        wanted: Mapping[str, int],
+        room: Mapping[str, int],
+        client: Hashable,
+        retry_after: Callable[[], float],
     ) -> Iterator[None]:
-        """Take a place at each stage until the block ends.
+        """Take places at stages until the block ends.
 
         Args:
+            wanted: by stage, requests that will come to it.
             room: by stage, requests that its workers may have.
-            client: whose request it is.
+            client: whose requests they are.
             retry_after: seconds after which to ask again, for the error.
 
         Raises:
             RateLimitedError: one of them is full.
         """
         share = max(1, self._queue_size // 2)
-        for stage, running in room.items():
-            taken, own = self._taken[stage], self._of[stage, client]
-            if taken >= running + self._queue_size or own >= running + share:
+        for stage, count in wanted.items():
+            taken, own, running = self._taken[stage], self._of[stage, client], room[stage]
+            if taken + count > running + self._queue_size or own + count > running + share:
                 raise RateLimitedError(
                     f"the stage `{stage}` has {taken} requests under way or coming, {own} of them "
-                    f"yours; allowed: {running + self._queue_size}, and {running + share} of one "
-                    "client",
+                    f"yours, and {count} more would come; allowed: {running + self._queue_size}, "
+                    f"and {running + share} of one client",
                     retry_after=retry_after(),
                 )
-        self._taken.update(room.keys())
-        self._of.update((stage, client) for stage in room)
+        own_wanted = {(stage, client): count for stage, count in wanted.items()}
+        self._taken.update(wanted)
+        self._of.update(own_wanted)
         try:
             yield
         finally:
-            self._taken -= Counter(room.keys())
-            self._of -= Counter((stage, client) for stage in room)
+            self._taken -= Counter(wanted)
+            self._of -= Counter(own_wanted)
 
 
 __all__ = ["Places"]

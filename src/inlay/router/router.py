@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
 from typing import TypeAlias
@@ -184,14 +184,15 @@ class Router:
 
     # Requests.
 
-    def admit(self, names: Iterable[str], client: str | None) -> AbstractContextManager[None]:
-        """Take a place for a request at each of some stages until the block ends.
+    def admit(self, wanted: Mapping[str, int], client: str | None) -> AbstractContextManager[None]:
+        """Take places at some stages, for so many requests each, until the block ends.
 
-        It may then be sent to any of them as `admitted`. Raises as `Places.take` and `card`.
+        These may then be sent there as `admitted`. Raises as `Places.take` and `card`.
         """
-        bases = [self._catalog.base(name, Task.STAGE) for name in names]
-        room = {base.name: self._fleet.pool(base).num_places for base in bases}
-        return self._places.take(room, client, self._waiting.retry_after)
+        bases = [(self._catalog.base(name, Task.STAGE), count) for name, count in wanted.items()]
+        counts = {base.name: count for base, count in bases}
+        room = {base.name: self._fleet.pool(base).num_places for base, _ in bases}
+        return self._places.take(counts, room, client, self._waiting.retry_after)
 
     async def send(
         self,

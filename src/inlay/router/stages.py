@@ -151,7 +151,7 @@ def admitted(
     Raises:
         RateLimitedError: one of them is full.
     """
-    return router.admit([step.model for step in steps], client)
+    return router.admit({step.model: 1 for step in steps}, client)
 
 
 def _step(graph: Graph, name: str, *, last: bool) -> Step:

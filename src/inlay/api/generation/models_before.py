@@ -100,9 +100,9 @@ async def behind_others(
     cards = {name: _card(call, graph, name) for name in names}
     found = messages
     usages: dict[str, Usage] = {}
-    call.ending.enter_context(
-        server.router.admit([card.name for card in cards.values()], call.client)
-    )
+    wanted = {cards[name].name: 1 for name in graph.before_text}
+    wanted[cards[stage.name].name] = request.n or 1
+    call.ending.enter_context(server.router.admit(wanted, call.client))
     async with RequestScope(server.inflight, call.receive, call.take_clock()):
         for name, following in pairwise(names):
             own = _request(request, graph, name)
