@@ -396,3 +396,15 @@ def test_nobody_waits_for_ever_however_many_keep_arriving(
         longest = max(longest, gap)
         assert steps < 3000
     assert longest <= 2 * MAX_STARVED_STEPS + slots
+
+
+def test_what_windows_have_passed_goes_with_bad_logits_whoever_computed_it() -> None:
+    simulation = Simulation(bounds(num_pages=30, max_model_len=144, windows=(None, 20)))
+    prompt = Tokens([POISON] + [1] * 100)
+    first = simulation.admit(prompt)
+    while first.num_computed_tokens < 80:
+        simulation.step()
+    simulation.abort(first)
+    second = simulation.admit(prompt)
+    simulation.drain()
+    assert simulation.failed == [second]

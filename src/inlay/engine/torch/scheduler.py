@@ -196,9 +196,9 @@ class Scheduler:
         sequence, written = span.sequence, span.start // self.bounds.page_size
         for group, run in enumerate(sequence.pages):
             self.table.invalidate(run.since(written), keep_verified=False)
-            # What it computed and a window has passed before finite logits came is known by its
-            # digests only.
-            passed = range(max(sequence.num_verified_pages, sequence.num_cached_pages), run.first)
+            # What a window has passed before finite logits came is known by its digests only, also
+            # what it found in the cache: who computed that may have left without logits.
+            passed = range(sequence.num_verified_pages, run.first)
             self.table.invalidate(self._lookup.found(sequence, group, passed), keep_verified=True)
             self.table.invalidate(run.pages[: written - run.first], keep_verified=True)
 
