@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("overlap")
 
 TOP = 3
 TOLERANCE = 1e-4
+RECURRENT_TOLERANCE = 3e-4
+"""Of models with recurrent layers, which carry rounding on from each position to all later ones."""
 
 
 class Told(NamedTuple):
@@ -68,17 +70,18 @@ def truth(family: str, tokens: Sequence[int]) -> Tensor:
 
 def assert_right(found: Told, family: str, tokens: Sequence[int], top: int = TOP) -> None:
     expected = truth(family, tokens)
+    bound = RECURRENT_TOLERANCE if family.startswith(("qwen3_next", "qwen3_5")) else TOLERANCE
     assert found.ids.shape == (len(tokens) - 1, 1 + top)
     assert found.ids[:, 0].tolist() == list(tokens[1:])
     by_id = expected.gather(1, torch.tensor(found.ids, dtype=torch.int64)).numpy()
-    assert np.abs(found.logprobs - by_id).max() < TOLERANCE
+    assert np.abs(found.logprobs - by_id).max() < bound
     if top:
         best = expected.topk(top, dim=-1)
-        assert np.abs(found.logprobs[:, 1:] - best.values.numpy()).max() < TOLERANCE
+        assert np.abs(found.logprobs[:, 1:] - best.values.numpy()).max() < bound
     own = expected.gather(1, torch.tensor(tokens[1:])[:, None])
     # Two logits that differ by less than rounding may be ranked either way.
-    fewest = (expected > own + TOLERANCE).sum(dim=-1).numpy() + 1
-    most = (expected > own - TOLERANCE).sum(dim=-1).numpy()
+    fewest = (expected > own + bound).sum(dim=-1).numpy() + 1
+    most = (expected > own - bound).sum(dim=-1).numpy()
     assert (fewest <= found.ranks).all()
     assert (found.ranks <= most).all()
 
