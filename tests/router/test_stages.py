@@ -1,9 +1,9 @@
 """The walk through a pipeline, with scripted stages: nothing is left, lost, doubled or unbounded."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -543,3 +543,15 @@ async def test_a_request_whose_end_crosses_its_abort_leaves_nothing() -> None:
     take(Output("r", 0, 0, finish_reason="stop", payloads=(prompt_payload(b"two"),)))
     assert (len(held), held.num_bytes, held.num_leases, held.num_made) == (0, 0, 0, 0)
     assert [one.finish_reason for one in outputs] == [None, "abort"]
+
+
+async def test_a_fault_in_reading_a_stage_ends_what_waits_for_it() -> None:
+    async def broken() -> AsyncIterator[Sequence[Output]]:
+        raise ValueError("as the test says")
+        yield ()
+
+    making = Making()
+    running = Running(cast("Any", broken()), making, lambda _: None)
+    await running.ended()
+    with pytest.raises(ValueError, match="as the test says"):
+        await making.inputs(streamed=False)

@@ -1,6 +1,7 @@
 """Payloads that the request of a stage makes, as the stages behind it may have them."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -9,6 +10,8 @@ from inlay.edges import Lease
 from inlay.errors import InlayError, OverloadedError
 from inlay.request import Output, Payload
 from inlay.router.resume import ResumingStream
+
+log = logging.getLogger(__name__)
 
 
 class Making:
@@ -175,6 +178,10 @@ class Running:
                 if self.making.made:
                     return
         except InlayError as error:
+            self.making.fail(error)
+        except Exception as error:
+            # Who waits for the payloads must not wait for ever.
+            log.exception("reading a stage's outputs failed")
             self.making.fail(error)
 
     async def ended(self) -> None:
