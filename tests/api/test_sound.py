@@ -106,6 +106,14 @@ async def test_lossless_files_hold_every_sample(server: Server, name: str, whole
     assert np.array_equal(found, SAMPLES)
 
 
+async def test_samples_beyond_the_range_are_its_ends(server: Server) -> None:
+    file = SoundFile(server, "pcm", RATE, "f", whole=False)
+    loud = np.array([-3, -1, 1, 3], np.float32)
+    assert np.frombuffer(await file.add(Buffer(loud.tobytes())), "<i2").tolist() == [
+        -32767, -32767, 32767, 32767,
+    ]  # fmt: skip
+
+
 LATE = 1681
 """Samples by which a decoder is late that is not told of LAME's and its own delay."""
 

@@ -230,9 +230,9 @@ class _Encoded:
 
 
 def _pcm16(data: Buffer) -> bytes:
-    """Return float32 samples in [-1, 1] as 16 bits, little endian."""
-    samples = np.frombuffer(data.view, np.float32)
-    return np.rint(32767 * samples.astype(np.float64)).astype("<i2").tobytes()
+    """Return float32 samples as 16 bits, little endian; those beyond [-1, 1] are its ends."""
+    samples = np.frombuffer(data.view, np.float32).astype(np.float64)
+    return np.rint(32767 * samples.clip(-1, 1)).astype("<i2").tobytes()
 
 
 def _wav_header(rate: int, num_bytes: int | None) -> bytes:
