@@ -21,6 +21,8 @@ _PAUSES = (0.0, 0.1, 0.5)
 _FIRST_PAUSES = (0.0, 0.2, 1.0, 5.0)
 """Seconds before each notice to a vLLM that this one has not met: it greets it with the first, and
 an idle one sends what waits for that with its next step, which another notice makes."""
+_MOST_MET = 1024
+"""Prefill workers that are remembered as met; forgotten all at once, as each start is a new one."""
 
 
 class Handovers:
@@ -119,6 +121,8 @@ class Handovers:
                     f"{request.id}.refused{number}.{ticket.request_id}",
                     ticket.parameters(self._ranks),
                 )
+            if len(self._met) == _MOST_MET:
+                self._met.clear()
             self._met.add(ticket.engine_id)
         except Exception:
             log.warning("a prefill worker keeps blocks until their lease ends", exc_info=True)
