@@ -547,7 +547,8 @@ async def test_a_request_whose_end_crosses_its_abort_leaves_nothing() -> None:
 
 async def test_a_fault_in_reading_a_stage_ends_what_waits_for_it() -> None:
     async def broken() -> AsyncIterator[Sequence[Output]]:
-        raise ValueError("as the test says")
+        for fault in (ValueError("as the test says"),):
+            raise fault
         yield ()
 
     making = Making()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
@@ -232,7 +233,8 @@ class _Encoded:
 def _pcm16(data: Buffer) -> bytes:
     """Return float32 samples as 16 bits, little endian; those beyond [-1, 1] are its ends."""
     samples = np.frombuffer(data.view, np.float32).astype(np.float64)
-    return np.rint(32767 * samples.clip(-1, 1)).astype("<i2").tobytes()
+    within: npt.NDArray[np.float64] = samples.clip(-1.0, 1.0)
+    return np.rint(32767 * within).astype("<i2").tobytes()
 
 
 def _wav_header(rate: int, num_bytes: int | None) -> bytes:
