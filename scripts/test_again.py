@@ -5,36 +5,42 @@ the machine stood still does not. The names of such tests are printed: each is a
 """
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+CACHE = ROOT / ".pytest_cache"
 FEW = 3
 """Maximum number of failed tests that are run again: more is a fault for certain."""
 
 
-def again(python: str | Path, arguments: list[str], environment: dict[str, str]) -> int:
-    """Return pytest's status of a second run of at most `FEW` failed tests; 1 if there are more.
+def again(cache: Path, test: Callable[..., int]) -> tuple[int, str]:
+    """Return pytest's status of a second run of at most `FEW` failed tests, and what is said of it.
+
+    The status is 1 if there are more.
 
     Args:
-        python: the interpreter of the first run.
-        arguments: pytest's of the first run, without those of pytest-xdist.
-        environment: of the first run.
+        cache: pytest's of the first run.
+        test: runs pytest as the first run did, with these arguments more.
     """
-    failed = sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
+    path = cache / "v" / "cache" / "lastfailed"
+    failed = sorted(json.loads(path.read_text())) if path.exists() else []
     if not 0 < len(failed) <= FEW:
-        return 1
-    command = [python, "-m", "pytest", "--last-failed", "--last-failed-no-failures=none"]
-    status = subprocess.run(
-        [*command, *arguments], cwd=ROOT, env=environment, check=False
-    ).returncode
-    if status == 0:
-        print("failed once, passed alone:", *failed, sep="\n  ", flush=True)
-    return status
+        return 1, ""
+    status = test("--last-failed", "--last-failed-no-failures=none")
+    if status:
+        return status, ""
+    return 0, "\n  ".join(["failed once, passed alone:", *failed]) + "\n"
+
+
+def _test(*more: str) -> int:
+    command = [sys.executable, "-m", "pytest", *more, *sys.argv[1:]]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(again(sys.executable, sys.argv[1:], dict(os.environ)))
+    status, said = again(CACHE, _test)
+    print(said, end="", flush=True)
+    sys.exit(status)

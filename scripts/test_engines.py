@@ -1,21 +1,53 @@
-"""Run the suites that need another engine, each in its own environment.
+"""Run the suites that need another engine, each in its own environment, two parts at a time.
 
 A folder `tests/engines/NAME` with a `constraints.txt` is such a suite. Its environment
 `.venv-NAME-HASH` is kept by the hash of its constraints, `install.sh` beside them says how it is
 filled, and pytest runs there with the suite's folder alone. inlay itself is not installed there,
 only lent; `FRONTEND_PYTHON` names the Python of inlay's own environment, from which servers are
 started.
+
+A suite leaves a core idle half of the time, as one test waits for one engine. So `AT_ONCE` parts
+run beside each other: a part is some files of a suite, in one process of pytest. Its output is
+printed whole, when it ends.
 """
 
 import hashlib
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from scripts.test_again import again
 
 ROOT = Path(__file__).resolve().parent.parent
+SUITES = ROOT / "tests" / "engines"
+AT_ONCE = 2
+FILES = 10
+"""Most files of a part: each starts the engine that its files share."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of a suite that one process tests."""
+
+    name: str
+    python: Path
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the tests of a part said, and pytest's status."""
+
+    part: Part
+    status: int
+    seconds: float
+    output: str
 
 
 def environment_of(suite: Path) -> Path:
@@ -34,27 +66,74 @@ def environment_of(suite: Path) -> Path:
     return path
 
 
+def parts_of(suite: Path, python: Path) -> Iterator[Part]:
+    """Yield the parts of a suite, whose files are dealt out in turn."""
+    files = sorted(suite.rglob("test_*.py"))
+    count = -(-len(files) // FILES)
+    for number in range(count):
+        name = suite.name if count == 1 else f"{suite.name} {number + 1} of {count}"
+        yield Part(name, python, tuple(files[number::count]))
+
+
+def run(part: Part, words: list[str]) -> Result:
+    """Test a part, with `words` for pytest; failed tests once more in CI."""
+    cache = ROOT / ".pytest_cache" / part.name.replace(" ", "-")
+    arguments = ["-m", "engines", "-o", f"cache_dir={cache}", *words, *map(str, part.files)]
+    lent = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "FRONTEND_PYTHON": sys.executable}
+    start = time.monotonic()
+    output = []
+
+    def tested(*more: str) -> int:
+        done = subprocess.run(
+            [part.python, "-m", "pytest", *more, *arguments],
+            cwd=ROOT,
+            env=lent,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        output.append(done.stdout)
+        return done.returncode
+
+    status = tested()
+    if status == pytest.ExitCode.TESTS_FAILED and os.environ.get("CI"):
+        status, said = again(cache, tested)
+        output.append(said)
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED and words:
+        status = 0
+    return Result(part, status, time.monotonic() - start, "".join(output))
+
+
 def main() -> int:
     """Run every suite, with the arguments given to pytest; 0 when none failed."""
-    suites = sorted(path.parent for path in (ROOT / "tests" / "engines").glob("*/constraints.txt"))
+    parts: list[Part] = []
     failed = []
-    for suite in suites:
-        print(f"engine suite: {suite.name}", flush=True)
+    for suite in sorted(path.parent for path in SUITES.glob("*/constraints.txt")):
         try:
-            python = environment_of(suite) / "bin" / "python"
+            parts += parts_of(suite, environment_of(suite) / "bin" / "python")
         except subprocess.CalledProcessError as error:
             failed.append(f"{suite.name} (its environment was not filled: {error})")
-            continue
-        arguments = ["-m", "engines", *sys.argv[1:], str(suite)]
-        lent = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "FRONTEND_PYTHON": sys.executable}
-        status = subprocess.run(
-            [python, "-m", "pytest", *arguments], cwd=ROOT, env=lent, check=False
-        ).returncode
-        if status and os.environ.get("CI"):
-            status = again(python, arguments, lent)
-        if status:
-            failed.append(f"{suite.name} (status {status})")
-    print(f"{len(suites)} engine suites ran; failed: {', '.join(failed) or 'none'}")
+    # The largest first: what is begun last is to be short.
+    parts.sort(key=lambda part: -len(part.files))
+    print(
+        f"engine suites, {AT_ONCE} at a time: {', '.join(part.name for part in parts)}", flush=True
+    )
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = [pool.submit(run, part, sys.argv[1:]) for part in parts]
+        try:
+            for done in as_completed(running):
+                result = done.result()
+                print(result.output, end="")
+                said = f"engine suite {result.part.name}: status {result.status}"
+                print(f"{said}, {result.seconds:.0f} s", flush=True)
+                if result.status:
+                    failed.append(f"{result.part.name} (status {result.status})")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    print(f"{len(parts)} parts of engine suites ran; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 

@@ -1,0 +1,93 @@
+"""Suites of engines run two at a time: each is told whole, and what failed by its name."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from scripts import test_engines as suites
+
+TESTS = """
+import time
+import pytest
+pytestmark = pytest.mark.engines
+@pytest.mark.parametrize("number", range(3))
+def test_that_takes_its_time(number):
+    time.sleep(0.1)
+"""
+ONCE = """
+from pathlib import Path
+import pytest
+pytestmark = pytest.mark.engines
+def test_that_fails_once():
+    mark = Path(__file__).with_suffix(".ran")
+    ran = mark.exists()
+    mark.touch()
+    assert ran
+"""
+NEVER = """
+import pytest
+pytestmark = pytest.mark.engines
+def test_that_fails():
+    assert 0, "as ever"
+"""
+
+
+def suite(root: Path, name: str, *texts: str) -> Path:
+    folder = root / name
+    folder.mkdir()
+    (folder / "constraints.txt").touch()
+    for number, text in enumerate(texts):
+        (folder / f"test_{name}_{number}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(suites, "ROOT", tmp_path)
+    monkeypatch.setattr(suites, "SUITES", tmp_path)
+    # The environment of these tests in place of one that is to be filled.
+    monkeypatch.setattr(suites, "environment_of", lambda _: Path(sys.prefix))
+    monkeypatch.setattr(sys, "argv", ["test_engines", "-v", "-p", "no:xdist"])
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = engines: of these\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_what_each_says_is_whole_and_what_fails_twice_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CI", "1")
+    suite(root, "slow", TESTS, TESTS)
+    suite(root, "once", TESTS, ONCE)
+    suite(root, "never", NEVER)
+    assert suites.main() == 1
+    said, _ = capfd.readouterr()
+    *parts, last = said.partition("at a time: ")[2].split("engine suite ")
+    assert len(parts) == 3
+    for name in ("slow", "once", "never"):
+        (whole,) = [part for part in (*parts, last) if f"test_{name}_0.py" in part]
+        others = {"slow", "once", "never"} - {name}
+        assert not any(f"test_{other}_0.py" in whole for other in others)
+    assert "failed once, passed alone:\n  once/test_once_1.py::test_that_fails_once" in said
+    assert said.splitlines()[-1] == "3 parts of engine suites ran; failed: never (status 1)"
+
+
+def test_every_file_is_in_one_part_of_few(root: Path) -> None:
+    folder = suite(root, "large", *[TESTS] * 23)
+    parts = list(suites.parts_of(folder, Path(sys.executable)))
+    assert [part.name for part in parts] == ["large 1 of 3", "large 2 of 3", "large 3 of 3"]
+    files = [file for part in parts for file in part.files]
+    assert sorted(files) == sorted(folder.glob("test_*.py"))
+    assert max(len(part.files) for part in parts) <= suites.FILES
+
+
+def test_a_word_that_chooses_no_test_of_a_part_fails_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    suite(root, "slow", TESTS)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "-k", "nothing_of_this_name"])
+    assert suites.main() == 0
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    (root / "slow" / "test_slow_0.py").write_text("")
+    assert suites.main() == 1
+    assert "failed: slow (status 5)" in capfd.readouterr().out
