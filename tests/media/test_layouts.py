@@ -67,7 +67,7 @@ def laid_out(found: Case, height: int, width: int) -> Layout | None:
         return layout(found.spec, height, width)
     except InvalidRequestError as error:
         if "is too thin" in error.message:
-            assert max(height, width) > 1000 * min(height, width)
+            assert max(height, width) > 300 * min(height, width)
             return None
         # A processor that counts rows of a picture without width cannot resize one.
         refused = r"aspect ratio|0 x 0|exceeds|(height|width)=0"

@@ -18,7 +18,7 @@ from inlay.errors import InvalidRequestError
 from inlay.prompt import Tokens
 
 MAX_PIXELS = 40_000_000
-"""Default bound of an image's pixels, before it is resized."""
+"""Default bound of an image's pixels, as it comes and while it is resized."""
 
 LOW_SIDE = 512
 """Side in pixels of the square whose area an image of low detail is brought to."""
@@ -38,11 +38,13 @@ class Layout(NamedTuple):
         size: (height, width) in pixels of the picture that the encoder sees, without padding;
             where it is cut into tiles, of the canvas they are cut from.
         grid: patches, for models that number positions by it.
+        resizing: pixels of the largest picture between the file's and the encoder's.
     """
 
     parts: tuple[Part, ...]
     size: tuple[int, int]
     grid: Grid | None = None
+    resizing: int = 0
 
     @property
     def rows(self) -> int:
@@ -73,14 +75,16 @@ def layout_of(parts: list[Part], size: tuple[int, int], grid: Grid | None = None
 
 
 class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
-    """Every image is resized to one size and becomes the same number of rows.
+    """Every image becomes the same number of rows.
 
     Families: LLaVA-1.5, Gemma 3 without crops.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
+        height: that every image is resized to, in pixels.
+        width: likewise.
         rows: of an image.
+        shorter_side: an image keeps its shape and its shorter side becomes so many pixels; then
+            what is beyond `height` and `width` is cut off. None where it is stretched.
         start: tokens before the rows.
         end: tokens after them.
     """
@@ -88,15 +92,20 @@ class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
     height: int
     width: int
     rows: int
+    shorter_side: int | None = None
     start: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
 
     def layout(self, height: int, width: int) -> Layout:
         """The layout of an image of any size."""
-        del height, width
-        return layout_of(
-            [Tokens(self.start), self.rows, Tokens(self.end)], (self.height, self.width)
+        parts: list[Part] = [Tokens(self.start), self.rows, Tokens(self.end)]
+        laid = layout_of(parts, (self.height, self.width))
+        if self.shorter_side is None:
+            return laid
+        lines, columns = (
+            self.shorter_side * side // min(height, width) for side in (height, width)
         )
+        return laid._replace(resizing=max(height, lines) * columns)
 
     def low(self) -> "FixedSize":
         """The same."""

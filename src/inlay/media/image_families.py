@@ -70,11 +70,15 @@ def _crop(image: Section) -> tuple[int, int]:
 
 
 def _llava(files: ModelFiles) -> MediaSpec:
-    height, width = _crop(files.image.over({"size": {"shortest_edge": 224}}))
+    image = files.image.over({"size": {"shortest_edge": 224}})
+    height, width = _crop(image)
+    size = image.get("size")
+    kept = isinstance(size, dict) and size.get("height") is None and size.get("shortest_edge")
     patch = _patch(files)
     extra, dropped = _class_tokens(files)
     rows = (height // patch) * (width // patch) + extra - dropped
-    return _spec(files, FixedSize(height=height, width=width, rows=rows))
+    shorter_side = image.size()[0] if kept or isinstance(size, int) else None
+    return _spec(files, FixedSize(height=height, width=width, rows=rows, shorter_side=shorter_side))
 
 
 _NEXT_CANVASES = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]

@@ -30,10 +30,6 @@ Detail: TypeAlias = Literal["auto", "low", "high"]
 """OpenAI's `detail` of an image. "auto" and "high" are a family's own setting."""
 
 
-_MAX_GROWN = 4 * MAX_PIXELS
-"""Pixels that an image may have while it is resized."""
-
-
 class Placeholder(msgspec.Struct, frozen=True):
     """The token a chat template writes for one item, to be replaced by the item's positions.
 
@@ -67,7 +63,7 @@ class MediaSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         mrope: rows have three-dimensional positions (`inlay.media.positions`).
         deepstack: levels of inner features that come with the rows.
         atomic: attention inside an item is bidirectional.
-        max_pixels: of an image as it comes.
+        max_pixels: of an image, as it comes and while it is resized.
         max_items: of a prompt, by kind; kinds that are not named are unlimited.
         embeds: embeddings of items that a client made are accepted (`inlay.media.embeds`).
     """
@@ -167,19 +163,14 @@ def layout(spec: MediaSpec, height: int, width: int, detail: Detail | None = Non
     found = geometry.layout(height, width)
     if found.rows < 1:
         raise InvalidRequestError(f"an image of {width} x {height} pixels is too small to be seen")
-    lines, columns = found.size
-    if isinstance(geometry, FixedSize):
-        # Some are resized by their shorter side, and what is too long is cut off.
-        grown = lines * columns * max(height, width) // min(height, width)
-    else:
-        # Lines get their new width before there are fewer of them.
-        grown = height * columns
-    if grown > _MAX_GROWN:
+    # All lines get their new width before there are fewer of them.
+    resizing = max(found.resizing, max(height, found.size[0]) * found.size[1])
+    if resizing > spec.max_pixels:
         raise InvalidRequestError(
-            f"an image of {width} x {height} pixels is too thin: to resize it takes {grown} "
-            f"pixels; allowed: at most {_MAX_GROWN}"
+            f"an image of {width} x {height} pixels is too thin: to resize it takes {resizing} "
+            f"pixels; allowed: at most {spec.max_pixels}"
         )
-    return found
+    return found._replace(resizing=resizing)
 
 
 def audio_layout(spec: MediaSpec, header: AudioHeader) -> Layout:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
+from inlay.engine.torch.media import patch_processing, pixels, processing, tile_processing
 from inlay.engine.torch.media.readers import processor_of
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
-from tests.engine.torch.vision_reference import Picture, pixels
+from inlay.media.spec import layout
+from tests.engine.torch import vision_reference
+from tests.engine.torch.vision_reference import Picture
 from tests.vision_models import FAMILIES, vision
 
 
@@ -24,7 +28,7 @@ def test_inputs_are_those_of_transformers_to_the_bit(family: str) -> None:
     process = processor_of(vision(family), AutoConfig.from_pretrained(vision(family)), spec)
     for picture in (Picture(3, 50, 60), Picture(4, 33, 70), Picture(5, 20, 9)):
         found = process(picture.image, spec.processor_settings(None))
-        truth = pixels(family, [picture])
+        truth = vision_reference.pixels(family, [picture])
         assert found.keys() == truth.keys()
         for name, value in truth.items():
             assert torch.equal(found[name], value.to(found[name].dtype)), name
@@ -59,20 +63,51 @@ def test_llama4s_tiles_are_those_of_its_processor_for_every_shape() -> None:
     for number, (height, width) in enumerate(sizes):
         picture = Picture(number, height, width)
         (found,) = process(picture.image, spec.processor_settings(None)).values()
-        assert torch.equal(found.float(), pixels("llama4", [picture])["pixel_values"]), picture
+        assert torch.equal(
+            found.float(), vision_reference.pixels("llama4", [picture])["pixel_values"]
+        ), picture
     low = process(Picture(1, 64, 96).image, spec.processor_settings("low"))
     assert low["pixel_values"].shape == (1, 3, 32, 32)
 
 
-@pytest.mark.parametrize(("family", "height"), [("llama4", 1_300_000), ("llava", 50_000)])
-def test_a_thin_image_that_would_grow_beyond_bounds_is_refused(family: str, height: int) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_picture_grows_beyond_what_its_layout_says_while_it_is_resized(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = spec_of(vision(family))
     assert spec is not None
     process = processor_of(vision(family), AutoConfig.from_pretrained(vision(family)), spec)
-    for sides in ((1, 200), (200, 1)):
-        process(Image.new("RGB", sides), spec.processor_settings(None))
-    with pytest.raises(InvalidRequestError, match=f"an image of 1 x {height} pixels is resized"):
-        process(Image.new("RGB", (1, height)), spec.processor_settings(None))
+    seen: list[int] = []
+    real = pixels.resized
+
+    def watched(picture: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+        # All lines get their new width first.
+        seen.append(max(picture.shape[1], size[0]) * size[1])
+        return real(picture, size, mode)
+
+    for module in (patch_processing, processing, tile_processing):
+        monkeypatch.setattr(module, "resized", watched)
+    sizes = [(1, 1), (3, 150), (150, 3), (40, 56), (300, 200), (2, 3000), (3000, 2)]
+    grown = 0
+    for height, width in sizes:
+        with suppress(InvalidRequestError):  # a shape that the family does not see
+            laid = layout(spec, height, width)
+            process(Image.new("RGB", (width, height)), spec.processor_settings(None))
+            assert max(seen, default=0) <= laid.resizing
+            grown = max(grown, laid.resizing)
+            seen.clear()
+    assert grown > 30 * 30
+
+
+def test_a_picture_that_is_stretched_may_be_of_any_shape_and_one_that_is_cropped_not() -> None:
+    stretched, cropped = spec_of(vision("gemma3")), spec_of(vision("llava"))
+    assert stretched is not None
+    assert cropped is not None
+    for height, width in ((1, 60_000), (60_000, 1)):
+        laid = layout(stretched, height, width)
+        assert laid.resizing == max(32, height) * 32
+        with pytest.raises(InvalidRequestError, match="too thin: to resize it takes 61440000"):
+            layout(cropped, height, width)
 
 
 def test_an_image_processor_of_llama4_with_other_steps_is_refused(tmp_path: Path) -> None:

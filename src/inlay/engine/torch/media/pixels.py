@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from inlay.errors import InvalidRequestError
-from inlay.media.geometry import MAX_PIXELS
 from inlay.media.model_files import Section
 
 _MODES = {
@@ -48,18 +47,10 @@ def mode_of(resample: object) -> str:
 def resized(pixels: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     """Resize uint8 [3, H, W] to `size`, (height, width), with a filter as wide as a new pixel.
 
-    Raises:
-        InvalidRequestError: it would go through more than `MAX_PIXELS` pixels.
+    Layouts bound the pixels that it goes through (`Layout.resizing`).
     """
     if pixels.shape[1:] == size:
         return pixels
-    # torch resizes all lines to the new width first: a thin picture, small as a file, grows there.
-    height, width = pixels.shape[1:]
-    if max(height, size[0]) * size[1] > MAX_PIXELS:
-        raise InvalidRequestError(
-            f"an image of {width} x {height} pixels is resized to {size[1]} x {size[0]}, through "
-            f"{max(height, size[0]) * size[1]} pixels; allowed: at most {MAX_PIXELS}"
-        )
     return F.interpolate(pixels[None], list(size), mode=mode, antialias=True)[0]
 
 
