@@ -35,7 +35,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def started_processes() -> Iterator[None]:
     """For tests of the start itself: processes of inlay are started, not forked."""
     with preloaded.started():

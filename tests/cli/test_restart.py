@@ -144,6 +144,7 @@ def test_a_rank_that_is_killed_is_started_again_with_its_worker(served: Served) 
         deadline = time.monotonic() + PATIENCE
         while (answer := complete(divided.url)).status_code != 200:
             assert time.monotonic() < deadline
+            time.sleep(0.1)
         assert answer.json()["choices"] == expected
         again = worker_of(divided)
         assert again.pid != worker.pid

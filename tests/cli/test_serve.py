@@ -19,7 +19,8 @@ import pytest
 from tests.models import tiny
 from tests.serving import free_port, serving, until_stopping
 
-pytestmark = pytest.mark.usefixtures("started_processes")
+truly_started = pytest.mark.usefixtures("started_processes")
+"""Of what its imports, its start or its terminal have a part in."""
 
 END_SECONDS = 90
 
@@ -38,6 +39,7 @@ def refused(*words: object) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
+@truly_started
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_an_idle_server_and_its_worker(number: signal.Signals) -> None:
     with serving(tiny("llama"), "--engine", "echo") as served:
@@ -66,6 +68,7 @@ def test_a_second_signal_does_not_wait_for_open_requests() -> None:
         assert served.process.wait(END_SECONDS) == 0
 
 
+@truly_started
 @pytest.mark.parametrize("shown", [0, 1], ids=["at once", "while it starts"])
 def test_a_server_whose_reader_has_left_serves_and_ends_as_told(shown: int) -> None:
     port = free_port()
@@ -184,6 +187,7 @@ def test_what_it_waits_for_is_said_on_the_first_signal() -> None:
         assert process.returncode == 0
 
 
+@truly_started
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
     number: signal.Signals,
@@ -198,6 +202,7 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
         assert not alive
 
 
+@truly_started
 @pytest.mark.parametrize("module", ["difflib", "pydantic", "inlay.cli.main", "starlette", "uvloop"])
 def test_ctrl_c_among_the_imports_ends_without_a_traceback(module: str) -> None:
     # As the installed script does: with `-m` Python itself looks for modules between our imports.
@@ -231,6 +236,7 @@ def test_ctrl_c_among_the_imports_ends_without_a_traceback(module: str) -> None:
     assert process.returncode in (-signal.SIGINT, 130)
 
 
+@truly_started
 def test_a_background_job_ends_on_a_signal_its_shell_had_ignored() -> None:
     with started(tiny("llama"), until="loading", shell="trap '' INT; exec \"$@\"") as process:
         process.send_signal(signal.SIGINT)

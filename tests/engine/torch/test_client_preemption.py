@@ -17,7 +17,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.9, "top_p": 0.95},
     {"temperature": 1.2, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
 )
-LENGTH = 40
+LENGTH = 24
 
 
 def make_requests() -> Iterator[Request]:

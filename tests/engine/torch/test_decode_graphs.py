@@ -37,7 +37,8 @@ from tests.engine import reference
 from tests.engine.torch import cuda_kernel
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
 
-pytestmark = pytest.mark.usefixtures("overlap")
+overlapping = pytest.mark.usefixtures("overlap")
+"""Of tests that run a core's steps."""
 
 PROMPTS = {"a": (30, 33), "b": (1, 20), "c": (17, 5), "d": (45, 12), "e": (3, 1)}
 """Name to positions, and tokens to continue it by.
@@ -110,6 +111,7 @@ def run(engine: Core, names: Sequence[str]) -> dict[str, list[int]]:
     }
 
 
+@overlapping
 @pytest.mark.parametrize(
     "family",
     ["llama", "qwen3", "mistral", "gemma2", "gemma3_text", "phi", "gpt_oss", "deepseek_v3"],
@@ -278,6 +280,7 @@ def test_a_step_neither_looks_at_the_device_nor_copies_from_the_host(
     assert hosted.seen == []
 
 
+@overlapping
 def test_a_model_that_looks_at_its_data_is_served_without_graphs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,6 +294,7 @@ def test_a_model_that_looks_at_its_data_is_served_without_graphs(
     assert len(run(engine, "b")["b"]) == PROMPTS["b"][1]
 
 
+@overlapping
 def test_what_modules_keep_of_a_step_is_not_taken_from_the_rehearsal(tmp_path: Path) -> None:
     rope = {
         "rope_type": "longrope",

@@ -34,7 +34,7 @@ from inlay.request import Output, Request, Sampling, TokenLogprobs
 from tests.engine import reference
 from tests.models import FAMILIES, VOCAB_SIZE, make, tiny
 
-NEW = 40
+NEW = 20
 """Tokens each prompt is continued by.
 
 Sequences outgrow windows, pages and the memory they share.

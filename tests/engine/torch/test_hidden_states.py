@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -76,12 +77,17 @@ def text(seed: int, count: int) -> Prompt:
     return Prompt.of(Tokens(ids(seed, count)))
 
 
+@cache
+def load(family: str) -> CausalModel:
+    return CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_is_as_transformers_has_it(family: str) -> None:
-    model = CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
     bounds = EngineLimits(
         max_model_len=512, max_num_seqs=8, max_num_batched_tokens=33, page_size=16, num_pages=64
     )
+    model = load(family)
     engine = Core(model, bounds, SECRET)
     layers = list(range(len(model.decoder_layers) + 1))
     request = asking("one", text(1, 70), layers=layers, prompt=-1, output=True)
