@@ -16,7 +16,7 @@ from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS, known_variables
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import FleetFrontendSettings, WorkerSettings
-from inlay.http.callers.keys_file import read_keys
+from inlay.http.callers.keys import read_keys
 from tests.deploy.chart import CHART, VALUES, Object, Pod, named, pods, render, without_made_secrets
 from tests.deploy.network import leaves, passes
 from tests.deploy.tools import ROOT, TOOLS, helms, run

@@ -88,6 +88,7 @@ def _routes() -> _Routes:
     from inlay.api.openai.responses import route as responses
     from inlay.card import Adapter, Limits, ModelCard
     from inlay.digest import Secret
+    from inlay.http import parsed_request
     from inlay.http.bodies import base64_extractor as lift
     from inlay.http.bodies.accounting import Reservation
     from inlay.http.bodies.memory import Room, private
@@ -160,9 +161,9 @@ def _routes() -> _Routes:
         request: Any = None
         generation: Any = None
 
-        async def body(self, room: Room = private) -> lift.ExtractedBody:
-            arrived: lift.ExtractedBody = _arrived(lift, self.content, room)
-            return arrived
+    async def read_kept(call: Kept, room: Room = private) -> lift.ExtractedBody:
+        arrived: lift.ExtractedBody = _arrived(lift, call.content, room)
+        return arrived
 
     async def keep(call: Kept, request: Any, card: object, generation: Any, *rest: object) -> None:
         call.request, call.generation = request, generation
@@ -177,6 +178,7 @@ def _routes() -> _Routes:
     ]
     turned.append((sampling, "secrets", SimpleNamespace(randbits=lambda _: 7)))
     turned.append((Threads, "run", _at_once))
+    turned.append((parsed_request, "read_body", read_kept))
     settings = FrontendSettings(
         enable_prompt_embeds=True,
         max_prompt_embeds_bytes=2000,

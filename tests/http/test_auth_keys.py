@@ -11,9 +11,8 @@ import pytest
 
 from inlay.errors import AuthenticationError, InvalidRequestError
 from inlay.http import FrontendSettings
-from inlay.http.callers.access import Keys
-from inlay.http.callers.auth import Caller, ClientLimits
-from inlay.http.callers.keys_file import read_keys
+from inlay.http.callers.auth import Caller, Keys
+from inlay.http.callers.keys import ClientLimits, read_keys
 
 SECRET_KEY = "sk-do-not-show-me-0123456789"
 NOON = 1_800_000_000.0

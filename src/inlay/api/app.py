@@ -84,11 +84,10 @@ from inlay.api.schema.unserved import UNSERVED
 from inlay.digest import Secret
 from inlay.http import health, info, pages
 from inlay.http.app import App, Routes
-from inlay.http.asgi import IMAGES, OCTETS
 from inlay.http.health import Status, Version
 from inlay.http.metrics.engine_health import Health
 from inlay.http.openapi import Notes, Operation
-from inlay.http.server import Server
+from inlay.http.server import IMAGES, OCTETS, Server
 from inlay.http.settings import FrontendSettings
 from inlay.router import Router
 from inlay.store import PromptStore, StoredPrompts

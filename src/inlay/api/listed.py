@@ -25,8 +25,8 @@ def by_version(openai: Handler, anthropic: Handler) -> Handler:
 
     async def handler(call: Call) -> None:
         # A cache between must not answer one client with the other's form.
-        call.headers.append((b"vary", b"anthropic-version"))
-        if call.header(b"anthropic-version") is not None:
+        call.added.append((b"vary", b"anthropic-version"))
+        if b"anthropic-version" in call.headers:
             await anthropic(call)
             return
         call.parameters = ()  # pages are Anthropic's alone

@@ -1,6 +1,5 @@
 """ASGI app: routing, authentication, and errors as responses."""
 
-import asyncio
 import logging
 import re
 import uuid
@@ -15,16 +14,18 @@ from starlette.routing import Router as PathRouter
 import inlay
 from inlay.errors import InlayError, NotFoundError
 from inlay.http import openapi
-from inlay.http.asgi import Message, Receive, Scope, Send, check_transfer, declared_length, header
+from inlay.http.asgi import Message, Receive, Scope, Send
 from inlay.http.bodies.accounting import Reservation
 from inlay.http.bodies.body import discard_body
-from inlay.http.callers.access import caller_of, timeout_of
+from inlay.http.bodies.connection import EXTENSION
 from inlay.http.cors import Cors
 from inlay.http.errors import (
+    OPENAI,
     BodyTimeoutError,
     ClientGone,
     ErrorForm,
     MethodNotAllowedError,
+    TransferCodingError,
     error_headers,
     error_json,
     internal_error,
@@ -51,14 +52,15 @@ class _Endpoint:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.operations: dict[str, tuple[Operation, Handler]] = {}
+        self.operations: dict[str, tuple[Operation, tuple[str, ...], Handler]] = {}
 
     @property
     def errors(self) -> ErrorForm:
         """Form of the errors of all its methods."""
         return next(iter(self.operations.values()))[0].errors
 
-    def find(self, scope: Scope) -> tuple[Operation, Handler]:
+    def find(self, scope: Scope) -> tuple[Operation, tuple[str, ...], Handler]:
+        """Return the operation of a method, its query's parameters, and its handler."""
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         found = self.operations.get(method)
         if found is None:
@@ -67,42 +69,36 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope["inlay.call"]
-        call.answers_with(self.errors)
-        operation, handler = self.find(scope)
-        scope["inlay.route"] = self.path
-        call.parameters = operation.query
+        if self.errors is not OPENAI:
+            call.answers_with(self.errors)
+        operation, call.parameters, handler = self.find(scope)
+        call.route = self.path
         server = call.server
         call.quiet = operation.open
         if server.tracing is not None and not operation.open:
-            begin_span(call, self.path)
-        call.caller = caller_of(server.keys, server.settings, operation, scope)
+            begin_span(call)
+        call.caller = server.keys.caller_of(operation, scope, call.headers)
         if operation.method == "GET" or operation.admin or operation.open:
             await handler(call)
             return
-        call.timeout = timeout_of(scope["headers"], server.settings)
+        clock = call.start_clock()
         peer = scope.get("client")
         client = call.reservation.client = server.clients.of(call.caller, peer[0] if peer else "")
         with client, server.inflight, call.reservation, call.ending:
-            await _in_time(call, handler)
-
-
-async def _in_time(call: Call, handler: Handler) -> None:
-    """Run `handler`. Raises `DeadlineExceededError` if the call's time is up before it answers."""
-    call.clock = asyncio.timeout(call.remaining)
-    try:
-        async with call.clock:
-            await handler(call)
-    except TimeoutError as error:
-        if call.clock.expired():
-            raise call.too_late() from error
-        raise
+            try:
+                async with clock:
+                    await handler(call)
+            except TimeoutError as error:
+                if clock.expired():
+                    raise call.too_late() from error
+                raise
 
 
 def _paths(routes: Routes) -> list[Route]:
     endpoints: dict[str, _Endpoint] = {}
     for operation, handler in routes:
         endpoint = endpoints.setdefault(operation.path, _Endpoint(operation.path))
-        endpoint.operations[operation.method] = (operation, handler)
+        endpoint.operations[operation.method] = (operation, operation.query, handler)
     # A model's name may hold slashes.
     return [
         Route(path.replace("{id}", "{id:path}"), endpoint) for path, endpoint in endpoints.items()
@@ -132,7 +128,8 @@ class App:
     def __init__(self, server: Server, routes: Routes, notes: Notes) -> None:
         self.server = server
         self._document = cache(partial(_document, routes, notes))
-        self._cors = Cors(server.settings.allowed_origins)
+        origins = server.settings.allowed_origins
+        self._cors = Cors(origins) if origins else None
         self._paths = _paths((*routes, (_DESCRIPTION, self._openapi)))
         self._route = PathRouter(self._paths, redirect_slashes=False, default=self._no_route)
 
@@ -153,10 +150,15 @@ class App:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self.server
-        given = header(scope["headers"], b"x-request-id")
-        named = given is not None and _request_id.fullmatch(given) is not None
-        request_id = given if named and given is not None else uuid.uuid4().hex.encode()
-        added = [(b"x-request-id", request_id), _NO_SNIFF, *self._cors.headers(scope["headers"])]
+        headers = dict(reversed(scope["headers"]))
+        request_id = headers.get(b"x-request-id", b"")
+        if _request_id.fullmatch(request_id) is None:
+            request_id = uuid.uuid4().hex.encode()
+        added = [(b"x-request-id", request_id), _NO_SNIFF]
+        preflight = None
+        if self._cors is not None:
+            added += self._cors.headers(headers)
+            preflight = self._cors.preflight(scope["method"], headers)
         status = 0
 
         async def tagged(message: Message) -> None:
@@ -166,18 +168,27 @@ class App:
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        preflight = self._cors.preflight(scope["method"], scope["headers"])
         if preflight is not None:
             await tagged({"type": "http.response.start", "status": 204, "headers": preflight})
             await tagged({"type": "http.response.body", "body": b""})
             return
+        length = headers.get(b"content-length", b"")
         call = Call(
-            server, scope, receive, tagged, request_id.decode(), Reservation(server.budget), added
+            server,
+            scope,
+            receive,
+            tagged,
+            request_id.decode(),
+            Reservation(server.budget),
+            headers,
+            added,
+            int(length) if length.isdigit() else None,
+            scope.get("extensions", {}).get(EXTENSION),
         )
         scope["inlay.call"] = call
         failed: BaseException | None = None
         try:
-            check_transfer(scope["headers"])
+            _check_transfer(scope)
             await self._route(scope, receive, tagged)
         except ClientGone as error:
             failed = error
@@ -195,26 +206,34 @@ class App:
                 raise
             await _refuse(call, internal_error(call.request_id))
         finally:
-            route = scope.get("inlay.route", "other")
             if not isinstance(failed, ClientGone):
-                server.metrics.answered(route, status)
-            log_request(call, route, status, failed or call.failed)
+                server.metrics.answered(call.route, status)
+            log_request(call, status, failed or call.failed)
             # An error holds the frames it passed through, with the request's memory. Kept here,
             # they would live, uncounted, until the garbage collector finds them.
             failed = call.failed = None
 
 
+def _check_transfer(scope: Scope) -> None:
+    """Raise `TransferCodingError` for a transfer coding other than chunked (RFC 9112, 6.1)."""
+    codings = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
+    if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
+        got = b", ".join(codings)[:80].decode("latin-1")
+        raise TransferCodingError(
+            f"transfer-encoding {got!r} is not supported; send the body as it is, or chunked"
+        )
+
+
 async def _refuse(call: Call, error: InlayError) -> None:
     """Answer with an error, and read the rest of the body so that the client sees the answer."""
-    headers = call.scope["headers"]
     body = error_json(error, call.errors, call.request_id)
     own = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         *error_headers(error),
     ]
-    declared = declared_length(headers)
-    unread = not call.body_read and (declared or header(headers, b"transfer-encoding") is not None)
+    declared = call.declared
+    unread = not call.body_read and (declared or b"transfer-encoding" in call.headers)
     slow = isinstance(error, BodyTimeoutError)
     if unread and (declared is None or declared > _KEPT_ALIVE or slow):
         own.append((b"connection", b"close"))

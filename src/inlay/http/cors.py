@@ -6,7 +6,7 @@ Keys are sent in a header that a page has to set itself. Cookies are never allow
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from inlay.http.asgi import Headers, header
+from inlay.http.asgi import Headers
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -19,7 +19,7 @@ class Cors:
     """The allowed origins.
 
     Args:
-        origins: exact origins, or `*` for all; empty allows no page.
+        origins: exact origins, or `*` for all.
     """
 
     def __init__(self, origins: Sequence[str]) -> None:
@@ -28,15 +28,13 @@ class Cors:
 
     def headers(self, request: Headers) -> HeaderList:
         """Return the CORS headers of a response."""
-        if not self._origins:
-            return []
         if self._all:
             return [
                 (b"access-control-allow-origin", b"*"),
                 (b"access-control-expose-headers", _EXPOSED),
             ]
         added = [(b"vary", b"Origin")]
-        origin = header(request, b"origin")
+        origin = request.get(b"origin")
         if origin is not None and origin in self._origins:
             added += [
                 (b"access-control-allow-origin", origin),
@@ -49,8 +47,8 @@ class Cors:
 
         None if this is no preflight request, or the origin is not allowed.
         """
-        origin = header(request, b"origin")
-        asked = header(request, b"access-control-request-method")
+        origin = request.get(b"origin")
+        asked = request.get(b"access-control-request-method")
         if method != "OPTIONS" or origin is None or asked is None:
             return None
         if not self._all and origin not in self._origins:
@@ -59,7 +57,7 @@ class Cors:
             (b"access-control-allow-methods", _METHODS),
             (b"access-control-max-age", _MAX_AGE),
         ]
-        wanted = header(request, b"access-control-request-headers")
+        wanted = request.get(b"access-control-request-headers")
         if wanted is not None:
             # Any header is allowed: none is trusted because it comes from a page.
             allowed.append((b"access-control-allow-headers", wanted))

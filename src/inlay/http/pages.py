@@ -79,6 +79,6 @@ async def asset(call: Call) -> None:
     if name not in _FILES:
         raise NotFoundError("the pages have no such file")
     (media, body), tag = _FILES[name], _TAGS[name]
-    same = call.header(b"if-none-match") == tag
+    same = call.headers.get(b"if-none-match") == tag
     more = [(b"etag", tag), (b"cache-control", b"no-cache")]
     await call.bytes(b"" if same else body, (b"content-type", media), 304 if same else 200, more)

@@ -11,21 +11,14 @@ import msgspec
 
 from inlay.card import ModelCard
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
-from inlay.http.asgi import (
-    JSON,
-    ContentType,
-    check_content_type,
-    content_type_of,
-    declared_length,
-)
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.base64_extractor import ExtractedBody, Parsed
-from inlay.http.bodies.body import body_limit, read_pieces, read_whole, receive_body
+from inlay.http.bodies.body import body_limit, read_body, read_pieces, read_whole, receive_body
 from inlay.http.bodies.embeds import Embeddings, Source, TensorSource, check_source
 from inlay.http.bodies.media import MediaItems, MediaSource, fetched, file_data, spec_for
 from inlay.http.bodies.memory import Memory
 from inlay.http.bodies.multipart import MULTIPART, Form
-from inlay.http.server import Call, Server
+from inlay.http.server import JSON, Call, ContentType, Server
 from inlay.media.video import Encode
 from inlay.prompt import Buffer, Rows
 from inlay.store import StoredPrompt, StoredPrompts
@@ -147,8 +140,7 @@ async def read_request(
         InlayError: as `inlay.http.bodies.body.receive_body`.
     """
     server = call.server
-    media = content_type_of(call.scope["headers"])
-    check_content_type(media, JSON, MULTIPART)
+    media = call.content_type(JSON, MULTIPART)
     parts: Mapping[str, Buffer] | None = None
     body: ExtractedBody | bytes
     sources: list[Source] = []
@@ -158,7 +150,7 @@ async def read_request(
         return server.embeds.tensors(sources)
 
     if media.kind == JSON:
-        body = await call.body(server.room)
+        body = await read_body(call, server.room)
         size = len(body)
     else:
         form = await _read_form(call, media)
@@ -175,8 +167,8 @@ async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | 
 
     Raises as `read_request`.
     """
-    check_content_type(content_type_of(call.scope["headers"]), JSON)
-    body = await call.body()
+    call.content_type(JSON)
+    body = await read_body(call)
     if empty is not None and not len(body):
         return empty
     return (await parse(call, body, decoder, lambda _: ())).request
@@ -206,19 +198,9 @@ async def parse(
 async def _read_form(call: Call, media: ContentType) -> Form:
     server = call.server
     server.embeds.require_enabled()
-    limits, settings, headers = server.embeds.limits, server.settings, call.scope["headers"]
-    declared = declared_length(headers)
     boundary = media.parameters.get("boundary")
-    form = Form(boundary, declared, limits, server.room)
-    await read_pieces(
-        call.scope,
-        call.receive,
-        settings,
-        call.reservation,
-        check=body_limit(settings),
-        take=lambda piece: form.feed(bytes(piece)),
-    )
-    call.body_read = True
+    form = Form(boundary, call.declared, server.embeds.limits, server.room)
+    await read_pieces(call, take=lambda piece: form.feed(bytes(piece)))
     form.close()
     return form
 
@@ -265,16 +247,14 @@ def check_media_size(size: int, limit: int) -> None:
 
 async def _read_raw(call: Call, fits: Callable[[int], None]) -> Buffer:
     """Read a body that is one file, of a size that `fits` does not refuse."""
-    server = call.server
-    in_body = body_limit(server.settings)
+    in_body = body_limit(call.server.settings)
 
     def check(size: int) -> None:
         in_body(size)
         fits(size)
 
-    whole = await read_whole(call.scope, server.settings, call.reservation, check)
+    whole = await read_whole(call, check)
     if whole is not None:
-        call.body_read = True
         return Buffer(whole)
     # Allocated at the first byte: by then the declared size has been checked.
     memory: Memory | None = None
@@ -282,13 +262,10 @@ async def _read_raw(call: Call, fits: Callable[[int], None]) -> Buffer:
     def take(piece: bytes) -> None:
         nonlocal memory
         if memory is None:
-            memory = Memory(declared_length(call.scope["headers"]))
+            memory = Memory(call.declared)
         memory.write(piece)
 
-    await receive_body(
-        call.scope, call.receive, server.settings, call.reservation, check=check, take=take
-    )
-    call.body_read = True
+    await receive_body(call, check=check, take=take)
     return Buffer(b"") if memory is None else memory.buffer()
 
 

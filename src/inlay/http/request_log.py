@@ -19,31 +19,31 @@ CLIENT_GONE = 499
 """Status in the log of a request whose client left, as in nginx."""
 
 
-def begin_span(call: Call, route: str) -> None:
+def begin_span(call: Call) -> None:
     """Begin the span of a request, within the client's span if it sends a `traceparent`."""
     tracing = call.server.tracing
     if tracing is not None:
-        given = call.header(b"traceparent")
+        given = call.headers.get(b"traceparent")
         parent = None if given is None else given.decode("latin-1")
         call.span = tracing.begin(
-            f"{call.scope['method']} {route}", parent, "server", time.time_ns()
+            f"{call.scope['method']} {call.route}", parent, "server", time.time_ns()
         )
 
 
-def log_request(call: Call, route: str, status: int, error: BaseException | None) -> None:
+def log_request(call: Call, status: int, error: BaseException | None) -> None:
     """Log a finished request and end its span."""
-    fields = _fields(call, route, status, error)
+    fields = _fields(call, status, error)
     if call.server.settings.log_requests:
         log_fields(_log, logging.DEBUG if call.quiet else logging.INFO, "request", fields)
     if call.span is not None:
         _end_span(call, fields, error)
 
 
-def _fields(call: Call, route: str, status: int, error: BaseException | None) -> dict[str, Value]:
+def _fields(call: Call, status: int, error: BaseException | None) -> dict[str, Value]:
     fields: dict[str, Value] = {
         "id": call.request_id,
         "method": call.scope["method"],
-        "route": route,
+        "route": call.route,
         "status": CLIENT_GONE if isinstance(error, ClientGone) else status,
     }
     if call.tenant.id:

@@ -16,8 +16,8 @@ from inlay.http.app import App
 from inlay.http.asgi import Receive, Scope, Send
 from inlay.http.bodies.allocator import give_back_memory, keep_freed_memory
 from inlay.http.bodies.http1 import BoundedHttp
-from inlay.http.callers.access import ADMIN_PORT
-from inlay.http.callers.keys_file import read_keys
+from inlay.http.callers.auth import ADMIN_PORT
+from inlay.http.callers.keys import read_keys
 from inlay.http.listener import Listener
 from inlay.http.parsed_request import sweep
 from inlay.http.renderers import read_template

@@ -2,13 +2,14 @@
 
 import asyncio
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -16,15 +17,17 @@ import msgspec
 from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.embedding.cache import ResultCache
-from inlay.errors import DeadlineExceededError, InvalidRequestError
-from inlay.http.asgi import Receive, Scope, Send, header
+from inlay.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    UnsupportedMediaTypeError,
+)
+from inlay.http.asgi import Headers, Receive, Scope, Send
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
-from inlay.http.bodies.base64_extractor import ExtractedBody
-from inlay.http.bodies.body import read_body
+from inlay.http.bodies.connection import Exchange
 from inlay.http.bodies.embeds import EmbedsReader
-from inlay.http.bodies.memory import Room, private
-from inlay.http.callers.access import Keys
-from inlay.http.callers.auth import ANYONE, Caller, Tenant
+from inlay.http.bodies.memory import private
+from inlay.http.callers.auth import ANYONE, Caller, Keys, Tenant
 from inlay.http.callers.clients import Clients
 from inlay.http.errors import OPENAI, ErrorForm
 from inlay.http.metrics.cache import CacheMetrics
@@ -39,8 +42,10 @@ from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
 from inlay.pace import mark_background
-from inlay.request import Task
+from inlay.prompt import Prompt
+from inlay.request import Diffusion, Input, Pooling, Request, Sampling, Task
 from inlay.router import Router, ServedModel
+from inlay.speech import Speech
 from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
 
@@ -57,8 +62,14 @@ R = TypeVar("R")
 
 _encode = msgspec.json.Encoder().encode
 
-JSON = (b"content-type", b"application/json")
+JSON = "application/json"
+OCTETS = "application/octet-stream"
+IMAGES = "image/"
+"""Beginning of the media types of images."""
+JSON_HEADER = (b"content-type", b"application/json")
 """Header of a response in JSON."""
+
+TIMEOUT_HEADER = b"x-request-timeout"
 
 
 ROUTES: dict[Task, tuple[str, ...]] = {
@@ -220,6 +231,18 @@ def check_task(card: ModelCard, *tasks: Task) -> None:
     )
 
 
+class ContentType(NamedTuple):
+    """Media type of a body.
+
+    Attributes:
+        kind: lower case, without parameters; "application/json" if the header is absent.
+        parameters: by name in lower case.
+    """
+
+    kind: str
+    parameters: dict[str, str]
+
+
 @dataclass(slots=True)
 class Call:
     """One HTTP request that is being answered.
@@ -227,7 +250,11 @@ class Call:
     Attributes:
         caller: the caller, once authenticated.
         reservation: the bytes it holds.
-        headers: headers of its answer, whatever that is.
+        headers: of the request.
+        declared: its `Content-Length`; None if the body is chunked.
+        exchange: its connection, if the HTTP server is this one.
+        added: headers of its answer, whatever that is.
+        route: path of its route as the description has it, once that is known.
         timeout: seconds it may take in all, or None.
         began: `time.perf_counter` at its arrival.
         clock: ends the call when its time is up, until `take_clock`.
@@ -248,7 +275,11 @@ class Call:
     send: Send
     request_id: str
     reservation: Reservation
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    headers: Headers = field(default_factory=dict)
+    added: list[tuple[bytes, bytes]] = field(default_factory=list)
+    declared: int | None = None
+    exchange: Exchange | None = None
+    route: str = "other"
     caller: Caller = ANYONE
     timeout: float | None = None
     began: float = field(default_factory=time.perf_counter)
@@ -264,29 +295,38 @@ class Call:
     ending: ExitStack = field(default_factory=ExitStack)
     _intake: RequestMemory | None = None
 
-    def header(self, name: bytes) -> bytes | None:
-        """Return the value of the first header `name` (lower case), or None."""
-        return header(self.scope["headers"], name)
-
     def answers_with(self, errors: ErrorForm) -> None:
         """Set the form of errors, and the header that has the request id in that API."""
         self.errors = errors
         if errors.id_header is not None:
-            self.headers.append((errors.id_header, self.request_id.encode()))
+            self.added.append((errors.id_header, self.request_id.encode()))
 
-    async def body(self, room: Room = private) -> ExtractedBody:
-        """Read the body; arguments and errors as `inlay.http.bodies.body.read_body`."""
-        body = await read_body(
-            self.scope,
-            self.receive,
-            self.server.settings,
-            self.reservation,
-            self.server.limits,
-            room,
-        )
-        self.body_read = True
-        self.server.metrics.body_read(self.scope.get("inlay.route", "other"), len(body))
-        return body
+    def content_type(self, *allowed: str) -> ContentType:
+        """Return the media type of the body.
+
+        Args:
+            allowed: media types; one that ends in "/*" stands for all that begin so.
+
+        Raises:
+            UnsupportedMediaTypeError: it is none of these, or the body is compressed.
+        """
+        encoding = self.headers.get(b"content-encoding", b"").strip().lower()
+        if encoding not in (b"", b"identity"):
+            raise UnsupportedMediaTypeError(
+                f"content-encoding {encoding.decode('latin-1')!r} is not supported; send the body "
+                "as it is (identity)"
+            )
+        kind, *rest = self.headers.get(b"content-type", b"").decode("latin-1").split(";")
+        kind = kind.strip().lower() or JSON
+        if kind.endswith("+json"):
+            kind = JSON
+        if kind not in allowed and f"{kind.partition('/')[0]}/*" not in allowed:
+            raise UnsupportedMediaTypeError(
+                f"content-type {kind!r} is not supported; send {' or '.join(allowed)}"
+            )
+        pairs = (item.partition("=") for item in rest)
+        parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
+        return ContentType(kind, parameters)
 
     @property
     def memory(self) -> RequestMemory:
@@ -305,6 +345,30 @@ class Call:
         """Name of the client for fair scheduling, once it is known."""
         return None if self.reservation.client is None else self.reservation.client.name
 
+    def start_clock(self) -> asyncio.Timeout:
+        """Return the clock that ends the call: the client's time, bounded by the server's.
+
+        Raises:
+            InvalidRequestError: the header is not a number of seconds.
+            DeadlineExceededError: the time is up.
+        """
+        self.timeout = self.server.settings.request_timeout
+        value = self.headers.get(TIMEOUT_HEADER)
+        if value is not None:
+            try:
+                asked = float(value)
+            except ValueError:
+                asked = math.nan
+            if not (0 < asked < math.inf):
+                raise InvalidRequestError(
+                    "X-Request-Timeout must be a number of seconds, more than 0, got "
+                    f"{value[:40].decode('latin-1')!r}",
+                    param="X-Request-Timeout",
+                )
+            self.timeout = asked if self.timeout is None else min(asked, self.timeout)
+        self.clock = asyncio.timeout(self.remaining)
+        return self.clock
+
     @property
     def remaining(self) -> float | None:
         """Remaining seconds of the request, or None.
@@ -317,6 +381,45 @@ class Call:
         if left <= 0:
             raise self.too_late()
         return left
+
+    def engine_request(
+        self,
+        id_: str,
+        params: Sampling | Pooling | Diffusion | Speech,
+        prompts: tuple[Prompt, ...] = (),
+        *,
+        task: Task = Task.GENERATE,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        priority: int | None = None,
+        inputs: tuple[Input, ...] = (),
+    ) -> Request:
+        """Return a request to an engine for this call. Raises as `remaining`.
+
+        Args:
+            id_: of the request; two of one server must differ.
+            params: of the task.
+            prompts: as many as the task takes.
+            task: that is to be done.
+            adapter: name of the adapter, or None.
+            cache_salt: the client's own.
+            priority: lower is sooner; 0 if None.
+            inputs: of a stage.
+        """
+        client = self.reservation.client
+        return Request(
+            id=id_,
+            task=task,
+            prompts=prompts,
+            params=params,
+            adapter=adapter,
+            salt=self.tenant.salted(cache_salt),
+            deadline=self.remaining,
+            priority=priority or 0,
+            trace=None if self.span is None else self.span.traceparent,
+            client=None if client is None else client.name,
+            inputs=inputs,
+        )
 
     def too_late(self) -> DeadlineExceededError:
         """Return the error of a request whose time is up."""
@@ -360,11 +463,11 @@ class Call:
 
     async def json(self, answer: msgspec.Struct | dict[str, Any], status: int = 200) -> None:
         """Answer with `answer` as JSON."""
-        await self.bytes(_encode(answer), JSON, status)
+        await self.bytes(_encode(answer), JSON_HEADER, status)
 
     async def prepared_json(self, size: int, make: Callable[[], msgspec.Struct]) -> None:
         """Answer with the result of `make` as JSON, made in a thread if `size` bytes are many."""
-        await self.bytes(await self.server.prepare(size, lambda: _encode(make())), JSON)
+        await self.bytes(await self.server.prepare(size, lambda: _encode(make())), JSON_HEADER)
 
     async def bytes(
         self,

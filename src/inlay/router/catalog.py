@@ -1,7 +1,6 @@
 """Models and adapters by the names that clients use."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from inlay.card import Adapter, ModelCard
 from inlay.errors import NotFoundError, OverloadedError
@@ -13,31 +12,27 @@ _NAMED = 5
 """Names of served models at most in the error of one that is not."""
 
 
-class ServedModel(NamedTuple):
+class ServedModel:
     """A model, or one of its adapters, that a client named.
 
     Attributes:
         card: of the model.
         adapter: that was named, or None.
+        adapter_name: its name, or None.
+        name: in responses.
+        positions_before: positions that stand before every prompt; they count as the prompt's.
+        max_len: positions of a client's prompt and its output together.
     """
 
-    card: ModelCard
-    adapter: Adapter | None = None
+    __slots__ = ("adapter", "adapter_name", "card", "max_len", "name", "positions_before")
 
-    @property
-    def name(self) -> str:
-        """Its name in responses."""
-        return self.card.name if self.adapter is None else self.adapter.name
-
-    @property
-    def positions_before(self) -> int:
-        """Positions that stand before every prompt; they count as the prompt's."""
-        return 0 if self.adapter is None else self.adapter.num_positions
-
-    @property
-    def max_len(self) -> int:
-        """Positions of a client's prompt and its output together."""
-        return self.card.limits.max_model_len - self.positions_before
+    def __init__(self, card: ModelCard, adapter: Adapter | None = None) -> None:
+        self.card = card
+        self.adapter = adapter
+        self.adapter_name = None if adapter is None else adapter.name
+        self.name = self.adapter_name or card.name
+        self.positions_before = 0 if adapter is None else adapter.num_positions
+        self.max_len = card.limits.max_model_len - self.positions_before
 
 
 def _stands_for(card: ModelCard, other: ModelCard) -> bool:

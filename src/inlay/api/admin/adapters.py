@@ -19,8 +19,7 @@ from inlay.api.admin.schema import (
 from inlay.card import ModelCard
 from inlay.commands import Command, ListAdapters, LoadAdapter, UnloadAdapter
 from inlay.errors import InlayError, InvalidRequestError, NotFoundError
-from inlay.http.asgi import JSON, check_content_type, content_type_of
-from inlay.http.errors import from_parser
+from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
 from inlay.request import Task
 from inlay.transport.api import Worker
@@ -174,13 +173,8 @@ async def _send(worker: Worker, command: Command[T]) -> T | InlayError:
 
 
 async def _read(call: Call, decoder: "msgspec.json.Decoder[T]") -> T:
-    check_content_type(content_type_of(call.scope["headers"]), JSON)
     with call.reservation:
-        body = await call.body()
-        try:
-            return decoder.decode(body.text())
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise from_parser(error) from error
+        return await read_json(call, decoder)
 
 
 def _model(call: Call, name: str | None) -> ModelCard:

@@ -18,7 +18,6 @@ from inlay.api.anthropic.schema import MessagesInput, MessagesRequest, TokenCoun
 from inlay.api.anthropic.shape import MessagesShape
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.chat import chat_prompt, prepare_chat
-from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.respond import respond
 from inlay.api.schema.chat import ChatRequest
@@ -91,7 +90,7 @@ async def messages(call: Call) -> None:
             call.request_id,
             shows_thinking=chat.include_reasoning is not False,
         )
-        await respond(call, chat, ready.model, ready.generation, shape, own_fields(chat), NAMED)
+        await respond(call, chat, ready.model, ready.generation, shape, NAMED)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 
@@ -113,7 +112,7 @@ def _reader(said: Conversation) -> Callable[..., Any]:
 
 def check_version(call: Call) -> None:
     """Raise `InvalidRequestError` for a version of the API that is not served."""
-    version = call.header(b"anthropic-version")
+    version = call.headers.get(b"anthropic-version")
     if version is not None and version not in VERSIONS:
         raise InvalidRequestError(
             f"anthropic-version must be {b' or '.join(VERSIONS).decode()}, got "

@@ -259,7 +259,8 @@ def generation_of(
     `InvalidRequestError` for features that the engine refuses, and as `logprobs.reserve`.
     """
     stops = stops_of(request)
-    call.reservation.grow(StopStrings.size(stops))
+    if stops:
+        call.reservation.grow(StopStrings.size(stops))
     # Two clients may send the same request_id; ids of engine requests must be unique.
     unique_id = response_id if request.request_id is None else uuid.uuid4().hex
     display = DisplayOptions(
@@ -283,7 +284,6 @@ def generation_of(
         )
     scored = sampling.prompt_logprobs is not None
     bulk = reserve(call.reservation, sampling, prompts, request.candidates) if scored else 0
-    remaining = call.remaining
     choices: list[ChoiceState] = []
     for prompt, own in each_choice(
         sampling,
@@ -293,16 +293,13 @@ def generation_of(
         max_tokens=max_tokens,
         reasoning=output.reasoning,
     ):
-        engine_request = Request(
-            id=f"{unique_id}-{len(choices)}",
-            prompts=(prompt,),
-            params=own,
-            adapter=None if model.adapter is None else model.adapter.name,
-            salt=call.tenant.salted(request.cache_salt),
-            deadline=remaining,
-            priority=request.priority or 0,
-            trace=None if call.span is None else call.span.traceparent,
-            client=call.client,
+        engine_request = call.engine_request(
+            f"{unique_id}-{len(choices)}",
+            own,
+            (prompt,),
+            adapter=model.adapter_name,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
         )
         _check_served(model, engine_request, request)
         choices.append(ChoiceState(len(choices), engine_request, renderer, display))

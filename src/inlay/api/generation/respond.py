@@ -8,11 +8,10 @@ from typing import Protocol
 import msgspec
 
 from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.logprobs import size_of_logprobs
 from inlay.api.schema.generation import GenerationRequest
-from inlay.errors import InlayError, Path
-from inlay.http.bodies.body import exchange_of
-from inlay.http.callers.access import session_of, shows_workers
+from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call
@@ -66,32 +65,55 @@ class NamedWorkers:
         return found
 
 
+_MAX_SESSION = 512
+"""Maximum characters of a session's name."""
+
+
+def _session_of(call: Call, request: GenerationRequest) -> str | None:
+    """Return the name of a request's session, prefixed by its tenant; None if it names none.
+
+    Fields of the body take precedence over the header.
+
+    Raises:
+        InvalidRequestError: the name is empty or too long.
+    """
+    named, param = request.session_id, "session_id"
+    if named is None:
+        named, param = request.prompt_cache_key, "prompt_cache_key"
+    if named is None:
+        value = call.headers.get(b"x-session-id")
+        if value is None:
+            return None
+        named, param = value.decode("latin-1"), "X-Session-Id"
+    if not 0 < len(named) <= _MAX_SESSION:
+        raise InvalidRequestError(
+            f"{param} must have 1 to {_MAX_SESSION} characters, got {len(named)}", param=param
+        )
+    return f"{call.caller.tenant.id}/{named}"
+
+
 async def respond(
     call: Call,
     request: GenerationRequest,
     model: ServedModel,
     generation: Generation,
     shape: ResponseShape,
-    fields: Callable[[Path], Path],
     framing: Framing = UNNAMED,
     rest: Callable[[EventStream | None], Awaitable[None]] | None = None,
 ) -> None:
     """Run `generation` and answer the call in `shape`.
 
     A stream starts with the first tokens, so that an engine's refusal is an HTTP status and not an
-    event. `fields` maps an engine's fields in errors to those of the API. `rest` does what follows
-    the text, and writes to the stream where there is one.
+    event. `rest` does what follows the text, and writes to the stream where there is one.
 
     Raises:
         InlayError: before the first event; later errors are events.
         ClientGone: the client left; the engine requests are cancelled.
     """
-    stream = EventStream(call.send, framing, exchange_of(call.scope))
-    session = session_of(
-        call.scope["headers"], request.session_id, request.prompt_cache_key, call.tenant.id
-    )
-
-    named = NamedWorkers() if shows_workers(call.scope["headers"], call.caller) else None
+    stream = EventStream(call.send, framing, call.exchange)
+    session = _session_of(call, request)
+    shows_workers = call.caller.admin and b"x-show-workers" in call.headers
+    named = NamedWorkers() if shows_workers else None
 
     async def write(pieces: Pieces) -> None:
         if generation.bulk < OFFLOAD_BYTES:
@@ -118,7 +140,7 @@ async def respond(
     except (InlayError, ClientGone) as error:
         if isinstance(error, ClientGone):
             raise
-        error = error.mapped(fields)
+        error = error.mapped(own_fields(request))
         if not stream.started:
             raise error from None
         call.failed = error

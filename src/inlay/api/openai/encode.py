@@ -27,10 +27,10 @@ from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_request
 from inlay.http.quoting import shown_at, shown_value
 from inlay.http.request_scope import RequestScope
-from inlay.http.server import JSON, Call
+from inlay.http.server import JSON_HEADER, Call
 from inlay.outputs import payloads_of
 from inlay.prompt import DTYPE_SIZES, Media, Prompt
-from inlay.request import PORTS, Payload, Pooling, Request, Task
+from inlay.request import PORTS, Payload, Pooling, Task
 from inlay.router import ServedModel
 from inlay.tensors import write
 from inlay.tensors.tensor import NUMPY_DTYPES
@@ -84,7 +84,7 @@ async def encode(call: Call) -> None:
             )
         ),
     )
-    await call.bytes(answer, JSON)
+    await call.bytes(answer, JSON_HEADER)
 
 
 def sources_in(request: EncodeRequest) -> list[MediaSource]:
@@ -133,8 +133,7 @@ class _Encoding:
     def __init__(self, call: Call, model: ServedModel, request: EncodeRequest) -> None:
         self._call = call
         self._model = model
-        self._salt = call.tenant.salted(request.cache_salt)
-        self._priority = request.priority or 0
+        self._request = request
         self._turns = asyncio.Semaphore(_IN_FLIGHT)
 
     async def payloads(self, prompts: Sequence[Prompt]) -> list[dict[str, Payload]]:
@@ -160,16 +159,13 @@ class _Encoding:
     async def _one(self, index: int, prompt: Prompt) -> dict[str, Payload]:
         call = self._call
         async with self._turns:
-            request = Request(
-                id=f"{call.request_id}-{id(self):x}-{index}",
+            request = call.engine_request(
+                f"{call.request_id}-{id(self):x}-{index}",
+                Pooling(),
+                (prompt,),
                 task=Task.ENCODE,
-                prompts=(prompt,),
-                params=Pooling(),
-                salt=self._salt,
-                deadline=call.remaining,
-                priority=self._priority,
-                trace=None if call.span is None else call.span.traceparent,
-                client=call.client,
+                cache_salt=self._request.cache_salt,
+                priority=self._request.priority,
             )
             (stream,) = await call.server.router.send(self._model.card.name, [request])
             try:

@@ -80,7 +80,7 @@ def _embeds_card(call: Call, card: ModelCard) -> ModelCard | None:
 
 
 def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
-    card, adapter = model
+    card, adapter = model.card, model.adapter
     settings = call.server.settings
     capabilities = []
     if Task.GENERATE in card.tasks:

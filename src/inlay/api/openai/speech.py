@@ -128,7 +128,8 @@ def pipeline_of(server: Server, name: str | None) -> ModelCard:
     """
     if name is None:
         return first_that(server, speaks, "speaks")
-    card, adapter = server.model(name)
+    model = server.model(name)
+    card, adapter = model.card, model.adapter
     if adapter is not None:
         raise InvalidRequestError(
             f"The model `{name}` is an adapter of `{card.name}`: texts are read by the model "
@@ -219,16 +220,10 @@ class _Requests:
         if stage != self.speaker.steps[0].model:
             return stage_request(call, self._id, self._params[stage], priority, stage, inputs)
         states = msgspec.structs.replace(self.speaker.states, output=False)
-        return Request(
-            id=f"{call.request_id}-{self._id}-{stage}",
-            prompts=(self.prompt.whole,),
-            # It writes nothing: all that is spoken is in the prompt.
-            params=Sampling(max_tokens=0, temperature=0, hidden_states=states),
-            salt=call.tenant.salted(None),
-            deadline=call.remaining,
-            priority=priority,
-            trace=None if call.span is None else call.span.traceparent,
-            client=call.client,
+        # It writes nothing: all that is spoken is in the prompt.
+        params = Sampling(max_tokens=0, temperature=0, hidden_states=states)
+        return call.engine_request(
+            f"{call.request_id}-{self._id}-{stage}", params, (self.prompt.whole,), priority=priority
         )
 
 

@@ -25,15 +25,11 @@ def stage_request(
         stage: name that it is served under.
         inputs: outputs of the stages before it.
     """
-    return Request(
-        id=f"{call.request_id}-{id_}-{stage}",
+    return call.engine_request(
+        f"{call.request_id}-{id_}-{stage}",
+        params,
         task=Task.STAGE,
-        prompts=(),
-        params=params,
-        deadline=call.remaining,
         priority=priority,
-        trace=None if call.span is None else call.span.traceparent,
-        client=call.client,
         inputs=tuple(inputs),
     )
 

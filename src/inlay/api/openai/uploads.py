@@ -12,8 +12,8 @@ from inlay.api.openai.schema.prompt_embeds import (
 from inlay.card import ModelCard
 from inlay.digest import Secret
 from inlay.errors import InvalidRequestError
-from inlay.http.asgi import IMAGES, JSON, OCTETS, check_content_type, content_type_of
 from inlay.http.bodies.base64_extractor import Parsed
+from inlay.http.bodies.body import read_body
 from inlay.http.bodies.media import MediaSource, file_data, spec_for
 from inlay.http.parsed_request import (
     check_media_size,
@@ -24,7 +24,7 @@ from inlay.http.parsed_request import (
     store_for,
     takes_images,
 )
-from inlay.http.server import Call
+from inlay.http.server import IMAGES, JSON, OCTETS, Call
 from inlay.media.image import read_image_header
 from inlay.media.items import image_item
 from inlay.media.spec import MediaSpec
@@ -41,11 +41,10 @@ async def upload(call: Call) -> None:
     store_for(call)
     name = _model(call)
     card = None if name is None else call.server.card(name)
-    media = content_type_of(call.scope["headers"])
+    media = call.content_type(OCTETS, JSON, IMAGES + "*")
     if media.kind.startswith(IMAGES):
         await _store_image(call, await read_image(call), card)
         return
-    check_content_type(media, OCTETS, JSON, IMAGES + "*")
     if media.kind == OCTETS:
         call.server.embeds.require_enabled()
         await _store_tensor(call, await read_tensor(call), card)
@@ -101,7 +100,7 @@ def _model(call: Call) -> str | None:
 
 async def _parsed(call: Call) -> Parsed[UploadRequest]:
     """Return an upload in JSON, with its data decoded where it is large."""
-    body = await call.body()
+    body = await read_body(call)
     sources: list[MediaSource | None] = []
 
     def tensors_in(request: UploadRequest) -> list[str]:

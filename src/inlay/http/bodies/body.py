@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager
 
 from inlay import liveness
 from inlay.errors import BodyTooLargeError
-from inlay.http.asgi import Receive, Scope, declared_length
-from inlay.http.bodies.accounting import EmbedsLimits, Reservation
-from inlay.http.bodies.base64_extractor import Base64Extractor, ExtractedBody
-from inlay.http.bodies.connection import EXTENSION, Exchange
+from inlay.http.asgi import Receive
+from inlay.http.bodies.base64_extractor import RUN, Base64Extractor, ExtractedBody
 from inlay.http.bodies.memory import Room, private
 from inlay.http.errors import BodyTimeoutError, ClientGone
+from inlay.http.server import Call
 from inlay.http.settings import FrontendSettings
 
 MIN_RATE = 64 * 1024
@@ -25,21 +24,12 @@ LINGER = 2.0
 
 
 async def receive_body(
-    scope: Scope,
-    receive: Receive,
-    settings: FrontendSettings,
-    reservation: Reservation,
-    *,
-    check: Callable[[int], None],
-    take: Callable[[bytes], None],
+    call: Call, *, check: Callable[[int], None], take: Callable[[bytes], None]
 ) -> None:
-    """Pass on a body as it arrives.
+    """Pass on a body as it arrives; the bytes received, or declared, are reserved.
 
     Args:
-        scope: of the request.
-        receive: of the request.
-        settings: of the frontend.
-        reservation: reserves the bytes received, or those that Content-Length declares.
+        call: the HTTP request.
         check: called with the known minimum size, first that of Content-Length; raises if it is
             too large.
         take: called with each piece.
@@ -49,94 +39,78 @@ async def receive_body(
         BodyTimeoutError: the body arrives too slowly.
         ClientGone: the client left.
     """
-    declared = declared_length(scope["headers"])
-    if declared is not None:
-        check(declared)
-        reservation.grow_to(declared)
+    if call.declared is not None:
+        check(call.declared)
+        call.reservation.grow_to(call.declared)
     size = 0
-    async with _in_time(settings, declared) as progress:
+    async with _in_time(call) as progress:
         while True:
-            message = await receive()
+            message = await call.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk: bytes = message.get("body", b"")
             if chunk:
                 size += len(chunk)
                 check(size)
-                reservation.grow_to(size)
+                call.reservation.grow_to(size)
                 take(chunk)
             if not message.get("more_body", False):
-                return
+                break
             progress(size)
+    call.body_read = True
 
 
 @asynccontextmanager
-async def _in_time(
-    settings: FrontendSettings, declared: int | None
-) -> AsyncIterator[Callable[[int], None]]:
+async def _in_time(call: Call) -> AsyncIterator[Callable[[int], None]]:
     """Yield a callback for the number of bytes received so far.
 
     Raises `BodyTimeoutError` if they are too few for the time.
     """
     began = liveness.now()
-    size = 0
+    size, most = 0, call.server.settings.body_timeout
     try:
-        async with liveness.timeout(settings.body_timeout) as timer:
+        async with liveness.timeout(most) as timer:
 
             def progress(came: int) -> None:
                 nonlocal size
                 size = came
-                allowed = began + settings.body_timeout + size / MIN_RATE
-                timer.reset(min(settings.body_timeout, allowed - liveness.now()))
+                allowed = began + most + size / MIN_RATE
+                timer.reset(min(most, allowed - liveness.now()))
 
             yield progress
     except TimeoutError as error:
         raise BodyTimeoutError(
             f"the body came too slowly: {size} bytes in {liveness.now() - began:.0f} s"
-            + ("" if declared is None else f" of {declared}")
+            + ("" if call.declared is None else f" of {call.declared}")
         ) from error
 
 
-async def read_pieces(
-    scope: Scope,
-    receive: Receive,
-    settings: FrontendSettings,
-    reservation: Reservation,
-    *,
-    check: Callable[[int], None],
-    take: Callable[[bytes | memoryview], None],
-) -> None:
+async def read_pieces(call: Call, *, take: Callable[[bytes | memoryview], None]) -> None:
     """Pass on a body as it arrives; a large one of known length directly from the socket.
 
     Arguments and errors as `receive_body`; the memory of a piece is reused afterwards.
+
+    Raises `BodyTooLargeError`: it is over the limit of bodies.
     """
-    exchange = exchange_of(scope)
+    check, declared = body_limit(call.server.settings), call.declared
+    exchange = call.exchange
     arrived = None if exchange is None else exchange.arrived()
     if arrived is not None:
         check(len(arrived))
-        reservation.grow_to(len(arrived))
+        call.reservation.grow_to(len(arrived))
         if arrived:
             take(arrived)
-        return
-    declared = declared_length(scope["headers"])
-    source = _source(scope, declared)
-    if source is None or declared is None:
-        await receive_body(scope, receive, settings, reservation, check=check, take=take)
-        return
-    check(declared)
-    reservation.grow_to(declared)
-    async with _in_time(settings, declared) as progress:
-        await source.stream(declared, take, progress)
+    elif exchange is None or declared is None or declared < _WHOLE_FROM:
+        await receive_body(call, check=check, take=take)
+    else:
+        check(declared)
+        call.reservation.grow_to(declared)
+        async with _in_time(call) as progress:
+            await exchange.stream(declared, take, progress)
+    call.body_read = True
 
 
-async def read_body(
-    scope: Scope,
-    receive: Receive,
-    settings: FrontendSettings,
-    reservation: Reservation,
-    limits: EmbedsLimits,
-    room: Room = private,
-) -> ExtractedBody:
+async def read_body(call: Call, room: Room = private) -> ExtractedBody:
     """Read a JSON body; its large base64 strings are decoded into `room` as they arrive.
 
     Raises:
@@ -144,41 +118,35 @@ async def read_body(
             JSON text.
         OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
     """
-    lift = Base64Extractor(declared_length(scope["headers"]), room, limits.check_json)
-    await read_pieces(
-        scope, receive, settings, reservation, check=body_limit(settings), take=lift.feed
-    )
-    return lift.close()
+    if call.declared is not None and call.declared < RUN:
+        # No string in it is long enough to be extracted.
+        text = bytearray()
+        await read_pieces(call, take=text.extend)
+        body = ExtractedBody([text], len(text))
+    else:
+        extractor = Base64Extractor(call.declared, room, call.server.limits.check_json)
+        await read_pieces(call, take=extractor.feed)
+        body = extractor.close()
+    call.server.metrics.body_read(call.route, body.size)
+    return body
 
 
-async def read_whole(
-    scope: Scope, settings: FrontendSettings, reservation: Reservation, check: Callable[[int], None]
-) -> memoryview | None:
+async def read_whole(call: Call, check: Callable[[int], None]) -> memoryview | None:
     """Read a whole body directly into one piece of memory.
 
     None if it is small, of unknown length, or the HTTP server does not support it. Arguments and
     errors as `receive_body`.
     """
-    declared = declared_length(scope["headers"])
-    source = _source(scope, declared)
-    if source is None or declared is None:
+    declared, exchange = call.declared, call.exchange
+    if exchange is None or declared is None or declared < _WHOLE_FROM:
         return None
     check(declared)
-    reservation.grow_to(declared)
+    call.reservation.grow_to(declared)
     whole = private(declared)
-    async with _in_time(settings, declared) as progress:
-        await source.fill(whole, progress)
+    async with _in_time(call) as progress:
+        await exchange.fill(whole, progress)
+    call.body_read = True
     return whole
-
-
-def exchange_of(scope: Scope) -> Exchange | None:
-    """Return the connection's side of a request, if the HTTP server is this one."""
-    exchange = scope.get("extensions", {}).get(EXTENSION)
-    return exchange if isinstance(exchange, Exchange) else None
-
-
-def _source(scope: Scope, declared: int | None) -> Exchange | None:
-    return exchange_of(scope) if declared is not None and declared >= _WHOLE_FROM else None
 
 
 def body_limit(settings: FrontendSettings) -> Callable[[int], None]:

@@ -1,12 +1,30 @@
-"""API keys, their tenants and their rights."""
+"""Callers of requests: accepted keys, tenants and admin rights."""
 
+import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from inlay.errors import AuthenticationError
+from inlay.errors import (
+    AuthenticationError,
+    InlayError,
+    InvalidRequestError,
+    PermissionDeniedError,
+)
+from inlay.http.asgi import Headers, Scope
+from inlay.http.callers.keys import DEFAULT_LIMITS, ClientLimits, Key, Stamp, exposure, read_keys
+from inlay.http.openapi import Operation
+from inlay.http.settings import FrontendSettings
+
+_log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""Interval at which the key file is checked for changes, with one `stat`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,56 +48,12 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """Rate limit and quota of one client; None means the settings' default.
-
-    Attributes:
-        rate: requests a minute.
-        max_requests: running requests.
-        max_bytes: bytes held.
-    """
-
-    rate: float | None = None
-    max_requests: int | None = None
-    max_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """An accepted API key.
-
-    Attributes:
-        sha256: SHA-256 of the key, 32 bytes; the key itself is not kept.
-        name: name of its tenant. A tenant may have several keys, such as an old and a new one.
-        admin: True if it may use the admin routes.
-        share: limits of the tenant.
-        expires: Unix time from which it is refused, or None.
-    """
-
-    sha256: bytes
-    name: str
-    admin: bool = False
-    share: ClientLimits = ClientLimits()
-    expires: float | None = None
-
-    @classmethod
-    def unnamed(cls, key: str, *, admin: bool = False) -> "Key":
-        """Return a key that is a tenant of its own."""
-        digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"inlay tenant").hexdigest()
-        return cls(hashlib.sha256(key.encode()).digest(), UNNAMED + digest, admin)
-
-
-UNNAMED = "key-"
-"""Prefix of the tenants of keys without a name; names in a key file may not begin with it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Caller:
     """An authenticated caller: its tenant, its admin right and its limits."""
 
     tenant: Tenant
     admin: bool = False
-    share: ClientLimits = ClientLimits()
+    share: ClientLimits = DEFAULT_LIMITS
 
 
 ANYONE = Caller(Tenant("", None))
@@ -138,3 +112,153 @@ class KeySet:
         if key.expires is not None and now >= key.expires:
             raise AuthenticationError("the API key has expired", code="expired_api_key")
         return Caller(self._tenants[key.name], key.admin, key.share)
+
+
+class Keys:
+    """The keys that are accepted now.
+
+    With more than one key, each tenant has a prefix cache of its own, unless the settings share it.
+    Keys of a file are separated even if there is only one: a second may be added at any time.
+
+    Args:
+        settings: of the frontend.
+        clock: returns the Unix time.
+
+    Raises:
+        InvalidRequestError: the key file cannot be used.
+    """
+
+    def __init__(
+        self, settings: FrontendSettings, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        admin = {key.get_secret_value() for key in settings.admin_api_key}
+        plain = {key.get_secret_value() for key in settings.api_key}
+        self._fixed = [Key.unnamed(key, admin=key in admin) for key in sorted(plain | admin)]
+        for key in sorted(plain | admin):
+            if not key.isascii() or not key.strip() or key != key.strip():
+                raise InvalidRequestError(
+                    "an API key is ASCII, not empty, and has no space around it", param="api_key"
+                )
+        self._settings = settings
+        self._path: Path | None = settings.api_key_file
+        self._apart = not settings.share_prefix_cache and (
+            len(self._fixed) > 1 or self._path is not None
+        )
+        self._clock = clock
+        self._stamp: Stamp | None = None
+        self._keys = self._load()
+
+    @property
+    def required(self) -> bool:
+        """True if a key is required."""
+        return len(self._keys) > 0
+
+    @property
+    def reloadable(self) -> bool:
+        """True if there is a key file."""
+        return self._path is not None
+
+    def caller_of(self, operation: Operation, scope: Scope, headers: Headers) -> Caller:
+        """Return the caller of `operation`.
+
+        Raises:
+            AuthenticationError: a key is required, and it is missing, wrong or expired.
+            PermissionDeniedError: an admin operation, and the caller is not an admin.
+        """
+        if not is_admin(operation, self._settings):
+            return ANYONE if operation.open else self.check(_credentials(headers))
+        if scope.get(ADMIN_PORT, False):
+            _check_no_page(headers)
+            return ANYONE
+        if not self.required:
+            if self._settings.admin_port is not None:
+                raise PermissionDeniedError(
+                    f"{operation.path} is for admins: ask at the server's admin port"
+                )
+            raise PermissionDeniedError(
+                f"{operation.path} is for admins, and this server has none: start it with "
+                "--admin-port, --admin-api-key, or an admin key in --api-key-file"
+            )
+        caller = self.check(_credentials(headers))
+        if not caller.admin:
+            raise PermissionDeniedError(
+                f"{operation.path} is for admins; the API key may not use it. It takes an admin "
+                "key, or the admin port"
+            )
+        return caller
+
+    def check(self, authorization: bytes | None) -> Caller:
+        """Return the caller from the header `Authorization`. Raises `AuthenticationError`."""
+        return self._keys.check(authorization, self._clock())
+
+    def _load(self) -> KeySet:
+        if self._path is None:
+            return KeySet(self._fixed, apart=self._apart)
+        # Taken before reading: a change during the reading is then seen at the next check.
+        self._stamp = Stamp.of(self._path)
+        read = read_keys(self._path)
+        try:
+            keys = KeySet([*self._fixed, *read], apart=self._apart)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"API key file {str(self._path)!r}: {error}", param="api_key_file"
+            ) from error
+        exposed = exposure(self._path)
+        if exposed is not None:
+            _log.warning(
+                "API key file %s: %s; chmod 600 keeps it to its owner", self._path, exposed
+            )
+        _log.info(
+            "%d API keys of %d names from %s",
+            len(read),
+            len({key.name for key in read}),
+            self._path,
+        )
+        return keys
+
+    async def reload(self) -> None:
+        """Read the file again, in a thread.
+
+        If it cannot be used, the old keys stay and the log says why.
+        """
+        if self._path is None:
+            return
+        try:
+            self._keys = await asyncio.to_thread(self._load)
+        except (InlayError, OSError) as error:
+            _log.error("the API keys were not reloaded: %s", error)
+
+    async def watch(self, every: float = POLL_SECONDS) -> None:
+        """Reload the file whenever it has changed, until cancelled."""
+        while self._path is not None:
+            await asyncio.sleep(every)
+            if Stamp.of(self._path) != self._stamp:
+                await self.reload()
+
+
+ADMIN_PORT = "inlay.admin_port"
+"""Key in the ASGI scope of a request that came through the admin port."""
+
+
+def is_admin(operation: Operation, settings: FrontendSettings) -> bool:
+    """Return True if an operation is for admins only."""
+    if operation.path in ("/metrics", "/load"):
+        return not settings.metrics_public
+    if operation.path == "/tokenizer_info":
+        return not settings.enable_tokenizer_info_endpoint
+    return operation.admin
+
+
+def _credentials(headers: Headers) -> bytes | None:
+    """Return the value of `Authorization`; without it, that of `x-api-key` as such a value."""
+    plain = headers.get(b"x-api-key")
+    return headers.get(b"authorization", None if plain is None else b"Bearer " + plain)
+
+
+def _check_no_page(headers: Headers) -> None:
+    # The admin port needs no key, so any web page open in a browser on this machine could use it.
+    # Browsers send one of these headers with every request that has an effect; tools send neither.
+    if b"origin" in headers or headers.get(b"sec-fetch-site") not in (
+        None, b"none", b"same-origin",
+    ):  # fmt: skip
+        raise PermissionDeniedError("web pages may not use the admin port")

@@ -6,7 +6,8 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
 from inlay.errors import RateLimitedError
-from inlay.http.callers.auth import Caller, ClientLimits
+from inlay.http.callers.auth import Caller
+from inlay.http.callers.keys import ClientLimits
 from inlay.http.settings import FrontendSettings
 
 RETRY_AFTER = 1.0

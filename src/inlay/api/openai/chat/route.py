@@ -6,7 +6,6 @@ import msgspec
 
 from inlay.api.fields import answer_id
 from inlay.api.generation.chat import prepare_chat
-from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import in_messages
 from inlay.api.generation.respond import respond
@@ -43,16 +42,13 @@ async def chat_completions(call: Call) -> None:
     shape = ChatShape(
         response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use
     )
-    fields = own_fields(request)
     audio = audio_of(call, request, asked.model.card, asked.generation, response_id)
     if audio is not None:
         spoken = AudioChatShape(shape, asked.generation, audio)
-        await respond(
-            call, request, asked.model, asked.generation, spoken, fields, rest=spoken.speak
-        )
+        await respond(call, request, asked.model, asked.generation, spoken, rest=spoken.speak)
         return
     if image is None:
-        await respond(call, request, asked.model, asked.generation, shape, fields)
+        await respond(call, request, asked.model, asked.generation, shape)
         return
     drawn = ImageChatShape(call, shape, asked.generation, image)
-    await respond(call, request, asked.model, asked.generation, drawn, fields, rest=drawn.draw)
+    await respond(call, request, asked.model, asked.generation, drawn, rest=drawn.draw)

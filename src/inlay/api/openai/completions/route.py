@@ -5,7 +5,7 @@ import msgspec
 from inlay.api.fields import answer_id
 from inlay.api.generation.checks import check_request
 from inlay.api.generation.generation import generation_of
-from inlay.api.generation.grammars import grammar_of, own_fields
+from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.logprobs import check_has_ids
 from inlay.api.generation.models_before import check_alone
 from inlay.api.generation.output_format import thinking_budget
@@ -69,7 +69,7 @@ async def completions(call: Call) -> None:
         call, request, response_id, model, renderer, prompts, sampling, request.max_tokens
     )
     shape = CompletionShape(response_id, request, model.name, renderer, generation)
-    await respond(call, request, model, generation, shape, own_fields(request))
+    await respond(call, request, model, generation, shape)
 
 
 def _prompts(

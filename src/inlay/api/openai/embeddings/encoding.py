@@ -16,7 +16,7 @@ import pybase64
 from inlay.api.openai.embeddings.gathering import Array
 from inlay.api.openai.schema.embeddings import EncodedRequest, TextsUsage
 from inlay.errors import InvalidRequestError
-from inlay.http.server import JSON
+from inlay.http.server import JSON_HEADER
 
 Format: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 Header: TypeAlias = tuple[bytes, bytes]
@@ -195,4 +195,4 @@ class Encoding:
             "data": data,
             "usage": about.usage,
         }
-        return Answer(_encode(response), JSON)
+        return Answer(_encode(response), JSON_HEADER)

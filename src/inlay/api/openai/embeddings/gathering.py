@@ -18,7 +18,7 @@ from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call
 from inlay.outputs import payload_of
-from inlay.request import PORTS, Pooling, Request, Task
+from inlay.request import PORTS, Pooling, Task
 from inlay.router import ServedModel
 
 Array = npt.NDArray[np.float32]
@@ -76,8 +76,7 @@ class Gathering:
         self._call = call
         self._model = model
         self._id = uuid.uuid4().hex
-        self._salt = call.tenant.salted(request.cache_salt)
-        self._priority = request.priority or 0
+        self._request = request
         self._numbers = itertools.count()
         card = model.card
         self._task = Task.SCORE if Task.SCORE in card.tasks else Task.EMBED
@@ -86,7 +85,7 @@ class Gathering:
             weights_id=card.weights_id,
             dtype=card.dtype,
             adapter=None if model.adapter is None else model.adapter.content_id,
-            salt=self._salt,
+            salt=call.tenant.salted(request.cache_salt),
         )
         self.positions = 0
 
@@ -126,21 +125,15 @@ class Gathering:
         async def compute(indices: Sequence[int]) -> list[Bundle]:
             await server.awake(self._model.card.name)
             chosen = [pieces[index] for index in indices]
-            request = Request(
-                id=f"{self._id}-{next(self._numbers)}",
+            seconds = tuple(piece.second_from for piece in chosen if piece.second_from is not None)
+            request = self._call.engine_request(
+                f"{self._id}-{next(self._numbers)}",
+                Pooling(second_from=seconds),
+                tuple(piece.prompt for piece in chosen),
                 task=self._task,
-                prompts=tuple(piece.prompt for piece in chosen),
-                params=Pooling(
-                    second_from=tuple(
-                        piece.second_from for piece in chosen if piece.second_from is not None
-                    )
-                ),
-                adapter=None if self._model.adapter is None else self._model.adapter.name,
-                salt=self._salt,
-                deadline=self._call.remaining,
-                priority=self._priority,
-                trace=None if self._call.span is None else self._call.span.traceparent,
-                client=self._call.client,
+                adapter=self._model.adapter_name,
+                cache_salt=self._request.cache_salt,
+                priority=self._request.priority,
             )
             (stream,) = await server.router.send(self._model.card.name, [request])
             try:

@@ -26,7 +26,7 @@ from inlay.api.openai.sources import in_prompts
 from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.http.parsed_request import read_request
-from inlay.http.server import JSON, Call
+from inlay.http.server import JSON_HEADER, Call
 from inlay.request import Task
 from inlay.router import ServedModel
 
@@ -117,7 +117,7 @@ async def classify(call: Call) -> None:
             )
         )
 
-    await call.bytes(await server.prepare(size, body), JSON)
+    await call.bytes(await server.prepare(size, body), JSON_HEADER)
 
 
 def _classes(index: int, probs: Array, card: EmbeddingCard) -> ClassificationData:

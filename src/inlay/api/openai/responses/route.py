@@ -8,7 +8,6 @@ import msgspec
 
 from inlay.api.fields import answer_id
 from inlay.api.generation.chat import prepare_chat
-from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.respond import respond
 from inlay.api.openai.responses.checks import LOGPROBS, check_responses
@@ -98,7 +97,7 @@ async def responses(call: Call) -> None:
             chat.top_logprobs,
             shows_reasoning=chat.include_reasoning is not False,
         )
-        await respond(call, chat, asked.model, asked.generation, shape, own_fields(chat), NAMED)
+        await respond(call, chat, asked.model, asked.generation, shape, NAMED)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 

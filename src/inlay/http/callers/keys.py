@@ -1,4 +1,4 @@
-"""File of API keys: a list of entries in YAML or JSON.
+"""API keys and their file: a list of entries in YAML or JSON.
 
     - name: alice                    # the tenant; entries of one name are keys of one tenant
       key: sk-...                    # or sha256: its SHA-256 in hex
@@ -26,7 +26,6 @@ import msgspec
 import yaml
 
 from inlay.errors import InvalidRequestError
-from inlay.http.callers.auth import UNNAMED, ClientLimits, Key
 
 MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a key file."""
@@ -36,6 +35,53 @@ _key = re.compile(r"[\x21-\x7e]{1,512}")
 _unknown = re.compile(r"unknown field `(.*)`", re.DOTALL)
 _field = re.compile(r"[a-z_]{1,20}")
 _sha256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Rate limit and quota of one client; None means the settings' default.
+
+    Attributes:
+        rate: requests a minute.
+        max_requests: running requests.
+        max_bytes: bytes held.
+    """
+
+    rate: float | None = None
+    max_requests: int | None = None
+    max_bytes: int | None = None
+
+
+DEFAULT_LIMITS = ClientLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An accepted API key.
+
+    Attributes:
+        sha256: SHA-256 of the key, 32 bytes; the key itself is not kept.
+        name: name of its tenant. A tenant may have several keys, such as an old and a new one.
+        admin: True if it may use the admin routes.
+        share: limits of the tenant.
+        expires: Unix time from which it is refused, or None.
+    """
+
+    sha256: bytes
+    name: str
+    admin: bool = False
+    share: ClientLimits = DEFAULT_LIMITS
+    expires: float | None = None
+
+    @classmethod
+    def unnamed(cls, key: str, *, admin: bool = False) -> "Key":
+        """Return a key that is a tenant of its own."""
+        digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"inlay tenant").hexdigest()
+        return cls(hashlib.sha256(key.encode()).digest(), UNNAMED + digest, admin)
+
+
+UNNAMED = "key-"
+"""Prefix of the tenants of keys without a name; names in a key file may not begin with it."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
