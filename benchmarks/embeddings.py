@@ -40,8 +40,9 @@ from tests.live import fleet
 from transformers import BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
 
 from inlay import engine as engines
+from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.embeddings.gathering import normalized
-from inlay.api.openai.embeddings.inputs import TextInputs, Truncation, chunks
+from inlay.api.openai.embeddings.inputs import TextInputs, chunks
 from inlay.digest import Secret
 from inlay.engine.embed.engine import EmbedEngine
 from inlay.engine.settings import EngineSettings

@@ -31,8 +31,8 @@ import msgspec
 import numpy as np
 
 from benchmarks._serving import HIDDEN, takes
+from inlay.api.openai.completions.prompts import in_completion
 from inlay.api.openai.schema.completions import CompletionRequest
-from inlay.api.openai.sources import in_completion
 from inlay.digest import Secret, row_digests
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.allocator import keep_freed_memory

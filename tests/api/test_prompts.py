@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from inlay.api.generation.truncation import cut_off, kept_positions, truncated
+from inlay.api.generation.truncation import Truncation, kept_positions, truncated
 from inlay.api.openai.completions.prompts import PromptReader
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
@@ -21,7 +21,6 @@ from inlay.api.openai.schema.completions import (
     TextPart,
     TokenIdsPart,
 )
-from inlay.api.schema.generation import GenerationRequest
 from inlay.digest import Secret, row_digests
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies import embeds as embeds_module
@@ -74,11 +73,10 @@ def test_what_is_kept_is_one_end_and_no_atomic_segment_is_split(
     segments: list[Segment], keep: int, side: Any
 ) -> None:
     prompt = Prompt.of(*segments)
-    request = GenerationRequest(truncation_side=side)
     whole = positions(prompt)
     most = LIMIT - 3 if keep < 0 else keep
     try:
-        kept = positions(truncated(prompt, kept_positions(keep, LIMIT, 3), cut_off(request)))
+        kept = positions(Truncation.of(keep, side or "left", LIMIT, 3).cut(prompt))
     except InvalidRequestError:
         kept = []
     assert kept == (whole[: len(kept)] if side == "right" else whole[len(whole) - len(kept) :])

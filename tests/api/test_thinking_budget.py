@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from inlay.api.generation.output_format import thinking_budget
-from inlay.api.schema.chat import ChatRequest
 from inlay.http import FrontendSettings
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.render import Renderer
@@ -106,9 +105,8 @@ def test_channels_have_no_budget() -> None:
 
     renderer = Renderer.load(qwen_like())
     settings = FrontendSettings(reasoning_parser="openai_gptoss")
-    request = ChatRequest(messages=[], thinking_token_budget=4)
     with pytest.raises(InvalidRequestError, match="in a channel"):
-        thinking_budget(request, settings, renderer)
+        thinking_budget(4, settings, renderer)
 
 
 def rows(count: int) -> Rows:

@@ -90,7 +90,7 @@ def _routes() -> _Routes:
     from inlay.digest import Secret
     from inlay.http import parsed_request
     from inlay.http.bodies import base64_extractor as lift
-    from inlay.http.bodies.accounting import Reservation
+    from inlay.http.bodies.accounting import RequestMemory, Reservation
     from inlay.http.bodies.memory import Room, private
     from inlay.http.callers.auth import ANYONE
     from inlay.http.errors import error_json
@@ -162,6 +162,7 @@ def _routes() -> _Routes:
         generation: Any = None
 
     async def read_kept(call: Kept, room: Room = private) -> lift.ExtractedBody:
+        call.memory = RequestMemory(call.reservation, server.limits)
         arrived: lift.ExtractedBody = _arrived(lift, call.content, room)
         return arrived
 

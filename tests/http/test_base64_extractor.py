@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.api.openai.completions.prompts import in_completion
 from inlay.api.openai.schema.completions import CompletionRequest
-from inlay.api.openai.sources import in_completion
 from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.embeds import tensor_data

@@ -29,6 +29,14 @@ def check_unserved(request: msgspec.Struct) -> None:
             )
 
 
+def check_depths(request: msgspec.Struct, *names: str) -> None:
+    """Raise `InvalidRequestError` for a field that is nested deeper than `MAX_DEPTH`."""
+    for name in names:
+        value = getattr(request, name)
+        if value is not None:
+            check_depth(value, name)
+
+
 def check_depth(value: object, param: str) -> None:
     """Raise `InvalidRequestError` when `value` is nested deeper than `MAX_DEPTH`."""
     level: list[object] = [value]

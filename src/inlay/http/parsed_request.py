@@ -77,7 +77,7 @@ class ParsedRequest(Generic[T]):
         stored = await stored_rows(call, tensors, card) if tensors else {}
 
         def decode(text: str) -> Buffer:
-            return parsed.data(text, limits=reader.limits)
+            return parsed.data(text, limits=call.server.limits.any)
 
         return Embeddings(
             reader,
@@ -182,7 +182,7 @@ async def parse(
     files_in: Callable[[T], Sequence[str]] = lift.no_files,
 ) -> Parsed[T]:
     """Parse a body. Arguments and errors as `inlay.http.bodies.base64_extractor.parse`."""
-    limits = call.server.embeds.limits
+    limits = call.server.limits.any
     return await call.server.prepare(
         len(body),
         lift.parse,
@@ -199,7 +199,7 @@ async def _read_form(call: Call, media: ContentType) -> Form:
     server = call.server
     server.embeds.require_enabled()
     boundary = media.parameters.get("boundary")
-    form = Form(boundary, call.declared, server.embeds.limits, server.room)
+    form = Form(boundary, call.declared, server.limits.any, server.room)
     await read_pieces(call, take=lambda piece: form.feed(bytes(piece)))
     form.close()
     return form
@@ -213,7 +213,7 @@ async def read_tensor(call: Call) -> Buffer:
         BodyTooLargeError: over the limit of bodies.
         InlayError: as `inlay.http.bodies.body.receive_body`.
     """
-    limits = call.server.embeds.limits
+    limits = call.server.limits.any
 
     def check(size: int) -> None:
         if size > limits.max_bytes:
@@ -310,7 +310,7 @@ async def stored_rows(
             wanted.setdefault(source.ref, source.param)
     if not wanted:
         return {}
-    store, target, tenant = store_for(call), call.server.embeds.target(card), call.tenant.id
+    store, target, tenant = store_for(call), call.server.embeds.target(card), call.caller.tenant.id
 
     found: dict[str, tuple[Rows, ...]] = {}
     for ref, param in wanted.items():
@@ -341,7 +341,7 @@ async def stored_files(call: Call, sources: Sequence[MediaSource]) -> dict[str, 
             continue
         with _named(source.param):
             found[source.ref] = await store_for(call).file(
-                call.tenant.id, source.ref, look=_counter(call), hold=call.reservation.grow
+                call.caller.tenant.id, source.ref, look=_counter(call), hold=call.reservation.grow
             )
     return found
 

@@ -46,8 +46,10 @@ def _fields(call: Call, status: int, error: BaseException | None) -> dict[str, V
         "route": call.route,
         "status": CLIENT_GONE if isinstance(error, ClientGone) else status,
     }
-    if call.tenant.id:
-        fields["tenant"] = hashlib.blake2b(call.tenant.id.encode(), digest_size=6).hexdigest()
+    if call.caller.tenant.id:
+        fields["tenant"] = hashlib.blake2b(
+            call.caller.tenant.id.encode(), digest_size=6
+        ).hexdigest()
     if call.times is not None:
         fields |= call.times.log_fields()
     fields["ms"] = round((time.perf_counter() - call.began) * 1000, 3)

@@ -27,7 +27,7 @@ from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory
 from inlay.http.bodies.connection import Exchange
 from inlay.http.bodies.embeds import EmbedsReader
 from inlay.http.bodies.memory import private
-from inlay.http.callers.auth import ANYONE, Caller, Keys, Tenant
+from inlay.http.callers.auth import ANYONE, Caller, Keys
 from inlay.http.callers.clients import Clients
 from inlay.http.errors import OPENAI, ErrorForm
 from inlay.http.metrics.cache import CacheMetrics
@@ -250,6 +250,7 @@ class Call:
     Attributes:
         caller: the caller, once authenticated.
         reservation: the bytes it holds.
+        memory: accounting of them, once the body has been read.
         headers: of the request.
         declared: its `Content-Length`; None if the body is chunked.
         exchange: its connection, if the HTTP server is this one.
@@ -293,7 +294,7 @@ class Call:
     errors: ErrorForm = OPENAI
     parameters: Sequence[str] = ()
     ending: ExitStack = field(default_factory=ExitStack)
-    _intake: RequestMemory | None = None
+    memory: RequestMemory = field(init=False)
 
     def answers_with(self, errors: ErrorForm) -> None:
         """Set the form of errors, and the header that has the request id in that API."""
@@ -327,18 +328,6 @@ class Call:
         pairs = (item.partition("=") for item in rest)
         parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
         return ContentType(kind, parameters)
-
-    @property
-    def memory(self) -> RequestMemory:
-        """Accounting of the request's memory, once the body has been read."""
-        if self._intake is None:
-            self._intake = RequestMemory(self.reservation, self.server.limits)
-        return self._intake
-
-    @property
-    def tenant(self) -> Tenant:
-        """The caller's tenant."""
-        return self.caller.tenant
 
     @property
     def client(self) -> str | None:
@@ -413,7 +402,7 @@ class Call:
             prompts=prompts,
             params=params,
             adapter=adapter,
-            salt=self.tenant.salted(cache_salt),
+            salt=self.caller.tenant.salted(cache_salt),
             deadline=self.remaining,
             priority=priority or 0,
             trace=None if self.span is None else self.span.traceparent,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.api.anthropic.schema import MessagesInput
-from inlay.api.fields import check_depth, string_at
+from inlay.api.fields import check_depths, string_at
 from inlay.api.generation.parts import content_source
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
@@ -51,8 +51,7 @@ def conversation(request: MessagesInput) -> Conversation:
     Raises:
         InvalidRequestError: no messages, or blocks that are malformed or not supported.
     """
-    for name in _FREE_FORM:
-        check_depth(getattr(request, name), name)
+    check_depths(request, *_FREE_FORM)
     if not request.messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
     turns = _Turns()

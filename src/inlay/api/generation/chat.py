@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from inlay.api.fields import check_depth
-from inlay.api.generation.checks import check_request
+from inlay.api.fields import check_depths
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.messages import MessageReader
@@ -14,11 +13,10 @@ from inlay.api.generation.output_format import (
     ModelFormats,
     check_tool_use,
     output_format_for,
-    thinking_budget,
 )
-from inlay.api.generation.sampling import sampling_of
+from inlay.api.generation.sampling import check_request, sampling_of
 from inlay.api.generation.tools import ToolUse
-from inlay.api.generation.truncation import cut_off, kept_positions, truncated
+from inlay.api.generation.truncation import Truncation
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
@@ -107,7 +105,9 @@ async def chat_prompt(
         if request.max_completion_tokens is None
         else request.max_completion_tokens
     )
-    keep = kept_positions(request.truncate_prompt_tokens, model.max_len, max_tokens)
+    cut = Truncation.of(
+        request.truncate_prompt_tokens, request.truncation_side or "left", model.max_len, max_tokens
+    )
     prompt, size = await server.prepare(
         incoming.size + embeddings.num_fetched_bytes,
         _prompt,
@@ -117,7 +117,7 @@ async def chat_prompt(
         card,
         renderer,
         kept,
-        keep,
+        cut,
     )
     del embeddings, messages
     call.memory.settle([prompt], size)
@@ -180,7 +180,7 @@ async def _prepare(
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         logprobs_param="top_logprobs",
         grammar=bound,
-        thinking=thinking_budget(request, call.server.settings, renderer),
+        settings=call.server.settings,
     )
     request.messages = []
     generation = generation_of(
@@ -196,9 +196,9 @@ def _prompt(
     card: ModelCard,
     renderer: Renderer,
     kept: msgspec.Struct,
-    keep: int | None,
+    cut: Truncation,
 ) -> tuple[Prompt, int]:
-    """Return a chat's prompt, cut to `keep` positions unless None, and the bytes of `kept`."""
+    """Return a chat's prompt, truncated, and the bytes of `kept`."""
     chat = read(embeddings.one, embeddings.media)
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
@@ -211,8 +211,8 @@ def _prompt(
         else request.add_generation_prompt,
         continue_final_message=continues,
         template_kwargs={**_effort(request, renderer), **(request.chat_template_kwargs or {})},
-        keep=keep,
-        side=cut_off(request),
+        keep=cut.keep,
+        side=cut.side,
     )
     if not len(prompt):
         raise InvalidRequestError(
@@ -220,7 +220,7 @@ def _prompt(
             "position",
             param="messages",
         )
-    return truncated(prompt, keep, cut_off(request)), size_of(kept, "messages")
+    return cut.cut(prompt), size_of(kept, "messages")
 
 
 def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
@@ -260,5 +260,4 @@ def _check_chat(request: ChatRequest, max_choices: int) -> None:
             "echo is not supported in chat completions: the last message is the client's own",
             param="echo",
         )
-    for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
-        check_depth(getattr(request, name), name)
+    check_depths(request, "messages", "tools", "tool_choice", "chat_template_kwargs")

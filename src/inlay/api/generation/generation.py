@@ -10,11 +10,10 @@ import msgspec
 from blake3 import blake3
 
 from inlay import __version__, refusals
-from inlay.api.generation.checks import stops_of
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.logprobs import PromptScores, reserve
-from inlay.api.generation.sampling import each_choice
+from inlay.api.generation.sampling import each_choice, stops_of
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError

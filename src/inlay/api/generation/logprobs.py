@@ -187,21 +187,18 @@ _FIELD = "logprob_token_ids"
 
 
 def named_ids(
-    request: GenerationRequest, *, logprobs: int | None, max_tokens: int | None
+    ids: Sequence[int], *, logprobs: int | None, max_tokens: int | None
 ) -> tuple[int, ...]:
-    """Return the ids of `logprob_token_ids` without duplicates; empty if the field is absent.
+    """Return the ids of `logprob_token_ids` without duplicates.
 
     Args:
-        request: the request.
+        ids: value of that field, not empty.
         logprobs: alternatives for each token, or None for no logprobs.
         max_tokens: the request's value.
 
     Raises:
         InvalidRequestError: without logprobs, too many, or nothing is generated.
     """
-    ids = request.logprob_token_ids or []
-    if not ids:
-        return ()
     if logprobs is None:
         raise InvalidRequestError(
             f"{_FIELD} is only allowed when logprobs are asked for", param=_FIELD

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from inlay.api.generation.checks import check_request
 from inlay.api.generation.choices import ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
 from inlay.api.generation.messages import MessageReader, ReadMessages
+from inlay.api.generation.sampling import check_request
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
 from inlay.digest import Secret, row_digests
@@ -57,16 +57,6 @@ class Before(NamedTuple):
     incoming: ParsedRequest[Any]
     messages: MessageReader
     usages: Mapping[str, Usage] = {}
-
-
-def check_alone(card: ModelCard) -> None:
-    """Raise `InvalidRequestError` if other language models come before a model: they take chats."""
-    if card.stage is not None and card.stage.graph.before_text:
-        raise InvalidRequestError(
-            f"the pipeline `{card.name}` is several language models in a row; they take chats, as "
-            "by /v1/chat/completions",
-            param="model",
-        )
 
 
 async def behind_others(
@@ -254,4 +244,4 @@ def _last_of_user(chat: ReadMessages) -> int:
     )
 
 
-__all__ = ["Before", "Prepare", "behind_others", "check_alone"]
+__all__ = ["Before", "Prepare", "behind_others"]

@@ -7,7 +7,6 @@ import msgspec
 
 from inlay.api.generation.grammars import check_served
 from inlay.api.generation.tools import ToolChoice, ToolUse
-from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.settings import FrontendSettings
@@ -77,17 +76,12 @@ def check_tool_use(
         )
 
 
-def thinking_budget(
-    request: GenerationRequest, settings: FrontendSettings, renderer: Renderer
-) -> ThinkingBudget | None:
+def thinking_budget(tokens: int, settings: FrontendSettings, renderer: Renderer) -> ThinkingBudget:
     """Return the budget that `thinking_token_budget` sets, before its prompts are known.
 
     Raises:
         InvalidRequestError: the model's reasoning format is not known, or has no end tag.
     """
-    tokens = request.thinking_token_budget
-    if tokens is None or tokens == -1:
-        return None
     form = ModelFormats.of(settings, renderer).reasoning
     if form is None:
         raise InvalidRequestError(

@@ -1,18 +1,22 @@
-"""Sampling settings of a request, with the model's defaults, and of each choice."""
+"""Fields of a request that generates, checked, and its sampling settings with the model's defaults."""
 
+import math
 import secrets
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from inlay.api.fields import check_ids
+from inlay.api.fields import check_ids, check_unserved
 from inlay.api.generation.logprobs import named_ids, prompt_logprobs_of
+from inlay.api.generation.output_format import thinking_budget
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.http.settings import FrontendSettings
 from inlay.prompt import Prompt
 from inlay.render import Begins, ReasoningIds, Renderer
-from inlay.request import Grammar, Sampling, ThinkingBudget
+from inlay.request import Grammar, Sampling
 from inlay.router import ServedModel
 
 MAX_LOGIT_BIAS = MAX_STOP_TOKEN_IDS = 1024
@@ -22,6 +26,129 @@ MAX_ALLOWED_IDS = 1 << 20
 Each choice sends them in its own message to a worker.
 """
 MAX_BAD_WORD_IDS = 1024
+_INF = math.inf
+MAX_STOPS, MAX_STOP_LENGTH, MAX_STOPS_LENGTH = 64, 4096, 16_384
+MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH = 128, 4096
+
+
+class _Range(NamedTuple):
+    """Allowed range of a number: `low` to `high`; `low` is excluded if `above`."""
+
+    low: float
+    high: float = _INF
+    above: bool = False
+
+    def __str__(self) -> str:
+        if self.high == _INF:
+            return f"{'above' if self.above else 'at least'} {self.low}"
+        low = f"{'above' if self.above else 'from'} {self.low}"
+        return f"{low} {'and at most' if self.above else 'to'} {self.high}"
+
+
+_RANGES: dict[str, _Range] = {
+    "n": _Range(1),
+    "best_of": _Range(1),
+    "max_tokens": _Range(1),
+    "max_completion_tokens": _Range(1),
+    "min_tokens": _Range(0),
+    "temperature": _Range(0),
+    "top_p": _Range(0, 1, above=True),
+    "top_k": _Range(-1),
+    "min_p": _Range(0, 1),
+    "repetition_penalty": _Range(0, above=True),
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+    "seed": _Range(-(2**63), 2**63 - 1),
+    "thinking_token_budget": _Range(-1),
+    "truncate_prompt_tokens": _Range(-1),
+    "priority": _Range(-(2**31), 2**31 - 1),
+}
+
+
+def check_request(request: GenerationRequest) -> None:
+    """Check the fields that can be checked without a model.
+
+    Raises `InvalidRequestError` that names the field, its value and the allowed values.
+    """
+    for name, allowed in _RANGES.items():
+        value = getattr(request, name, None)
+        if value is None:
+            continue
+        if name == "max_tokens" and value == 0 and request.only_echoes:
+            continue
+        if value < allowed.low or value > allowed.high or (allowed.above and value == allowed.low):
+            raise InvalidRequestError(f"{name} must be {allowed}, got {value}", param=name)
+    check_unserved(request)
+    _check_words(request.bad_words or [])
+    if request.best_of is not None:
+        _check_best_of(request, request.best_of)
+    if request.cache_salt == "":
+        raise InvalidRequestError(
+            "cache_salt must be a non-empty string if provided", param="cache_salt"
+        )
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError(
+            "stream_options is only allowed when stream is true", param="stream_options"
+        )
+    if request.stop is not None:
+        _check_stops(stops_of(request))
+
+
+def _check_best_of(request: GenerationRequest, best_of: int) -> None:
+    if best_of != request.candidates:
+        raise InvalidRequestError(
+            f"best_of must be at least n ({request.n or 1}), and is n in a chat; got {best_of}",
+            param="best_of",
+        )
+    if request.stream and best_of > (request.n or 1):
+        raise InvalidRequestError(
+            f"best_of ({best_of}) above n is not possible when stream is true: the best is known "
+            "in the end",
+            param="best_of",
+        )
+
+
+def stops_of(request: GenerationRequest) -> tuple[str, ...]:
+    """Return the stop strings."""
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(
+            f"stop has {len(stops)} strings; at most {MAX_STOPS}", param="stop"
+        )
+    for stop in stops:
+        if not stop:
+            raise InvalidRequestError("stop must not hold an empty string", param="stop")
+        if len(stop) > MAX_STOP_LENGTH:
+            raise InvalidRequestError(
+                f"a stop string has {len(stop)} characters; at most {MAX_STOP_LENGTH}", param="stop"
+            )
+    length = sum(map(len, stops))
+    if length > MAX_STOPS_LENGTH:
+        raise InvalidRequestError(
+            f"stop has {length} characters in all its strings; at most {MAX_STOPS_LENGTH}",
+            param="stop",
+        )
+
+
+def _check_words(words: list[str]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"bad_words has {len(words)} words; at most {MAX_BAD_WORDS}", param="bad_words"
+        )
+    for word in words:
+        if not word.strip():
+            raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
+    length = sum(map(len, words))
+    if length > MAX_BAD_WORDS_LENGTH:
+        raise InvalidRequestError(
+            f"bad_words have {length} characters together; at most {MAX_BAD_WORDS_LENGTH}",
+            param="bad_words",
+        )
 
 
 def _bad_words(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
@@ -57,7 +184,7 @@ def sampling_of(
     logprobs_param: str = "logprobs",
     echoed: int | None = None,
     grammar: Grammar | None = None,
-    thinking: ThinkingBudget | None = None,
+    settings: FrontendSettings,
 ) -> Sampling:
     """Return the settings that all choices share; `each_choice` adds those of one choice.
 
@@ -71,7 +198,7 @@ def sampling_of(
         logprobs_param: name of that field.
         echoed: alternatives for each position of an echoed prompt, or None.
         grammar: of the outputs.
-        thinking: budget of the reasoning.
+        settings: name the form of the model's reasoning, which a budget needs.
 
     Raises:
         InvalidRequestError: out of the model's range.
@@ -100,7 +227,6 @@ def sampling_of(
             param="stop_token_ids",
         )
     stop_token_ids = tuple(request.stop_token_ids or ())
-    check_ids(stop_token_ids, card.vocab_size, "stop_token_ids")
     allowed = request.allowed_token_ids
     if allowed is not None and not allowed:
         raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
@@ -109,10 +235,18 @@ def sampling_of(
             f"allowed_token_ids has {len(allowed or ())} ids; the model has {card.vocab_size}",
             param="allowed_token_ids",
         )
-    check_ids(allowed or [], card.vocab_size, "allowed_token_ids")
-    named = named_ids(request, logprobs=logprobs, max_tokens=max_tokens)
-    check_ids(named, card.vocab_size, "logprob_token_ids")
-    best_of = request.candidates > (request.n or 1)
+    named: tuple[int, ...] = ()
+    if request.logprob_token_ids:
+        named = named_ids(request.logprob_token_ids, logprobs=logprobs, max_tokens=max_tokens)
+    for name, ids in (
+        ("stop_token_ids", stop_token_ids),
+        ("allowed_token_ids", allowed),
+        ("logprob_token_ids", named),
+    ):
+        if ids:
+            check_ids(ids, card.vocab_size, name)
+    candidates = request.candidates
+    best_of = candidates > (request.n or 1)
     sampling = Sampling(
         max_tokens=wanted,
         min_tokens=min_tokens,
@@ -134,9 +268,11 @@ def sampling_of(
         bad_words=_bad_words(request, renderer),
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
         prompt_logprobs=prompt_logprobs_of(request, card, prompts, echoed=echoed),
-        thinking=thinking,
+        thinking=None
+        if request.thinking_token_budget in (None, -1)
+        else thinking_budget(request.thinking_token_budget, settings, renderer),
     )
-    check_together(sampling, len(prompts) * request.candidates)
+    check_together(sampling, len(prompts) * candidates)
     return sampling
 
 

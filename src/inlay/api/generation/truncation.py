@@ -1,9 +1,9 @@
 """Truncation of prompts."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from inlay.api.schema.generation import GenerationRequest
-from inlay.errors import InvalidRequestError
+from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Media, Prompt, split_point
 from inlay.render import Side
 
@@ -31,9 +31,38 @@ def kept_positions(keep: int | None, limit: int, max_tokens: int | None) -> int 
     return keep
 
 
-def cut_off(request: GenerationRequest) -> Side:
-    """Return the side of a prompt that `request` cuts off."""
-    return request.truncation_side or "left"
+class Truncation(NamedTuple):
+    """Truncation of prompts.
+
+    Attributes:
+        limit: maximum positions of the model.
+        keep: positions that are kept, or None to refuse longer prompts.
+        side: the side that is cut off.
+    """
+
+    limit: int
+    keep: int | None = None
+    side: Side = "right"
+
+    @classmethod
+    def of(
+        cls, keep: int | None, side: Side, limit: int, max_tokens: int | None = 0
+    ) -> "Truncation":
+        """Return the truncation of a request. Arguments and errors as `kept_positions`."""
+        return cls(limit, kept_positions(keep, limit, max_tokens), side)
+
+    def cut(self, prompt: Prompt) -> Prompt:
+        """Return a truncated prompt. Raises as `truncated`."""
+        return truncated(prompt, self.keep, self.side)
+
+    def check(self, length: int, param: str) -> None:
+        """Raise `ContextLengthError` for a prompt that is too long."""
+        if length > self.limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {self.limit} tokens; {param} has "
+                f"{length}. Shorten it, or send truncate_prompt_tokens.",
+                param=param,
+            )
 
 
 def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:

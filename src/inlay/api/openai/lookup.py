@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inlay.api.fields import check_depth
+from inlay.api.fields import check_depths
 from inlay.api.generation.messages import read_messages
 from inlay.api.openai.schema.lookup import (
     EncodePromptRequest,
@@ -69,7 +69,10 @@ async def encode_prompt(call: Call) -> None:
         call.reservation.grow(made.size * 12)
     data = await server.tables.run(_file, made, request, card)
     stored = await store.put(
-        call.tenant.id, data, read(data, limits=server.embeds.limits), hold=call.reservation.grow
+        call.caller.tenant.id,
+        data,
+        read(data, limits=server.limits.any),
+        hold=call.reservation.grow,
     )
     await call.json(shown(stored))
 
@@ -154,7 +157,7 @@ async def _ids(call: Call, request: EncodePromptRequest, card: ModelCard) -> Seq
 def _tokens(request: EncodePromptRequest, renderer: Renderer) -> Sequence[int]:
     if request.messages is None:
         return renderer.encode(request.prompt or "", add_special_tokens=True)
-    check_depth(request.messages, "messages")
+    check_depths(request, "messages")
     messages = read_messages(request.messages, _no_rows, _no_image).messages
     return renderer.chat(messages, add_generation_prompt=True).token_ids()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from inlay.api.fields import check_depth, check_ids, check_unserved
+from inlay.api.fields import check_depths, check_ids, check_unserved
 from inlay.api.generation.messages import read_messages
 from inlay.api.openai.schema.tokenize import (
     DetokenizeRequest,
@@ -51,8 +51,7 @@ def _tokens(request: TokenizeRequest, card: ModelCard, renderer: Renderer) -> To
 def _chat(
     request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Renderer
 ) -> tuple[int, ...]:
-    for name in ("messages", "tools", "chat_template_kwargs"):
-        check_depth(getattr(request, name), name)
+    check_depths(request, "messages", "tools", "chat_template_kwargs")
     messages = read_messages(raw, _no_rows, _no_image).messages
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(

@@ -53,7 +53,7 @@ async def upload(call: Call) -> None:
     source = _source(parsed.request)
     if source is None:
         call.server.embeds.require_enabled()
-        data = parsed.data(parsed.request.data, limits=call.server.embeds.limits)
+        data = parsed.data(parsed.request.data, limits=call.server.limits.any)
         await _store_tensor(call, data, card)
     else:
         data = source.data(parsed.lifted, call.server.settings.max_media_bytes)
@@ -61,7 +61,7 @@ async def upload(call: Call) -> None:
 
 
 async def _store_tensor(call: Call, data: Buffer, card: ModelCard | None) -> None:
-    store, tenant = store_for(call), call.tenant.id
+    store, tenant = store_for(call), call.caller.tenant.id
     tensor = await call.server.prepare(len(data), _read, call, data, card)
     stored = await store.put(tenant, data, tensor, hold=call.reservation.grow)
     if card is not None:
@@ -79,7 +79,9 @@ async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None
     if card is not None:
         spec = spec_for(card, [MediaSource(None, None, None, "data", ref="data")])
     picture, num_tokens = await server.prepare(len(data), _picture, data, spec, server.secret)
-    stored = await store_for(call).put(call.tenant.id, data, picture, hold=call.reservation.grow)
+    stored = await store_for(call).put(
+        call.caller.tenant.id, data, picture, hold=call.reservation.grow
+    )
     await call.json(shown(stored, num_tokens))
 
 
@@ -119,7 +121,7 @@ def _source(request: UploadRequest) -> MediaSource | None:
 
 def _read(call: Call, data: Buffer, card: ModelCard | None) -> Tensor:
     embeds = call.server.embeds
-    tensor = read(data, limits=embeds.limits)
+    tensor = read(data, limits=call.server.limits.any)
     if card is not None:
         embeds.check(tensor, card)
     return tensor
@@ -131,13 +133,13 @@ def _seen(stored: StoredPrompt) -> None:
 
 async def show(call: Call) -> None:
     """Answer with a stored prompt's metadata; this does not extend its time to live."""
-    await call.json(shown(await store_for(call).get(call.tenant.id, _id(call))))
+    await call.json(shown(await store_for(call).get(call.caller.tenant.id, _id(call))))
 
 
 async def delete(call: Call) -> None:
     """Delete a stored prompt from every tier."""
     id_ = _id(call)
-    await store_for(call).delete(call.tenant.id, id_)
+    await store_for(call).delete(call.caller.tenant.id, id_)
     await call.json(PromptEmbedsDeleted(id=id_))
 
 
@@ -148,7 +150,7 @@ async def pin(call: Call) -> None:
     """
     store = store_for(call)
     request = await read_json(call, _pin, empty=PinRequest())
-    await call.json(shown(await store.pin(call.tenant.id, _id(call), request.pinned)))
+    await call.json(shown(await store.pin(call.caller.tenant.id, _id(call), request.pinned)))
 
 
 def _id(call: Call) -> str:

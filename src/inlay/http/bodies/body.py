@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from inlay import liveness
 from inlay.errors import BodyTooLargeError
 from inlay.http.asgi import Receive
+from inlay.http.bodies.accounting import RequestMemory
 from inlay.http.bodies.base64_extractor import RUN, Base64Extractor, ExtractedBody
 from inlay.http.bodies.memory import Room, private
 from inlay.http.errors import BodyTimeoutError, ClientGone
@@ -57,7 +58,7 @@ async def receive_body(
             if not message.get("more_body", False):
                 break
             progress(size)
-    call.body_read = True
+    _received(call)
 
 
 @asynccontextmanager
@@ -85,6 +86,12 @@ async def _in_time(call: Call) -> AsyncIterator[Callable[[int], None]]:
         ) from error
 
 
+def _received(call: Call) -> None:
+    """Note that nothing of the body is left, and begin to account for what is made of it."""
+    call.body_read = True
+    call.memory = RequestMemory(call.reservation, call.server.limits)
+
+
 async def read_pieces(call: Call, *, take: Callable[[bytes | memoryview], None]) -> None:
     """Pass on a body as it arrives; a large one of known length directly from the socket.
 
@@ -102,12 +109,13 @@ async def read_pieces(call: Call, *, take: Callable[[bytes | memoryview], None])
             take(arrived)
     elif exchange is None or declared is None or declared < _WHOLE_FROM:
         await receive_body(call, check=check, take=take)
+        return
     else:
         check(declared)
         call.reservation.grow_to(declared)
         async with _in_time(call) as progress:
             await exchange.stream(declared, take, progress)
-    call.body_read = True
+    _received(call)
 
 
 async def read_body(call: Call, room: Room = private) -> ExtractedBody:
@@ -145,7 +153,7 @@ async def read_whole(call: Call, check: Callable[[int], None]) -> memoryview | N
     whole = private(declared)
     async with _in_time(call) as progress:
         await exchange.fill(whole, progress)
-    call.body_read = True
+    _received(call)
     return whole
 
 

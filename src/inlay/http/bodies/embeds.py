@@ -20,7 +20,7 @@ from inlay.http.metrics.requests import Metrics
 from inlay.http.quoting import shown_at
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows, Segment
 from inlay.store import Target
-from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
+from inlay.tensors import Tensor, prompts_of, read, to_rows
 from inlay.tensors.tensor import quoted
 
 
@@ -121,11 +121,6 @@ class EmbedsReader:
         self._limits = limits
         self._secret = secret
         self._metrics = metrics
-
-    @property
-    def limits(self) -> ReadLimits:
-        """Limits of a tensor file whose model is not known yet."""
-        return self._limits.any
 
     def require_enabled(self) -> None:
         """Raise `InvalidRequestError` if this server accepts no embeddings."""

@@ -1,22 +1,65 @@
-"""Prompts of a completions request."""
+"""Sources and prompts of a completions request."""
 
 from collections.abc import Sequence
 
+import msgspec
+
 from inlay.api.fields import check_ids
-from inlay.api.generation.truncation import cut_off, kept_positions, truncated
+from inlay.api.generation.parts import media_source
+from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
+    MediaPart,
     PromptEmbedsPart,
     PromptPart,
     TextPart,
     TokenIdsPart,
 )
-from inlay.api.openai.sources import media_part_source, part_source
+from inlay.api.openai.sources import in_prompt_embeds
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings, Source, TensorSource
+from inlay.http.bodies.media import MediaSource
 from inlay.prompt import Prompt, Segment, Tokens
 from inlay.render import End, Renderer
 from inlay.router import ServedModel
+
+
+def in_completion(request: CompletionRequest) -> list[Source]:
+    """Return the sources of a completions request, in order."""
+    found: list[Source] = [*in_prompt_embeds(request.prompt_embeds)]
+    if found:
+        return found
+    if isinstance(request.prompt, list):
+        for index, item in enumerate(request.prompt):
+            # A prompt may have a million ids, and this blocks the server: comparing types is twice
+            # as fast as `isinstance`.
+            if type(item) is int or type(item) is str:
+                continue
+            if isinstance(item, list):
+                for inner, part in enumerate(item):
+                    if type(part) is not int:
+                        found += _in_part(part, f"prompt[{index}][{inner}]", index)
+            else:
+                found += _in_part(item, f"prompt[{index}]", 0)
+    return found
+
+
+def _in_part(part: object, param: str, prompt: int) -> list[Source]:
+    if isinstance(part, PromptEmbedsPart):
+        return [_part_source(part, param)]
+    if isinstance(part, MediaPart):
+        return [_media_part_source(part, param, prompt)]
+    return []
+
+
+def _part_source(part: PromptEmbedsPart, param: str) -> TensorSource:
+    """Return the source of a part of a completion's prompt."""
+    return TensorSource(part.data, part.ref, part.part, param)
+
+
+def _media_part_source(part: MediaPart, param: str, prompt: int = 0) -> MediaSource:
+    """Return the source of media in a completion's prompt. Raises as `media_source`."""
+    return media_source(msgspec.structs.asdict(part), param, prompt)
 
 
 class PromptReader:
@@ -29,13 +72,15 @@ class PromptReader:
         model: ServedModel,
         renderer: Renderer,
     ) -> None:
-        """Prepare for `request` with `sources`. Raises as `kept_positions`."""
+        """Prepare for `request` with `sources`. Raises as `Truncation.of`."""
         self._request = request
         self._sources = sources
-        self._keep = kept_positions(
-            request.truncate_prompt_tokens, model.max_len, request.max_tokens
+        self._cut = Truncation.of(
+            request.truncate_prompt_tokens,
+            request.truncation_side or "left",
+            model.max_len,
+            request.max_tokens,
         )
-        self._side = cut_off(request)
         self._vocab_size = model.card.vocab_size
         self._renderer = renderer
         self._special = request.add_special_tokens is not False
@@ -101,10 +146,10 @@ class PromptReader:
             raise InvalidRequestError(f"{param} is empty", param=param)
         if ids:
             return self._kept(Prompt.of(self._ids(ids, param)))
-        room = self._keep
+        room = self._cut.keep
         segments: list[Segment] = []
         # From the end that is kept, so that texts beyond it are not tokenized.
-        order = range(len(parts)) if self._side == "right" else reversed(range(len(parts)))
+        order = range(len(parts)) if self._cut.side == "right" else reversed(range(len(parts)))
         whole = True
         for index in order:
             several, all_of_it = self._part(parts[index], index, f"{param}[{index}]", room)
@@ -112,10 +157,12 @@ class PromptReader:
                 # Parts beyond a cut are checked and dropped, even if there is room: keeping them
                 # would leave a gap.
                 continue
-            segments += several if self._side == "right" else reversed(several)
+            segments += several if self._cut.side == "right" else reversed(several)
             whole = all_of_it
             room = None if room is None else max(0, room - sum(map(len, several))) if whole else 0
-        return self._kept(Prompt.of(*(segments if self._side == "right" else reversed(segments))))
+        return self._kept(
+            Prompt.of(*(segments if self._cut.side == "right" else reversed(segments)))
+        )
 
     def _part(
         self, part: PromptPart, index: int, param: str, room: int | None
@@ -128,21 +175,21 @@ class PromptReader:
         if isinstance(part, TokenIdsPart):
             return [self._ids(part.token_ids, f"{param}.token_ids")], True
         if isinstance(part, PromptEmbedsPart):
-            return [self._embeddings.one(part_source(part, param))], True
-        return self._embeddings.media(media_part_source(part, param)), True
+            return [self._embeddings.one(_part_source(part, param))], True
+        return self._embeddings.media(_media_part_source(part, param)), True
 
     def _text(self, text: str) -> Prompt:
-        return self._kept(Prompt.of(Tokens(self._end(text, self._special, self._keep).ids)))
+        return self._kept(Prompt.of(Tokens(self._end(text, self._special, self._cut.keep).ids)))
 
     def _end(self, text: str, special: bool, room: int | None) -> End:
         if room is None:
             return End(self._renderer.encode(text, add_special_tokens=special), True)
         if room == 0:
             return End((), False)
-        return self._renderer.end(text, room, add_special_tokens=special, side=self._side)
+        return self._renderer.end(text, room, add_special_tokens=special, side=self._cut.side)
 
     def _kept(self, prompt: Prompt) -> Prompt:
-        return truncated(prompt, self._keep, self._side)
+        return self._cut.cut(prompt)
 
     def _ids(self, ids: list[int], param: str) -> Tokens:
         check_ids(ids, self._vocab_size, param)

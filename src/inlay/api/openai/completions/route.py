@@ -3,20 +3,14 @@
 import msgspec
 
 from inlay.api.fields import answer_id
-from inlay.api.generation.checks import check_request
 from inlay.api.generation.generation import generation_of
 from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.logprobs import check_has_ids
-from inlay.api.generation.models_before import check_alone
-from inlay.api.generation.output_format import thinking_budget
 from inlay.api.generation.respond import respond
-from inlay.api.generation.sampling import sampling_of
-from inlay.api.openai.completions.prompts import PromptReader
+from inlay.api.generation.sampling import check_request, sampling_of
+from inlay.api.openai.completions.prompts import PromptReader, in_completion
 from inlay.api.openai.completions.shape import CompletionShape
-from inlay.api.openai.schema.completions import (
-    CompletionRequest,
-)
-from inlay.api.openai.sources import in_completion
+from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.accounting import size_of
 from inlay.http.bodies.embeds import Embeddings
@@ -36,7 +30,12 @@ async def completions(call: Call) -> None:
     check_request(request)
     model = server.model(request.model, Task.GENERATE)
     card = model.card
-    check_alone(card)
+    if card.stage is not None and card.stage.graph.before_text:
+        raise InvalidRequestError(
+            f"the pipeline `{card.name}` is several language models in a row; they take chats, as "
+            "by /v1/chat/completions",
+            param="model",
+        )
     grammar = grammar_of(request, card)
     renderer = await server.renderers.of(card)
     reader = PromptReader(request, incoming.sources, model, renderer)
@@ -62,7 +61,7 @@ async def completions(call: Call) -> None:
         logprobs=request.logprobs,
         echoed=request.logprobs if request.echo else None,
         grammar=grammar,
-        thinking=thinking_budget(request, server.settings, renderer),
+        settings=server.settings,
     )
     response_id = answer_id("cmpl-", request.request_id)
     generation = generation_of(

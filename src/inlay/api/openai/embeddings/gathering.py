@@ -85,7 +85,7 @@ class Gathering:
             weights_id=card.weights_id,
             dtype=card.dtype,
             adapter=None if model.adapter is None else model.adapter.content_id,
-            salt=call.tenant.salted(request.cache_salt),
+            salt=call.caller.tenant.salted(request.cache_salt),
         )
         self.positions = 0
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, Protocol
 
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import MEDIA_PARTS, kind_of
-from inlay.api.generation.truncation import truncated
+from inlay.api.generation.truncation import Truncation
 from inlay.card import ModelCard
-from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
 from inlay.prompt import Prompt, Tokens
-from inlay.render import Renderer, Side
+from inlay.render import Renderer
 
 CHUNK_INPUTS = 64
 CHUNK_POSITIONS = 16 * 1024
@@ -64,30 +64,6 @@ def chunks(inputs: Inputs) -> Iterator[tuple[int, int]]:
         weight += own
     if len(inputs) > start:
         yield start, len(inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Truncation of inputs.
-
-    Attributes:
-        limit: maximum positions of the model.
-        keep: positions that are kept, or None to refuse longer inputs.
-        side: the side that is cut off, as in transformers: "right" cuts off the end.
-    """
-
-    limit: int
-    keep: int | None = None
-    side: Side = "right"
-
-    def check(self, length: int, param: str) -> None:
-        """Raise `ContextLengthError` for an input that is too long."""
-        if length > self.limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {self.limit} tokens; {param} has "
-                f"{length}. Shorten it, or send truncate_prompt_tokens.",
-                param=param,
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +204,7 @@ class Chats:
             keep=self.cut.keep,
             side=self.cut.side,
         )
-        prompt = truncated(prompt, self.cut.keep, self.cut.side)
+        prompt = self.cut.cut(prompt)
         self.cut.check(len(prompt), param)
         if not len(prompt):
             raise InvalidRequestError(f"the chat template writes nothing for {param}", param=param)

@@ -14,7 +14,7 @@ from inlay.api.openai.embeddings.gathering import (
     vectors_of,
 )
 from inlay.api.openai.embeddings.logits import activated
-from inlay.api.openai.embeddings.prompts import inputs_of
+from inlay.api.openai.embeddings.prompts import in_prompts, inputs_of
 from inlay.api.openai.embeddings.route import normalizes
 from inlay.api.openai.schema.embeddings import (
     ClassificationData,
@@ -22,7 +22,6 @@ from inlay.api.openai.schema.embeddings import (
     ClassificationResponse,
     PoolingRequest,
 )
-from inlay.api.openai.sources import in_prompts
 from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.http.parsed_request import read_request

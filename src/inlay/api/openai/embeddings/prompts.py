@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from inlay.api.fields import check_depth, check_ids
-from inlay.api.generation.truncation import kept_positions, truncated
+from inlay.api.fields import check_depths, check_ids
+from inlay.api.generation.parts import in_messages
+from inlay.api.generation.truncation import Truncation
 from inlay.api.openai.embeddings.gathering import check_count, embedding_card
-from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs, Truncation
+from inlay.api.openai.embeddings.inputs import Chats, Inputs, PromptInputs, TextInputs
 from inlay.api.openai.schema.embeddings import PromptsRequest, TextsRequest
 from inlay.api.openai.sources import in_prompt_embeds
 from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
-from inlay.http.bodies.embeds import Embeddings
+from inlay.http.bodies.embeds import Embeddings, Source
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call
 from inlay.prompt import Prompt, Tokens
@@ -19,6 +20,14 @@ from inlay.render import Renderer
 from inlay.router import ServedModel
 
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+def in_prompts(request: PromptsRequest) -> list[Source]:
+    """Return the sources of a request for vectors: `prompt_embeds`, then its chats, in order."""
+    found: list[Source] = [*in_prompt_embeds(request.prompt_embeds)]
+    for index, (path, chat) in enumerate(zip(request.chat_paths, request.chats, strict=True)):
+        found += in_messages(chat, path, index)
+    return found
 
 
 async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel) -> Inputs:
@@ -37,11 +46,8 @@ async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel
 
 def cut_of(request: TextsRequest, limit: int) -> Truncation:
     """Return a request's truncation. Raises `InvalidRequestError` beyond the model's length."""
-    return Truncation(
-        limit,
-        kept_positions(request.truncate_prompt_tokens, limit, 0),
-        request.truncation_side or "right",
-    )
+    side = request.truncation_side or "right"
+    return Truncation.of(request.truncate_prompt_tokens, side, limit)
 
 
 def _inputs(
@@ -110,8 +116,7 @@ def _chats(
         raise InvalidRequestError(
             f"the model `{model.name}` lowers its texts, which is not done to chats", param=param
         )
-    for name in (param, "chat_template_kwargs"):
-        check_depth(getattr(request, name), name)
+    check_depths(request, param, "chat_template_kwargs")
     return Chats(
         chats,
         request.chat_paths,
@@ -177,7 +182,7 @@ def _id_lists(given: "Sequence[object]") -> list[list[int]]:
 
 def _prompts(prompts: list[Prompt], cut: Truncation, param: str) -> PromptInputs:
     if cut.keep is not None:
-        prompts = [truncated(prompt, cut.keep, cut.side) for prompt in prompts]
+        prompts = [cut.cut(prompt) for prompt in prompts]
     for index, prompt in enumerate(prompts):
         cut.check(len(prompt), f"{param}[{index}]")
         if not len(prompt):

@@ -14,9 +14,8 @@ from inlay.api.openai.embeddings.gathering import (
     normalized,
     vectors_of,
 )
-from inlay.api.openai.embeddings.prompts import inputs_of
+from inlay.api.openai.embeddings.prompts import in_prompts, inputs_of
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
-from inlay.api.openai.sources import in_prompts
 from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.http.parsed_request import read_request

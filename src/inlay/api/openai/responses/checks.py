@@ -1,6 +1,6 @@
 """Checks of a request to `/v1/responses`, before it is translated to a chat."""
 
-from inlay.api.fields import check_depth, check_unserved
+from inlay.api.fields import check_depth, check_depths, check_unserved
 from inlay.api.openai.schema.responses import ELSEWHERE, ResponsesRequest
 from inlay.errors import InvalidRequestError
 
@@ -24,8 +24,7 @@ def check_responses(request: ResponsesRequest) -> None:
     """Raise `InvalidRequestError` for a field that is not served, with the alternative."""
     _check_elsewhere(request)
     check_unserved(request)
-    for name in _FREE_FORM:
-        check_depth(getattr(request, name), name)
+    check_depths(request, *_FREE_FORM)
     if request.text is not None:
         check_depth(request.text.format, "text.format")
         if request.text.verbosity not in (None, "medium"):
