@@ -15,7 +15,7 @@ from inlay.api.examples import EXAMPLES
 from inlay.api.field_examples import FIELD_EXAMPLES
 from inlay.api.generation import messages
 from inlay.api.openai.responses import input as responses
-from inlay.http.field_docs import struct_types
+from inlay.http.openapi import struct_types
 from tests.equality.reference import tokenizer_of
 from tests.live import Fleet
 from tests.payloads import TEXT, constant, error, post

@@ -15,8 +15,7 @@ from cryptography import x509
 
 from inlay.errors import InvalidRequestError
 from inlay.http import FrontendSettings
-from inlay.http.certificate import expiry
-from inlay.http.tls import Tls
+from inlay.http.tls import Tls, expiry
 from tests.certificates import Pair, certificate
 from tests.live import Fleet, until
 from tests.models import tiny

@@ -4,7 +4,6 @@ from typing import Any
 
 from inlay.api import parameters
 from inlay.api.admin import adapters, fleet
-from inlay.api.admin import parameters as of_admin
 from inlay.api.admin import workers as admin
 from inlay.api.admin.fleet import WorkerList
 from inlay.api.admin.schema import (
@@ -19,7 +18,6 @@ from inlay.api.admin.schema import (
 )
 from inlay.api.answer_fields import ANSWER_FIELDS
 from inlay.api.anthropic import models as anthropic_models
-from inlay.api.anthropic import parameters as of_anthropic
 from inlay.api.anthropic.errors import ANTHROPIC
 from inlay.api.anthropic.route import count_tokens, messages
 from inlay.api.anthropic.schema import (
@@ -82,9 +80,9 @@ from inlay.api.openai.speech import speech
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import UNSERVED
 from inlay.digest import Secret
-from inlay.http import health, info, pages
+from inlay.http import info, pages
 from inlay.http.app import App, Routes
-from inlay.http.health import Status, Version
+from inlay.http.info import Status, Version
 from inlay.http.metrics.engine_health import Health
 from inlay.http.openapi import Notes, Operation
 from inlay.http.server import IMAGES, OCTETS, Server
@@ -118,7 +116,7 @@ ROUTES: Routes = (
     (
         Operation(
             "POST", "/v1/messages", "Answer messages in Anthropic's form. Stateless.",
-            MessagesRequest, Message, Event, (of_anthropic.VERSION, *parameters.GENERATION),
+            MessagesRequest, Message, Event, (parameters.VERSION, *parameters.GENERATION),
             multipart=True, errors=ANTHROPIC,
         ),
         messages,
@@ -126,7 +124,7 @@ ROUTES: Routes = (
     (
         Operation(
             "POST", "/v1/messages/count_tokens", "Number of positions of a prompt of messages.",
-            MessagesInput, TokenCount, parameters=(of_anthropic.VERSION,), multipart=True,
+            MessagesInput, TokenCount, parameters=(parameters.VERSION,), multipart=True,
             errors=ANTHROPIC,
         ),
         count_tokens,
@@ -200,10 +198,10 @@ ROUTES: Routes = (
     (Operation("DELETE", "/v1/prompt_embeds/{id}", "Delete a stored prompt.",
         None, PromptEmbedsDeleted, parameters=(parameters.STORED,)), uploads.delete),
     (Operation("GET", "/v1/models", "All models.", None, ModelList,
-        parameters=(of_anthropic.ASKS_ANTHROPIC, *of_anthropic.PAGES), otherwise=ModelPage),
+        parameters=(parameters.ASKS_ANTHROPIC, *parameters.PAGES), otherwise=ModelPage),
         by_version(models.list_models, anthropic_models.list_models)),
     (Operation("GET", "/v1/models/{id}", "One model.", None, ModelEntry,
-        parameters=(parameters.MODEL_NAME, of_anthropic.ASKS_ANTHROPIC), otherwise=ModelInfo),
+        parameters=(parameters.MODEL_NAME, parameters.ASKS_ANTHROPIC), otherwise=ModelInfo),
         by_version(models.one_model, anthropic_models.one_model)),
     (Operation("POST", "/tokenize", "Token ids of a text or a chat.",
         TokenizeRequest, TokenizeResponse), tokenize.tokenize),
@@ -226,20 +224,20 @@ ROUTES: Routes = (
     (
         Operation(
             "POST", "/sleep",
-            "Put workers to sleep.", None, Asleep, parameters=of_admin.SLEEP, admin=True,
+            "Put workers to sleep.", None, Asleep, parameters=parameters.SLEEP, admin=True,
         ),
         admin.sleep,
     ),
     (
         Operation("POST", "/wake_up", "Wake workers, or only parts of them.",
-            None, Awake, parameters=of_admin.WAKE, admin=True),
+            None, Awake, parameters=parameters.WAKE, admin=True),
         admin.wake_up,
     ),
     (Operation("GET", "/is_sleeping", "Sleep level of each worker.", None, IsSleeping,
-        parameters=(of_admin.ONE_MODEL, of_admin.ONE_WORKER), admin=True), admin.is_sleeping),
+        parameters=(parameters.ONE_MODEL, parameters.ONE_WORKER), admin=True), admin.is_sleeping),
     (
         Operation("POST", "/drain", "Have one `worker` of a fleet drain and end, as with SIGTERM.",
-            None, DrainStarted, parameters=(of_admin.DRAINED,), admin=True),
+            None, DrainStarted, parameters=(parameters.DRAINED,), admin=True),
         admin.drain,
     ),
     (
@@ -259,15 +257,15 @@ ROUTES: Routes = (
     (Operation("GET", "/v1/loras", "All adapters on all workers.",
         None, AdapterList, admin=True), adapters.list_loras),
     (Operation("GET", "/live", "Liveness probe: the process answers.",
-        None, Status, open=True), health.live),
+        None, Status, open=True), info.live),
     (Operation("GET", "/ready", "Readiness probe: requests are accepted.",
-        None, Status, open=True), health.ready),
+        None, Status, open=True), info.ready),
     (Operation("GET", "/health", "Health of the workers' engines.",
-        None, Health, open=True), health.health),
+        None, Health, open=True), info.health),
     (Operation("GET", "/ping", "As /health, at SageMaker's path.",
-        None, Health, open=True), health.health),
+        None, Health, open=True), info.health),
     (Operation("POST", "/ping", "As /health, at SageMaker's path.",
-        None, Health, open=True), health.health),
+        None, Health, open=True), info.health),
     (Operation("GET", "/load", "Number of running requests.",
         None, info.Load, open=True), info.load),
     (
@@ -283,8 +281,8 @@ ROUTES: Routes = (
             None, dict[str, Any], parameters=(parameters.CONFIG_FORMAT,), admin=True),
         info.server_info,
     ),
-    (Operation("GET", "/version", "inlay's version.", None, Version, open=True), health.version),
-    (Operation("GET", "/metrics", "Prometheus metrics.", open=True), health.exposition),
+    (Operation("GET", "/version", "inlay's version.", None, Version, open=True), info.version),
+    (Operation("GET", "/metrics", "Prometheus metrics.", open=True), info.exposition),
     (Operation("GET", "/docs", "API reference as a page.", open=True), pages.docs),
     (Operation("GET", "/start", "Requests to try, as a page.", open=True), pages.start),
     (Operation("GET", "/fleet", "The workers, as a page.", open=True), pages.fleet),

@@ -204,7 +204,7 @@ def _free(port: int) -> Finding:
 
 
 def _certificate(certificate: Path, key: Path | None) -> Finding:
-    from inlay.http.certificate import expiry
+    from inlay.http.tls import expiry
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")

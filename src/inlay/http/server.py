@@ -5,7 +5,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
+from prometheus_client.core import Metric
 
 from inlay.card import ModelCard
 from inlay.digest import Secret
@@ -30,12 +31,15 @@ from inlay.http.bodies.memory import private
 from inlay.http.callers.auth import ANYONE, Caller, Keys
 from inlay.http.callers.clients import Clients
 from inlay.http.errors import OPENAI, ErrorForm
-from inlay.http.metrics.cache import CacheMetrics
+from inlay.http.metrics.collectors import (
+    Collected,
+    cache_metrics,
+    router_metrics,
+    store_metrics,
+    worker_metrics,
+)
 from inlay.http.metrics.engine import EngineMetrics
 from inlay.http.metrics.requests import Metrics, RequestTimes
-from inlay.http.metrics.router import RouterMetrics
-from inlay.http.metrics.store import StoreMetrics
-from inlay.http.metrics.worker import WorkerMetrics
 from inlay.http.renderers import Renderers
 from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
@@ -129,13 +133,13 @@ class Server:
         self.inflight = Inflight(settings.max_inflight_requests)
         self.metrics = Metrics(lambda: self.budget.used, lambda: self.inflight.count)
         self.engines = EngineMetrics(router.ready)
-        self.metrics.registry.register(self.engines)
-        self.metrics.registry.register(WorkerMetrics(router.ready, router.unavailable))
-        self.metrics.registry.register(RouterMetrics(router))
-        if self.store is not None:
-            self.metrics.registry.register(StoreMetrics(self.store))
         self.results = ResultCache(settings.embedding_cache_bytes)
-        self.metrics.registry.register(CacheMetrics(self.results))
+        self.metrics.registry.register(self.engines)
+        self._show(lambda: worker_metrics(router.ready(), router.unavailable()))
+        self._show(lambda: router_metrics(router))
+        self._show(lambda: cache_metrics(self.results))
+        if (shown := self.store) is not None:
+            self._show(lambda: store_metrics(shown))
         self.limits = EmbedsLimits(settings, router.models)
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.fetcher = Fetcher(settings.fetching)
@@ -146,6 +150,9 @@ class Server:
             thread_name_prefix="inlay-prepare",
             initializer=mark_background,
         )
+
+    def _show(self, metrics: Callable[[], Iterator[Metric]]) -> None:
+        self.metrics.registry.register(Collected(metrics))
 
     def card(self, model: str | None) -> ModelCard:
         """Return the card of a model, or of an adapter's model. Raises as `Router.card`."""

@@ -114,6 +114,10 @@ async def list_workers(call: Call) -> None:
     )
 
 
+_COUNTED = tuple(set(Stats.__struct_fields__) & set(WorkerEntry.__struct_fields__))
+"""Fields that an entry has from the worker's counters; null where it did not answer."""
+
+
 def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry:
     card, health = worker.card, health_of(worker)
     return WorkerEntry(
@@ -130,18 +134,7 @@ def _entry(worker: Worker, stats: Stats | None, load: WorkerLoad) -> WorkerEntry
         asleep=card.asleep,
         adapters=[adapter.name for adapter in card.adapters],
         last_probe=health.last_probe,
-        running=None if stats is None else stats.running,
-        waiting=None if stats is None else stats.waiting,
-        blocks_used=None if stats is None else stats.blocks_used,
-        blocks_total=None if stats is None else stats.blocks_total,
-        prompt_tokens=None if stats is None else stats.prompt_tokens,
-        cached_tokens=None if stats is None else stats.cached_tokens,
-        generated_tokens=None if stats is None else stats.generated_tokens,
-        steps=None if stats is None else stats.steps,
-        leases=None if stats is None else stats.leases,
-        held_payloads=None if stats is None else stats.held_payloads,
-        held_bytes=None if stats is None else stats.held_bytes,
-        fetched_payloads=None if stats is None else stats.fetched_payloads,
         stage=None if card.stage is None else f"{card.stage.graph.name}/{card.stage.name}",
         load=WorkerLoads(load.requests, load.prefill, load.decode),
+        **{name: None if stats is None else getattr(stats, name) for name in _COUNTED},
     )

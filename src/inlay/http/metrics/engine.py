@@ -17,170 +17,73 @@ WITHIN = 0.5
 
 _LABELS = ("model_name", "engine")
 
-_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
-    ("vllm:num_requests_running", "Sequences in the engine's steps.", lambda stats: stats.running),
-    (
-        "vllm:num_requests_waiting",
-        "Sequences that wait to be admitted.",
-        lambda stats: stats.waiting,
-    ),
-    (
-        "vllm:kv_cache_usage_perc",
-        "Part of the KV cache in use, 0 to 1.",
-        lambda stats: stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
-    ),
-    ("inlay:kv_cache_blocks", "Blocks of the KV cache.", lambda stats: stats.blocks_total),
-    (
-        "inlay:worker_prompt_store_bytes",
-        "Bytes of stored embeddings held by the worker.",
-        lambda stats: stats.kept_bytes,
-    ),
-    (
-        "inlay:image_cache_bytes",
-        "Bytes of the rows of encoded images held by the engine.",
-        lambda stats: stats.image_cache_bytes,
-    ),
-    (
-        "inlay:kv_host_bytes",
-        "Bytes of keys and values kept in host memory.",
-        lambda stats: stats.kv_host_bytes,
-    ),
-    (
-        "inlay:kv_disk_bytes",
-        "Bytes of files of keys and values.",
-        lambda stats: stats.kv_disk_bytes,
-    ),
-    (
-        "inlay:held_payloads",
-        "Payloads held for the next stage of a pipeline.",
-        lambda stats: stats.held_payloads,
-    ),
-    (
-        "inlay:held_payload_bytes",
-        "Bytes of the payloads held for the next stage of a pipeline.",
-        lambda stats: stats.held_bytes,
-    ),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
-    (
-        "vllm:num_preemptions",
-        "Preempted sequences.",
-        lambda stats: stats.preemptions,
-    ),
-    (
-        "vllm:prefix_cache_queries",
-        "Prompt positions looked up in the prefix cache.",
-        lambda stats: stats.prompt_tokens,
-    ),
-    (
-        "vllm:prefix_cache_hits",
-        "Prompt positions found in the prefix cache.",
-        lambda stats: stats.cached_tokens,
-    ),
-    (
-        "inlay:engine_rows",
-        "Embedding vectors in the prompts of the engine.",
-        lambda stats: stats.rows_served,
-    ),
-    (
-        "inlay:engine_generated_tokens",
-        "Generated tokens, including those cut off later.",
-        lambda stats: stats.generated_tokens,
-    ),
-    ("vllm:spec_decode_num_drafts", "Speculated drafts.", lambda stats: stats.num_drafts),
-    (
-        "vllm:spec_decode_num_draft_tokens",
-        "Tokens of drafts.",
-        lambda stats: stats.num_draft_tokens,
-    ),
-    (
-        "vllm:spec_decode_num_accepted_tokens",
-        "Tokens of drafts that became output.",
-        lambda stats: stats.num_accepted_tokens,
-    ),
-    ("inlay:engine_steps", "Steps of the engine.", lambda stats: stats.steps),
-    ("inlay:engine_positions", "Positions computed.", lambda stats: stats.progress),
-    (
-        "inlay:worker_prompt_store_hits",
-        "Uses of stored embeddings whose rows the worker had.",
-        lambda stats: stats.kept_hits,
-    ),
-    (
-        "inlay:worker_prompt_store_misses",
-        "Uses of stored embeddings whose rows were sent to the worker.",
-        lambda stats: stats.kept_misses,
-    ),
-    (
-        "inlay:worker_prompt_store_evictions",
-        "Stored embeddings evicted from the worker's memory.",
-        lambda stats: stats.kept_evictions,
-    ),
-    (
-        "inlay:kv_pages_fetched",
-        "Pages of keys and values that came from other workers.",
-        lambda stats: stats.kv_pages_fetched,
-    ),
-    (
-        "inlay:kv_pages_given",
-        "Pages of keys and values that were given to other workers.",
-        lambda stats: stats.kv_pages_given,
-    ),
-    (
-        "inlay:kv_pages_offloaded",
+_GAUGES = (
+    ("vllm:num_requests_running", "Sequences in the engine's steps.", "running"),
+    ("vllm:num_requests_waiting", "Sequences that wait to be admitted.", "waiting"),
+    ("vllm:kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.", "kv_cache_usage"),
+    ("inlay:kv_cache_blocks", "Blocks of the KV cache.", "blocks_total"),
+    ("inlay:worker_prompt_store_bytes",
+        "Bytes of stored embeddings held by the worker.", "kept_bytes"),
+    ("inlay:image_cache_bytes",
+        "Bytes of the rows of encoded images held by the engine.", "image_cache_bytes"),
+    ("inlay:kv_host_bytes", "Bytes of keys and values kept in host memory.", "kv_host_bytes"),
+    ("inlay:kv_disk_bytes", "Bytes of files of keys and values.", "kv_disk_bytes"),
+    ("inlay:held_payloads", "Payloads held for the next stage of a pipeline.", "held_payloads"),
+    ("inlay:held_payload_bytes",
+        "Bytes of the payloads held for the next stage of a pipeline.", "held_bytes"),
+)  # fmt: skip
+_COUNTERS = (
+    ("vllm:num_preemptions", "Preempted sequences.", "preemptions"),
+    ("vllm:prefix_cache_queries",
+        "Prompt positions looked up in the prefix cache.", "prompt_tokens"),
+    ("vllm:prefix_cache_hits", "Prompt positions found in the prefix cache.", "cached_tokens"),
+    ("inlay:engine_rows", "Embedding vectors in the prompts of the engine.", "rows_served"),
+    ("inlay:engine_generated_tokens",
+        "Generated tokens, including those cut off later.", "generated_tokens"),
+    ("vllm:spec_decode_num_drafts", "Speculated drafts.", "num_drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.", "num_draft_tokens"),
+    ("vllm:spec_decode_num_accepted_tokens",
+        "Tokens of drafts that became output.", "num_accepted_tokens"),
+    ("inlay:engine_steps", "Steps of the engine.", "steps"),
+    ("inlay:engine_positions", "Positions computed.", "progress"),
+    ("inlay:worker_prompt_store_hits",
+        "Uses of stored embeddings whose rows the worker had.", "kept_hits"),
+    ("inlay:worker_prompt_store_misses",
+        "Uses of stored embeddings whose rows were sent to the worker.", "kept_misses"),
+    ("inlay:worker_prompt_store_evictions",
+        "Stored embeddings evicted from the worker's memory.", "kept_evictions"),
+    ("inlay:kv_pages_fetched",
+        "Pages of keys and values that came from other workers.", "kv_pages_fetched"),
+    ("inlay:kv_pages_given",
+        "Pages of keys and values that were given to other workers.", "kv_pages_given"),
+    ("inlay:kv_pages_offloaded",
         "Pages of keys and values that were kept when the cache evicted them.",
-        lambda stats: stats.kv_pages_offloaded,
-    ),
-    (
-        "inlay:kv_pages_loaded",
-        "Pages of keys and values that came back from host memory or disk.",
-        lambda stats: stats.kv_pages_loaded,
-    ),
-    (
-        "inlay:kv_pages_from_disk",
+        "kv_pages_offloaded"),
+    ("inlay:kv_pages_loaded",
+        "Pages of keys and values that came back from host memory or disk.", "kv_pages_loaded"),
+    ("inlay:kv_pages_from_disk",
         "Of those that came back, pages that came from disk; the others from host memory.",
-        lambda stats: stats.kv_pages_from_disk,
-    ),
-    (
-        "inlay:kv_pages_refused",
+        "kv_pages_from_disk"),
+    ("inlay:kv_pages_refused",
         "Kept pages of keys and values that were dropped because they were damaged.",
-        lambda stats: stats.kv_pages_refused,
-    ),
-    (
-        "inlay:kv_disk_refused_files",
+        "kv_pages_refused"),
+    ("inlay:kv_disk_refused_files",
         "Files of keys and values that were dropped because they were torn, changed or another's.",
-        lambda stats: stats.kv_disk_refused_files,
-    ),
-    (
-        "inlay:kv_disk_errors",
-        "Reads, writes and removals of files of keys and values that failed.",
-        lambda stats: stats.kv_disk_errors,
-    ),
-    (
-        "inlay:image_cache_hits",
-        "Uses of images whose rows the engine had or was computing.",
-        lambda stats: stats.image_cache_hits,
-    ),
-    (
-        "inlay:image_cache_misses",
-        "Images that the engine encoded.",
-        lambda stats: stats.image_cache_misses,
-    ),
-    (
-        "inlay:image_cache_evictions",
-        "Encoded images evicted from the engine's memory.",
-        lambda stats: stats.image_cache_evictions,
-    ),
-    (
-        "inlay:fetched_payloads",
-        "Payloads fetched from the workers of earlier stages of a pipeline.",
-        lambda stats: stats.fetched_payloads,
-    ),
-    (
-        "inlay:engine_busy_seconds",
+        "kv_disk_refused_files"),
+    ("inlay:kv_disk_errors",
+        "Reads, writes and removals of files of keys and values that failed.", "kv_disk_errors"),
+    ("inlay:image_cache_hits",
+        "Uses of images whose rows the engine had or was computing.", "image_cache_hits"),
+    ("inlay:image_cache_misses", "Images that the engine encoded.", "image_cache_misses"),
+    ("inlay:image_cache_evictions",
+        "Encoded images evicted from the engine's memory.", "image_cache_evictions"),
+    ("inlay:fetched_payloads",
+        "Payloads fetched from the workers of earlier stages of a pipeline.", "fetched_payloads"),
+    ("inlay:engine_busy_seconds",
         "Seconds in which the model computed a batch; engines for embeddings only.",
-        lambda stats: stats.busy_seconds,
-    ),
-)
+        "busy_seconds"),
+)  # fmt: skip
+"""Name of a metric, its help, and the field of `Stats` that it shows."""
 
 
 class _Seen(NamedTuple):
@@ -229,12 +132,19 @@ class EngineMetrics(Collector):
             up.add_metric([worker.model, worker.id], worker.stats is not None)
         yield up
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for name, text, value in rows:
+            for name, text, field in rows:
                 metric = family(name, text, labels=_LABELS)
                 for worker in self._seen:
                     if worker.stats is not None:
-                        metric.add_metric([worker.model, worker.id], value(worker.stats))
+                        metric.add_metric([worker.model, worker.id], _value(worker.stats, field))
                 yield metric
+
+
+def _value(stats: Stats, field: str) -> float:
+    if field == "kv_cache_usage":
+        return stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+    found: float = getattr(stats, field)
+    return found
 
 
 async def _seen(worker: Worker) -> _Seen:

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from inlay.api.openai.schema.chat import TokenLogprob
 from inlay.api.openai.schema.responses import (
@@ -30,6 +30,8 @@ from inlay.api.openai.schema.responses_events import (
 )
 from inlay.render import ContentDelta, OutputDelta, ToolCallDelta
 
+E = TypeVar("E", bound=ResponseEvent)
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -44,6 +46,23 @@ class _Place:
     output_index: int
     item_id: str
     number: Callable[[], int]
+
+    def event(self, kind: Callable[..., E], **fields: Any) -> E:
+        """Return an event within the item."""
+        return kind(
+            sequence_number=self.number(),
+            item_id=self.item_id,
+            output_index=self.output_index,
+            **fields,
+        )
+
+    def of_part(self, kind: Callable[..., E], **fields: Any) -> E:
+        """Return an event of the item's only part."""
+        return self.event(kind, content_index=0, **fields)
+
+    def of_item(self, kind: Callable[..., E], item: OutputItem) -> E:
+        """Return an event with the item."""
+        return kind(sequence_number=self.number(), output_index=self.output_index, item=item)
 
 
 class _Growing(Protocol):
@@ -66,38 +85,6 @@ class _Growing(Protocol):
         ...
 
 
-def _begun(
-    place: _Place, item: OutputItem, part: OutputText | ReasoningText
-) -> list[ResponseEvent]:
-    index, id_ = place.output_index, place.item_id
-    return [
-        ItemAdded(sequence_number=place.number(), output_index=index, item=item),
-        PartAdded(
-            sequence_number=place.number(),
-            item_id=id_,
-            output_index=index,
-            content_index=0,
-            part=part,
-        ),
-    ]
-
-
-def _ended(
-    place: _Place, item: OutputItem, part: OutputText | ReasoningText
-) -> list[ResponseEvent]:
-    index, id_ = place.output_index, place.item_id
-    return [
-        PartDone(
-            sequence_number=place.number(),
-            item_id=id_,
-            output_index=index,
-            content_index=0,
-            part=part,
-        ),
-        ItemDone(sequence_number=place.number(), output_index=index, item=item),
-    ]
-
-
 class _Message:
     def __init__(self, place: _Place) -> None:
         self._place = place
@@ -106,36 +93,23 @@ class _Message:
 
     def begin(self) -> list[ResponseEvent]:
         message = OutputMessage(self._place.item_id, "in_progress", [])
-        return _begun(self._place, message, OutputText(""))
+        part = OutputText("")
+        return [self._place.of_item(ItemAdded, message), self._place.of_part(PartAdded, part=part)]
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
         if not isinstance(delta, ContentDelta):
             return None
         self._text.append(delta.text)
         self._logprobs += logprobs
-        place = self._place
-        return [
-            TextDelta(
-                sequence_number=place.number(),
-                item_id=place.item_id,
-                output_index=place.output_index,
-                content_index=0,
-                delta=delta.text,
-                logprobs=logprobs,
-            )
-        ]
+        return [self._place.of_part(TextDelta, delta=delta.text, logprobs=logprobs)]
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        part = self._part()
-        text = TextDone(
-            sequence_number=self._place.number(),
-            item_id=self._place.item_id,
-            output_index=self._place.output_index,
-            content_index=0,
-            text=part.text,
-            logprobs=part.logprobs,
-        )
-        return [text, *_ended(self._place, self.item(status), part)]
+        part, place = self._part(), self._place
+        return [
+            place.of_part(TextDone, text=part.text, logprobs=part.logprobs),
+            place.of_part(PartDone, part=part),
+            place.of_item(ItemDone, self.item(status)),
+        ]
 
     def item(self, status: ItemStatus) -> OutputMessage:
         return OutputMessage(self._place.item_id, status, [self._part()])
@@ -151,33 +125,24 @@ class _Reasoning:
 
     def begin(self) -> list[ResponseEvent]:
         reasoning = OutputReasoning(self._place.item_id, "in_progress", [])
-        return _begun(self._place, reasoning, ReasoningText(""))
+        return [
+            self._place.of_item(ItemAdded, reasoning),
+            self._place.of_part(PartAdded, part=ReasoningText("")),
+        ]
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
         if isinstance(delta, ContentDelta | ToolCallDelta):
             return None
         self._text.append(delta.text)
-        place = self._place
-        return [
-            ReasoningDelta(
-                sequence_number=place.number(),
-                item_id=place.item_id,
-                output_index=place.output_index,
-                content_index=0,
-                delta=delta.text,
-            )
-        ]
+        return [self._place.of_part(ReasoningDelta, delta=delta.text)]
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        part = ReasoningText("".join(self._text))
-        text = ReasoningDone(
-            sequence_number=self._place.number(),
-            item_id=self._place.item_id,
-            output_index=self._place.output_index,
-            content_index=0,
-            text=part.text,
-        )
-        return [text, *_ended(self._place, self.item(status), part)]
+        part, place = ReasoningText("".join(self._text)), self._place
+        return [
+            place.of_part(ReasoningDone, text=part.text),
+            place.of_part(PartDone, part=part),
+            place.of_item(ItemDone, self.item(status)),
+        ]
 
     def item(self, status: ItemStatus) -> OutputReasoning:
         return OutputReasoning(self._place.item_id, status, [ReasoningText("".join(self._text))])
@@ -192,14 +157,7 @@ class _Call:
         self._arguments: list[str] = []
 
     def begin(self) -> list[ResponseEvent]:
-        place = self._place
-        return [
-            ItemAdded(
-                sequence_number=place.number(),
-                output_index=place.output_index,
-                item=self.item("in_progress"),
-            )
-        ]
+        return [self._place.of_item(ItemAdded, self.item("in_progress"))]
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
         if not isinstance(delta, ToolCallDelta) or delta.index != self._index:
@@ -207,28 +165,13 @@ class _Call:
         if not delta.arguments:
             return []
         self._arguments.append(delta.arguments)
-        place = self._place
-        return [
-            ArgumentsDelta(
-                sequence_number=place.number(),
-                item_id=place.item_id,
-                output_index=place.output_index,
-                delta=delta.arguments,
-            )
-        ]
+        return [self._place.event(ArgumentsDelta, delta=delta.arguments)]
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
-        index, id_, number = self._place.output_index, self._place.item_id, self._place.number
-        item = self.item(status)
+        item, place = self.item(status), self._place
         return [
-            ArgumentsDone(
-                sequence_number=number(),
-                item_id=id_,
-                output_index=index,
-                name=item.name,
-                arguments=item.arguments,
-            ),
-            ItemDone(sequence_number=number(), output_index=index, item=item),
+            place.event(ArgumentsDone, name=item.name, arguments=item.arguments),
+            place.of_item(ItemDone, item),
         ]
 
     def item(self, status: ItemStatus) -> OutputFunctionCall:

@@ -171,6 +171,16 @@ class TextsUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: None = None
 
 
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of the answers that have an element for each input."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    usage: TextsUsage
+
+
 class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
     """One vector: numbers, or base64 of them."""
 
@@ -179,15 +189,10 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
     embedding: list[float] | str
 
 
-class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/v1/embeddings`."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[EmbeddingData]
-    usage: TextsUsage
 
 
 class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,15 +203,10 @@ class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
     data: list[float] | str
 
 
-class PoolingResponse(msgspec.Struct, frozen=True, kw_only=True):
+class PoolingResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/pooling`."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[PoolingData]
-    usage: TextsUsage
 
 
 class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,15 +218,10 @@ class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
 
 
-class ClassificationResponse(msgspec.Struct, frozen=True, kw_only=True):
+class ClassificationResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/classify`."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[ClassificationData]
-    usage: TextsUsage
 
 
 class ScoringRequest(TextsRequest, kw_only=True):
@@ -282,15 +277,10 @@ class ScoreData(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class ScoreResponse(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/v1/score`."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[ScoreData]
-    usage: TextsUsage
 
 
 class Document(msgspec.Struct, frozen=True):
