@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from inlay.api.admin.workers import MAX_WAIT
-from inlay.api.anthropic.models import MOST, USUAL
-from inlay.api.anthropic.route import VERSIONS
 from inlay.http.openapi import Parameter
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -41,6 +38,11 @@ GENERATION = (
 
 # Anthropic's.
 
+VERSIONS = (b"2023-06-01", b"2026-10-21")
+MOST = 1000
+USUAL = 20
+"""Models of a page, at most and where the client does not say."""
+
 _VERSIONS = {"enum": [version.decode() for version in VERSIONS]}
 VERSION = Parameter(
     "anthropic-version",
@@ -68,6 +70,8 @@ PAGES = (
 )
 
 # Of admin routes.
+
+MAX_WAIT = 86_400.0
 
 ONE_MODEL = Parameter("model", "only the workers of this model.", _TEXT, "my-model")
 ONE_WORKER = Parameter("worker", "only the worker of this id.", _TEXT, "w-5d0f")

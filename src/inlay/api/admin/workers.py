@@ -15,6 +15,7 @@ from inlay.api.admin.schema import (
     WorkerAnswer,
     WorkerSleep,
 )
+from inlay.api.parameters import MAX_WAIT
 from inlay.commands import ResetPrefixCache, Sleep, WakeUp, name_of
 from inlay.errors import InlayError, InvalidRequestError, NotFoundError
 from inlay.http.server import Call
@@ -28,8 +29,6 @@ WITHIN = 30.0
 
 SLEEP_WITHIN = 900.0
 """Seconds a worker has to fall asleep, besides the wait for requests, or to wake up."""
-
-MAX_WAIT = 86_400.0
 
 MIXED = 207
 """Status if a command succeeded on some workers only."""

@@ -7,13 +7,11 @@ from inlay.api.anthropic.errors import ANTHROPIC
 from inlay.api.anthropic.route import check_version
 from inlay.api.anthropic.schema import ModelInfo, ModelPage
 from inlay.api.listed import listed
+from inlay.api.parameters import MOST, USUAL
 from inlay.errors import InvalidRequestError
 from inlay.http.server import Call
 from inlay.request import Task
 from inlay.router import ServedModel
-
-MOST = 1000
-USUAL = 20
 
 
 async def list_models(call: Call) -> None:

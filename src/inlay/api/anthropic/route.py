@@ -20,14 +20,13 @@ from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.chat import chat_prompt, prepare_chat
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.respond import respond
+from inlay.api.parameters import VERSIONS
 from inlay.api.schema.chat import ChatRequest
 from inlay.errors import InvalidRequestError, Path
 from inlay.http.bodies.embeds import Source
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED
-
-VERSIONS = (b"2023-06-01", b"2026-10-21")
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(MessagesInput)

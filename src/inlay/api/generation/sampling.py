@@ -1,4 +1,4 @@
-"""Fields of a request that generates, checked, and its sampling settings with the model's defaults."""
+"""Fields of a request that generates, and its sampling settings."""
 
 import math
 import secrets
