@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inlay.http.bodies import http1 as http
+from inlay.http.bodies import connection as http
 from tests.live import Fleet, fleet
 from tests.security.company import MIB, Attack, Question, settings, settle, under_attack
 from tests.serving import Served

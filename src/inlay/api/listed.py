@@ -34,6 +34,3 @@ def by_version(openai: Handler, anthropic: Handler) -> Handler:
         await openai(call)
 
     return handler
-
-
-__all__ = ["by_version", "listed"]

@@ -457,6 +457,3 @@ def _mark_end(message: dict[str, Any], marks: PlaceholderMarks) -> None:
             "the final message cannot be continued: it has no content",
             param="continue_final_message",
         )
-
-
-__all__ = ["NO_MEDIA", "ChatMedia", "PlaceholderMarks", "Shown", "template_messages"]

@@ -145,6 +145,3 @@ class UnspacedDetokenizer:
     def flush(self) -> str:
         """As `Detokenizer.flush`."""
         return self._detokenizer.flush()
-
-
-__all__ = ["ByteLevelDetokenizer", "Detokenizer", "UnspacedDetokenizer", "WindowDetokenizer"]

@@ -108,6 +108,3 @@ def settles(encode: Encode, text: str, size: int, side: Side) -> bool:
         if len(cut) - same > _MARGIN or same < min(_MARGIN, len(cut)):
             return False
     return True
-
-
-__all__ = ["End", "Side", "end_of", "first_size", "part_of", "settles"]

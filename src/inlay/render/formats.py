@@ -142,16 +142,3 @@ def reasoning_form_of(templates: Sequence[str]) -> str | None:
 def answer_parser(form: ToolForm | None, tools: Tools) -> OutputParser:
     """Return a parser of one answer, without its reasoning."""
     return ContentParser() if form is None else form.parser(tools)
-
-
-__all__ = [
-    "CHANNELS",
-    "REASONING_FORMS",
-    "TOOL_FORMS",
-    "ChannelForm",
-    "ReasoningForm",
-    "ToolForm",
-    "answer_parser",
-    "reasoning_form_of",
-    "tool_form_of",
-]

@@ -150,18 +150,3 @@ class ParsedOutput:
             for index, pieces in calls.items()
         ]
         return cls("".join(content), "".join(reasoning), tool_calls)
-
-
-__all__ = [
-    "PLAIN",
-    "Begins",
-    "ContentDelta",
-    "ContentParser",
-    "OutputDelta",
-    "OutputFormat",
-    "OutputParser",
-    "ParsedOutput",
-    "ReasoningDelta",
-    "ReasoningIds",
-    "ToolCallDelta",
-]

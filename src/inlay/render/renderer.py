@@ -421,6 +421,3 @@ def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tup
             "text must be valid Unicode, without unpaired surrogates"
         ) from error
     return tuple(encoding.ids)
-
-
-__all__ = ["Renderer"]

@@ -159,6 +159,3 @@ class StopMatcher:
         held = "" if self.matched is not None else self._stops.prefix(self._state)
         self._state = 0
         return held
-
-
-__all__ = ["StopMatcher", "StopStrings"]

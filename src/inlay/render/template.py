@@ -374,6 +374,3 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
-
-
-__all__ = ["ChatTemplate", "ChatTemplates", "Reads"]

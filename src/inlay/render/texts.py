@@ -217,6 +217,3 @@ def _surrogates() -> InvalidRequestError:
     return InvalidRequestError(
         "text must be valid Unicode, without unpaired surrogates", param="input"
     )
-
-
-__all__ = ["Pair", "TextEncoder"]

@@ -105,6 +105,3 @@ def _add_missing(
     for content in others:
         missing.setdefault(content, AddedToken(content, special=True))
     tokenizer.add_tokens([token for content, token in missing.items() if content not in known])
-
-
-__all__ = ["LoadedTokenizer", "load_tokenizer"]

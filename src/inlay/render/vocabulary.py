@@ -144,6 +144,3 @@ def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
     decoder = json.loads(tokenizer.decoder.__getstate__())
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     return [step["type"] for step in steps]
-
-
-__all__ = ["Vocabulary"]

@@ -129,6 +129,3 @@ class WordPieces:
             else:
                 words.append(part)
         return words
-
-
-__all__ = ["WordPieces"]

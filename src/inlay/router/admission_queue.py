@@ -42,15 +42,8 @@ class _Ticket(Generic[L, P]):
     """Someone who waits."""
 
     __slots__ = (
-        "client",
-        "num_requests",
-        "number",
-        "place",
-        "placed",
-        "priority",
-        "queue",
-        "waits",
-    )
+        "client", "num_requests", "number", "place", "placed", "priority", "queue", "waits",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -111,6 +111,3 @@ def _items(prompt: Prompt) -> dict[bytes, int]:
     return {
         segment.digest: segment.total for segment in prompt.segments if isinstance(segment, Media)
     }
-
-
-__all__ = ["Encoders", "Encoding"]

@@ -55,6 +55,3 @@ class FetchPrice:
 
 def _average(before: float | None, now: float) -> float:
     return now if before is None else before + _WEIGHT * (now - before)
-
-
-__all__ = ["LEAST_POSITIONS", "FetchPrice"]

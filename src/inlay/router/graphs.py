@@ -53,6 +53,3 @@ class Graphs:
             if worker.id not in refused:
                 log.warning("the worker %s is asked nothing: %s", worker.id, reason)
         return kept
-
-
-__all__ = ["Graphs"]

@@ -93,6 +93,3 @@ def prefetch_of(request: Request, address: Address) -> Request:
         trace=None,
         prefetch=True,
     )
-
-
-__all__ = ["Handover", "first_part", "is_divisible", "prefetch_of"]

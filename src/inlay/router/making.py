@@ -205,6 +205,3 @@ def check(output: Output) -> None:
         raise output.error.to_error()
     if output.finish_reason == "abort":
         raise OverloadedError("the worker aborted the request", retry_after=1)
-
-
-__all__ = ["Making", "Running", "check"]

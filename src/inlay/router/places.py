@@ -59,6 +59,3 @@ class Places:
         finally:
             self._taken -= Counter(wanted)
             self._of -= Counter(own_wanted)
-
-
-__all__ = ["Places"]

@@ -378,6 +378,3 @@ class _Walk:
 
 def _is_lost(error: Exception) -> bool:
     return isinstance(error, NotFoundError) and error.code == LEASE_LOST
-
-
-__all__ = ["Edge", "StageOutput", "Step", "admitted", "plan", "walk"]

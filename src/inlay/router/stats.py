@@ -27,6 +27,3 @@ class RouterStats:
         """Count the blocks of one lookup."""
         self.looked_up[model] += blocks
         self.hits[model] += hits
-
-
-__all__ = ["RouterStats"]

@@ -69,6 +69,3 @@ class Tiers:
             gained = np.maximum(1 - prices, 0) * more
             np.maximum.at(found, seats, cached[seats] + gained.astype(np.int64))
         return found
-
-
-__all__ = ["Tiers"]

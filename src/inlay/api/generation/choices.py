@@ -118,23 +118,9 @@ class ChoiceState:
     """
 
     __slots__ = (
-        "_detokenizer",
-        "_include_stop",
-        "_may_call",
-        "_parser",
-        "_reasoning",
-        "_stops",
-        "cached_tokens",
-        "calls_tools",
-        "completion_tokens",
-        "finish_reason",
-        "index",
-        "kept",
-        "payloads",
-        "pieces",
-        "queued_seconds",
-        "request",
-        "worker",
+        "_detokenizer", "_include_stop", "_may_call", "_parser", "_reasoning", "_stops",
+        "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index", "kept",
+        "payloads", "pieces", "queued_seconds", "request", "worker",
     )  # fmt: skip
 
     def __init__(

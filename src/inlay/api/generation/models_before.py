@@ -242,6 +242,3 @@ def _last_of_user(chat: ReadMessages) -> int:
         "messages has none of the user; the models of this pipeline give theirs to the next in it",
         param="messages",
     )
-
-
-__all__ = ["Before", "Prepare", "behind_others"]

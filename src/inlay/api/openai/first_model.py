@@ -34,5 +34,3 @@ def first_that(server: Server, does: Callable[[ModelCard], bool], said: str) -> 
 
 _NAMED = 5
 """Names of models at most in an error."""
-
-__all__ = ["first_that"]

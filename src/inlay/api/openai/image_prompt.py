@@ -172,6 +172,3 @@ def _check_lengths(
             param="prompt_embeds",
             reason="shape",
         )
-
-
-__all__ = ["embeds_card", "has_all_embeds", "prompt_payloads", "sources_in", "text_payload"]

@@ -288,6 +288,3 @@ class _Shape:
 
 def _base64(data: bytes | memoryview) -> str:
     return pybase64.b64encode_as_string(data)
-
-
-__all__ = ["images", "painter_of"]

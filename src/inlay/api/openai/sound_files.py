@@ -249,6 +249,3 @@ def _wav_header(rate: int, num_bytes: int | None) -> bytes:
         "<4sI4s4sIHHIIHH4sI",
         *(b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16, b"data", data),
     )
-
-
-__all__ = ["FORMATS", "MEDIA_TYPES", "SoundFile", "SoundFormat"]

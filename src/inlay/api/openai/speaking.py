@@ -138,6 +138,3 @@ class Speaker:
     def num_bytes(self, codes: int) -> int:
         """Return the memory that the sound of so many codes takes in the frontend, at most."""
         return codes * self.card.samples_per_code * _BYTES_PER_SAMPLE
-
-
-__all__ = ["Speaker", "speaks"]

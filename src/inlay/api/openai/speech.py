@@ -225,6 +225,3 @@ class _Requests:
         return call.engine_request(
             f"{call.request_id}-{self._id}-{stage}", params, (self.prompt.whole,), priority=priority
         )
-
-
-__all__ = ["pipeline_of", "speech"]

@@ -93,6 +93,3 @@ def _spoken(
             )
     segments.append(Tokens(renderer.encode(text, add_special_tokens=False)))
     return Prompt.of(*segments)
-
-
-__all__ = ["READ_ALOUD", "SpokenPrompt", "spoken_prompt"]

@@ -164,6 +164,3 @@ def _usage(end: StageOutput) -> SpeechUsage:
         for name, usage in end.usages.items()
     }
     return SpeechUsage(read.prompt_tokens, codes, read.prompt_tokens + codes, stages)
-
-
-__all__ = ["Answer", "Events", "File", "Pieces"]

@@ -32,6 +32,3 @@ def stage_request(
         priority=priority,
         inputs=tuple(inputs),
     )
-
-
-__all__ = ["stage_request"]

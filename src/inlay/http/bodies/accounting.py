@@ -263,15 +263,8 @@ class RequestMemory:
     """
 
     __slots__ = (
-        "_arrived",
-        "_body",
-        "_inline",
-        "_limits",
-        "_parsed",
-        "_reservation",
-        "_whole",
-        "json",
-    )
+        "_arrived", "_body", "_inline", "_limits", "_parsed", "_reservation", "_whole", "json",
+    )  # fmt: skip
 
     def __init__(self, reservation: Reservation, limits: EmbedsLimits) -> None:
         self._reservation = reservation

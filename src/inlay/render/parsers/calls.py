@@ -206,6 +206,3 @@ def _arguments_of(value: str) -> str:
     if not isinstance(said, dict):
         raise Malformed
     return value
-
-
-__all__ = ["CallsParser", "Tools", "call_id", "short_call_id"]

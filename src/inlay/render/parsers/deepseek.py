@@ -51,6 +51,3 @@ class DeepSeekParser(CallsParser):
             yield from source.space()
             if (yield from source.accept(tag)):
                 source.settle()
-
-
-__all__ = ["CALL", "CALLS", "CALLS_END", "CALL_END", "SEPARATOR", "DeepSeekParser"]

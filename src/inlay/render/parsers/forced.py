@@ -33,6 +33,3 @@ class NamedParser(CallsParser):
         except Malformed:
             yield from self.unsettled()
         yield from self.content()
-
-
-__all__ = ["NamedParser", "RequiredParser"]

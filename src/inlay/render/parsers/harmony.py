@@ -51,6 +51,3 @@ class HarmonyParser(CallsParser):
         elif channel is not None and channel[1] == "analysis":
             show = ReasoningDelta
         return (yield from self.source.until(_ENDS, show))
-
-
-__all__ = ["CALL", "CHANNEL", "CONSTRAIN", "END", "MESSAGE", "RETURN", "START", "HarmonyParser"]

@@ -151,6 +151,3 @@ def _json_of(text: str, types: frozenset[str]) -> str:
 
 def _no_json(word: str) -> None:
     raise ValueError(word)
-
-
-__all__ = ["HermesParser", "QwenCoderParser"]

@@ -44,6 +44,3 @@ class LlamaParser(CallsParser):
                     source.settle()
         except Malformed:
             yield from self.unsettled()
-
-
-__all__ = ["TAG", "LlamaParser"]

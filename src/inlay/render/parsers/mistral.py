@@ -42,6 +42,3 @@ class MistralParser(CallsParser):
         yield from source.accept(ARGS)
         yield from source.space()
         yield from self.object_arguments(name)
-
-
-__all__ = ["ARGS", "CALLS", "CALL_ID", "MistralParser"]

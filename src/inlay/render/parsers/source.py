@@ -313,15 +313,3 @@ class StepsParser(ABC):
                 break
             deltas.append(delta)
         return deltas
-
-
-__all__ = [
-    "Malformed",
-    "Show",
-    "Source",
-    "Steps",
-    "StepsParser",
-    "trailing_newline",
-    "trailing_newlines",
-    "trailing_space",
-]

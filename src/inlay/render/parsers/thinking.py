@@ -45,6 +45,3 @@ class ThinkingParser(StepsParser):
     @staticmethod
     def _each(deltas: list[OutputDelta]) -> Steps[None]:
         yield from deltas
-
-
-__all__ = ["ThinkingParser"]

@@ -187,6 +187,3 @@ def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:
         )
     speaker.check_voice(asked.voice, "audio.voice")
     return "pcm" if asked.format == _PCM else asked.format, asked.voice
-
-
-__all__ = ["ChatAudio", "audio_of"]

@@ -113,6 +113,3 @@ class AudioChatShape:
         if self._audio.limited:
             said = replace(said, finish_reason="length", stop_reason=None)
         return replace(found, choices=[said])
-
-
-__all__ = ["AudioChatShape"]

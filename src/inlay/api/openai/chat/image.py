@@ -121,6 +121,3 @@ def image_of(call: Call, request: ChatRequest, model: ModelCard, id_: str) -> Ch
                 f'{name} is of an image; ask for one with modalities ["text", "image"]', param=name
             )
     return None
-
-
-__all__ = ["ChatImage", "image_of"]

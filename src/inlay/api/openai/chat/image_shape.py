@@ -94,6 +94,3 @@ class ImageChatShape:
         message = msgspec.structs.replace(choice.message, content=parts)
         choices = [msgspec.structs.replace(choice, message=message)]
         return msgspec.structs.replace(found, choices=choices)
-
-
-__all__ = ["ImageChatShape"]

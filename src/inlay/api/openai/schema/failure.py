@@ -14,6 +14,3 @@ class StreamFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     def of(cls, error: InlayError) -> "StreamFailure":
         """Return the event of `error`."""
         return cls(error={"message": error.message, "type": error.type, "code": None})
-
-
-__all__ = ["StreamFailure"]

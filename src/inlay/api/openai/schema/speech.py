@@ -105,5 +105,3 @@ class SpeechDone(
 
 SpeechEvent: TypeAlias = SpeechDelta | SpeechDone | StreamFailure
 """An event of a stream."""
-
-__all__ = ["SpeechDelta", "SpeechDone", "SpeechEvent", "SpeechRequest", "SpeechUsage", "VoiceId"]
