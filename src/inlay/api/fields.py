@@ -10,6 +10,7 @@ import msgspec
 from inlay.api.schema.unserved import UNSERVED, unserved
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_at, shown_value
+from inlay.http.server import Call
 from inlay.pace import yield_gil
 
 MAX_DEPTH = 64
@@ -27,6 +28,24 @@ def check_unserved(request: msgspec.Struct) -> None:
                 f"{name} is not supported: {UNSERVED[name].text}; got {shown_value(value)}",
                 param=name,
             )
+
+
+def check_common(call: Call, request: Any) -> None:
+    """Check what all requests for engines have: refused fields, `cache_salt`, `priority`.
+
+    Raises `InvalidRequestError`.
+    """
+    check_unserved(request)
+    if request.cache_salt == "":
+        raise InvalidRequestError(
+            "cache_salt must be a non-empty string if provided", param="cache_salt"
+        )
+    if request.priority and call.server.settings.scheduling_policy != "priority":
+        raise InvalidRequestError(
+            f"priority {request.priority} was asked for; this server serves first come, first "
+            "served unless it is started with --scheduling-policy priority",
+            param="priority",
+        )
 
 
 def check_depths(request: msgspec.Struct, *names: str) -> None:

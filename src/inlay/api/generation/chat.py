@@ -84,7 +84,7 @@ async def chat_prompt(
         InlayError: the request is not valid.
     """
     server = call.server
-    check_request(request)
+    check_request(call, request)
     await server.prepare(call.memory.json, _check_chat, request, server.settings.max_choices)
     model = server.model(request.model, Task.GENERATE)
     card = model.card

@@ -269,12 +269,6 @@ def generation_of(
         spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
         format=output,
     )
-    if request.priority and call.server.settings.scheduling_policy != "priority":
-        raise InvalidRequestError(
-            f"priority {request.priority} was asked for; this server serves first come, first "
-            "served unless it is started with --scheduling-policy priority",
-            param="priority",
-        )
     if request.seed is not None and sampling.temperature > 0 and not model.card.seeds:
         raise InvalidRequestError(
             f"seed is not supported by the engine of this model ({model.card.engine} "

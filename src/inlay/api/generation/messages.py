@@ -123,6 +123,18 @@ def read_messages(
     return ReadMessages(result, reader.rows, reader.media, reader.kinds)
 
 
+def read_texts(messages: Sequence[Mapping[str, Any]], refusal: str) -> list[dict[str, Any]]:
+    """Return the messages of a chat of texts alone, for the renderer.
+
+    Raises `InvalidRequestError`: as `read_messages`, or with `refusal` for any other part.
+    """
+
+    def refuse(_: Source) -> Any:
+        raise InvalidRequestError(refusal, param="messages")
+
+    return read_messages(messages, refuse, refuse).messages
+
+
 def _arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
     """Yield the arguments of all tool calls."""
     for message in messages:

@@ -82,7 +82,7 @@ async def behind_others(
     if stage is None or not stage.graph.before_text:
         return Before(incoming, messages)
     graph = stage.graph
-    check_request(request)
+    check_request(call, request)
     if incoming.sources:
         await server.prepare(call.memory.json, _check_first_models, messages, graph.name)
     without = replace(incoming, sources=(), parts=None)

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from inlay.api.fields import check_ids, check_unserved
+from inlay.api.fields import check_common, check_ids
 from inlay.api.generation.logprobs import named_ids, prompt_logprobs_of
 from inlay.api.generation.output_format import thinking_budget
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.http.server import Call
 from inlay.http.settings import FrontendSettings
 from inlay.prompt import Prompt
 from inlay.render import Begins, ReasoningIds, Renderer
@@ -65,7 +66,7 @@ _RANGES: dict[str, _Range] = {
 }
 
 
-def check_request(request: GenerationRequest) -> None:
+def check_request(call: Call, request: GenerationRequest) -> None:
     """Check the fields that can be checked without a model.
 
     Raises `InvalidRequestError` that names the field, its value and the allowed values.
@@ -78,14 +79,10 @@ def check_request(request: GenerationRequest) -> None:
             continue
         if value < allowed.low or value > allowed.high or (allowed.above and value == allowed.low):
             raise InvalidRequestError(f"{name} must be {allowed}, got {value}", param=name)
-    check_unserved(request)
+    check_common(call, request)
     _check_words(request.bad_words or [])
     if request.best_of is not None:
         _check_best_of(request, request.best_of)
-    if request.cache_salt == "":
-        raise InvalidRequestError(
-            "cache_salt must be a non-empty string if provided", param="cache_salt"
-        )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError(
             "stream_options is only allowed when stream is true", param="stream_options"

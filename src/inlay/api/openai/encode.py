@@ -11,9 +11,9 @@ import numpy.typing as npt
 import orjson
 import pybase64
 
-from inlay.api.fields import answer_id
+from inlay.api.fields import answer_id, check_common
 from inlay.api.generation.parts import kind_of, media_source
-from inlay.api.openai.embeddings.gathering import check_count, check_inputs_request
+from inlay.api.openai.embeddings.gathering import check_count
 from inlay.api.openai.schema.encode import (
     EncodedAudio,
     EncodedImage,
@@ -53,7 +53,7 @@ async def encode(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _decoder, sources_in)
     request = incoming.parsed.request
-    check_inputs_request(call, request)
+    check_common(call, request)
     id_ = answer_id("enc-", request.request_id)
     model = server.model(request.model, Task.ENCODE)
     sources = [source for source in incoming.sources if isinstance(source, MediaSource)]

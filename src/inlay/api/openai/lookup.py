@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inlay.api.fields import check_depths
-from inlay.api.generation.messages import read_messages
+from inlay.api.generation.messages import read_texts
 from inlay.api.openai.schema.lookup import (
     EncodePromptRequest,
     NearToken,
@@ -21,11 +21,10 @@ from inlay.api.openai.uploads import shown
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError, PermissionDeniedError
 from inlay.http.bodies.embeds import TensorSource
-from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_json, store_for, stored_rows
 from inlay.http.server import Call, Server
 from inlay.http.tables import Table, with_noise
-from inlay.prompt import Buffer, Rows, Segment
+from inlay.prompt import Buffer, Rows
 from inlay.render import Renderer
 from inlay.tensors import read, write
 from inlay.tensors.neighbours import nearest
@@ -158,16 +157,8 @@ def _tokens(request: EncodePromptRequest, renderer: Renderer) -> Sequence[int]:
     if request.messages is None:
         return renderer.encode(request.prompt or "", add_special_tokens=True)
     check_depths(request, "messages")
-    messages = read_messages(request.messages, _no_rows, _no_image).messages
+    messages = read_texts(request.messages, "messages to be encoded are text alone")
     return renderer.chat(messages, add_generation_prompt=True).token_ids()
-
-
-def _no_rows(_: TensorSource) -> Rows:
-    raise InvalidRequestError("messages to be encoded are text alone", param="messages")
-
-
-def _no_image(_: MediaSource) -> Sequence[Segment]:
-    raise InvalidRequestError("messages to be encoded are text alone", param="messages")
 
 
 async def _uploaded(call: Call, id_: str, card: ModelCard) -> Rows:

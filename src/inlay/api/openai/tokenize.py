@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from inlay.api.fields import check_depths, check_ids, check_unserved
-from inlay.api.generation.messages import read_messages
+from inlay.api.generation.messages import read_texts
 from inlay.api.openai.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -15,11 +15,8 @@ from inlay.api.openai.schema.tokenize import (
 )
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
-from inlay.http.bodies.embeds import TensorSource
-from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_json
 from inlay.http.server import Call
-from inlay.prompt import Rows, Segment
 from inlay.render import Renderer
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
@@ -52,7 +49,7 @@ def _chat(
     request: TokenizeRequest, raw: Sequence[dict[str, Any]], renderer: Renderer
 ) -> tuple[int, ...]:
     check_depths(request, "messages", "tools", "chat_template_kwargs")
-    messages = read_messages(raw, _no_rows, _no_image).messages
+    messages = read_texts(raw, "embeddings and media have no tokens to show")
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
         messages,
@@ -64,14 +61,6 @@ def _chat(
         template_kwargs=request.chat_template_kwargs or {},
     )
     return prompt.token_ids()
-
-
-def _no_rows(_: TensorSource) -> Rows:
-    raise InvalidRequestError("prompt_embeds have no tokens to show", param="messages")
-
-
-def _no_image(_: MediaSource) -> Sequence[Segment]:
-    raise InvalidRequestError("images have no tokens to show", param="messages")
 
 
 async def detokenize(call: Call) -> None:

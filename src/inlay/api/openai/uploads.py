@@ -1,5 +1,7 @@
 """`/v1/prompt_embeds`: embeddings and images uploaded once and used by reference."""
 
+from typing import Any
+
 import msgspec
 
 from inlay.api.openai.schema.prompt_embeds import (
@@ -159,26 +161,21 @@ def _id(call: Call) -> str:
 
 def shown(stored: StoredPrompt, num_tokens: int | None = None) -> PromptEmbeds | StoredImage:
     """Return what a client is told of a stored prompt."""
-    expires_at = None if stored.expires_at is None else int(stored.expires_at)
+    common: dict[str, Any] = {
+        "id": stored.id,
+        "bytes": stored.bytes,
+        "expires_at": None if stored.expires_at is None else int(stored.expires_at),
+        "pinned": stored.pinned,
+    }
     if stored.kind == "image":
         height, width = stored.shape
         return StoredImage(
-            id=stored.id,
-            format=stored.format,
-            width=width,
-            height=height,
-            num_tokens=num_tokens,
-            bytes=stored.bytes,
-            expires_at=expires_at,
-            pinned=stored.pinned,
+            format=stored.format, width=width, height=height, num_tokens=num_tokens, **common
         )
     return PromptEmbeds(
-        id=stored.id,
         num_prompts=stored.num_prompts,
         num_tokens=stored.num_tokens,
         hidden_size=stored.hidden_size,
         dtype=stored.dtype,
-        bytes=stored.bytes,
-        expires_at=expires_at,
-        pinned=stored.pinned,
+        **common,
     )

@@ -27,7 +27,7 @@ async def completions(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _decoder, in_completion)
     request = incoming.parsed.request
-    check_request(request)
+    check_request(call, request)
     model = server.model(request.model, Task.GENERATE)
     card = model.card
     if card.stage is not None and card.stage.graph.before_text:

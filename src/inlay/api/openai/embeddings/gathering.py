@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inlay.api.fields import check_unserved
 from inlay.api.openai.embeddings.inputs import InputPiece, Inputs, chunks
-from inlay.api.openai.schema.embeddings import InputsRequest, TextsRequest, TextsUsage
+from inlay.api.openai.schema.embeddings import TextsRequest, TextsUsage
 from inlay.card import EmbeddingCard
 from inlay.digest import prompt_digest, root_digest
 from inlay.embedding.cache import Bundle
@@ -34,21 +33,6 @@ def embedding_card(model: ServedModel) -> EmbeddingCard:
     if model.card.embedding is None:
         raise EngineError(f"the worker of the model `{model.name}` does not describe its vectors")
     return model.card.embedding
-
-
-def check_inputs_request(call: Call, request: InputsRequest) -> None:
-    """Check the common fields. Raises `InvalidRequestError` for values that are not served."""
-    check_unserved(request)
-    if request.cache_salt == "":
-        raise InvalidRequestError(
-            "cache_salt must be a non-empty string if provided", param="cache_salt"
-        )
-    if request.priority and call.server.settings.scheduling_policy != "priority":
-        raise InvalidRequestError(
-            f"priority {request.priority} was asked for; this server serves first come, first "
-            "served unless it is started with --scheduling-policy priority",
-            param="priority",
-        )
 
 
 def check_count(call: Call, count: int, param: str) -> None:

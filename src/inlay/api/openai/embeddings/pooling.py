@@ -4,11 +4,10 @@ import time
 
 import msgspec
 
-from inlay.api.fields import answer_id
+from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.encoding import About, Answer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Array,
-    check_inputs_request,
     embedding_card,
     normalized,
     vectors_of,
@@ -42,7 +41,7 @@ async def pooling(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _pooling_decoder, in_prompts)
     request = incoming.parsed.request
-    check_inputs_request(call, request)
+    check_common(call, request)
     id_ = answer_id("pooling-", request.request_id)
     model = server.model(request.model, *_TASKS)
     card = embedding_card(model)
@@ -94,7 +93,7 @@ async def classify(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _classification_decoder, in_prompts)
     request = incoming.parsed.request
-    check_inputs_request(call, request)
+    check_common(call, request)
     id_ = answer_id("classify-", request.request_id)
     model = server.model(request.model, Task.SCORE)
     card = embedding_card(model)

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from inlay.api.fields import answer_id
+from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.encoding import About, Answer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Array,
-    check_inputs_request,
     embedding_card,
     normalized,
     vectors_of,
@@ -92,7 +91,7 @@ async def embeddings(call: Call) -> None:
     server = call.server
     incoming = await read_request(call, _decoder, in_prompts)
     request = incoming.parsed.request
-    check_inputs_request(call, request)
+    check_common(call, request)
     id_ = answer_id("embd-", request.request_id)
     model = server.model(request.model, Task.EMBED)
     card = embedding_card(model)

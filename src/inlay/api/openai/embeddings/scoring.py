@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from inlay.api.fields import answer_id
+from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.gathering import (
     Gathering,
     check_count,
-    check_inputs_request,
     embedding_card,
     normalized,
 )
@@ -48,7 +47,7 @@ _SECOND = ("text_2", "documents", "items", "data_2")
 async def score(call: Call) -> None:
     """Answer with the similarity scores of pairs."""
     request = await read_json(call, _score_decoder)
-    check_inputs_request(call, request)
+    check_common(call, request)
     id_ = answer_id("score-", request.request_id)
     model = call.server.model(request.model, Task.SCORE, Task.EMBED)
     first, first_name = _side(request, _FIRST)
@@ -70,7 +69,7 @@ async def score(call: Call) -> None:
 async def rerank(call: Call) -> None:
     """Answer with documents ranked by relevance to a query."""
     request = await read_json(call, _rerank_decoder)
-    check_inputs_request(call, request)
+    check_common(call, request)
     id_ = answer_id("score-", request.request_id)
     model = call.server.model(request.model, Task.SCORE, Task.EMBED)
     given = [request.documents] if isinstance(request.documents, str) else request.documents

@@ -22,9 +22,11 @@ class EmbedsSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part: str | None = None
 
 
-class TextPart(
-    msgspec.Struct, frozen=True, tag="text", tag_field="type", forbid_unknown_fields=True
-):
+class _Part(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    """An element of a prompt made of parts."""
+
+
+class TextPart(_Part, frozen=True, tag="text"):
     """Text within a prompt made of parts.
 
     Attributes:
@@ -34,9 +36,7 @@ class TextPart(
     text: str
 
 
-class TokenIdsPart(
-    msgspec.Struct, frozen=True, tag="token_ids", tag_field="type", forbid_unknown_fields=True
-):
+class TokenIdsPart(_Part, frozen=True, tag="token_ids"):
     """Token ids within a prompt made of parts.
 
     Attributes:
@@ -46,9 +46,7 @@ class TokenIdsPart(
     token_ids: list[int]
 
 
-class PromptEmbedsPart(
-    msgspec.Struct, frozen=True, tag="prompt_embeds", tag_field="type", forbid_unknown_fields=True
-):
+class PromptEmbedsPart(_Part, frozen=True, tag="prompt_embeds"):
     """Embeddings within a prompt made of parts.
 
     Exactly one of `data` (base64), `ref` and `part` is set.
@@ -65,9 +63,7 @@ class PromptEmbedsPart(
     part: str | None = None
 
 
-class ImageUrlPart(
-    msgspec.Struct, frozen=True, tag="image_url", tag_field="type", forbid_unknown_fields=True
-):
+class ImageUrlPart(_Part, frozen=True, tag="image_url"):
     """An image within a prompt made of parts, as in a chat.
 
     Attributes:
@@ -84,9 +80,7 @@ class ImageUrlPart(
     uuid: str | None = None
 
 
-class ImageEmbedsPart(
-    msgspec.Struct, frozen=True, tag="image_embeds", tag_field="type", forbid_unknown_fields=True
-):
+class ImageEmbedsPart(_Part, frozen=True, tag="image_embeds"):
     """Rows of an image from a client's own encoder, within a prompt made of parts.
 
     Attributes:
@@ -101,9 +95,7 @@ class ImageEmbedsPart(
     uuid: str | None = None
 
 
-class InputAudioPart(
-    msgspec.Struct, frozen=True, tag="input_audio", tag_field="type", forbid_unknown_fields=True
-):
+class InputAudioPart(_Part, frozen=True, tag="input_audio"):
     """Audio within a prompt made of parts, as in a chat.
 
     Attributes:
@@ -116,9 +108,7 @@ class InputAudioPart(
     uuid: str | None = None
 
 
-class AudioUrlPart(
-    msgspec.Struct, frozen=True, tag="audio_url", tag_field="type", forbid_unknown_fields=True
-):
+class AudioUrlPart(_Part, frozen=True, tag="audio_url"):
     """Audio by its URL, within a prompt made of parts, as in a chat.
 
     Attributes:
@@ -130,9 +120,7 @@ class AudioUrlPart(
     uuid: str | None = None
 
 
-class AudioEmbedsPart(
-    msgspec.Struct, frozen=True, tag="audio_embeds", tag_field="type", forbid_unknown_fields=True
-):
+class AudioEmbedsPart(_Part, frozen=True, tag="audio_embeds"):
     """Rows of audio from a client's own encoder, within a prompt made of parts.
 
     Attributes:
@@ -145,9 +133,7 @@ class AudioEmbedsPart(
     uuid: str | None = None
 
 
-class VideoUrlPart(
-    msgspec.Struct, frozen=True, tag="video_url", tag_field="type", forbid_unknown_fields=True
-):
+class VideoUrlPart(_Part, frozen=True, tag="video_url"):
     """A video by its URL, within a prompt made of parts, as in a chat.
 
     Attributes:
