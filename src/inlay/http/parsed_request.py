@@ -147,16 +147,18 @@ async def read_request(
 
     def tensors_in(request: T) -> list[str]:
         sources[:] = sources_in(request)
-        return server.embeds.tensors(sources)
+        return server.embeds.tensors(sources) if sources else []
 
     if media.kind == JSON:
         body = await read_body(call, server.room)
-        size = len(body)
+        size = body.size
     else:
         form = await _read_form(call, media)
         body, parts, size = form.request, form.parts, form.size
         call.memory.check_total(map(len, parts.values()))
-    parsed = await parse(call, body, decoder, tensors_in, lambda _: file_data(sources))
+    parsed = await parse(
+        call, body, decoder, tensors_in, lambda _: file_data(sources) if sources else ()
+    )
     del body
     call.memory.body_freed(kept=sum(map(len, (parts or {}).values())))
     return ParsedRequest(parsed, size, sources, parts)

@@ -27,6 +27,7 @@ from inlay.http.bodies.embeds import Source
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED
+from inlay.request import Task
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(MessagesInput)
@@ -77,19 +78,20 @@ async def messages(call: Call) -> None:
     request: MessagesRequest = asked.incoming.parsed.request
     response_id = answer_id("msg_", request.request_id)
     chat = asked.chat
+    model = call.server.model(chat.model, Task.GENERATE)
     try:
         ready = await prepare_chat(
-            call, asked.incoming, chat, response_id, _reader(asked.said), request
+            call, asked.incoming, chat, model, response_id, _reader(asked.said), request
         )
         del asked
         shape = MessagesShape(
             response_id,
-            ready.model.name,
+            model.name,
             ready.generation,
             call.request_id,
             shows_thinking=chat.include_reasoning is not False,
         )
-        await respond(call, chat, ready.model, ready.generation, shape, NAMED)
+        await respond(call, chat, model, ready.generation, shape, NAMED)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 
@@ -98,11 +100,14 @@ async def count_tokens(call: Call) -> None:
     """Answer with the positions of a request's prompt."""
     asked = await _read(call, _count_decoder)
     request = asked.incoming.parsed.request
+    model = call.server.model(request.model, Task.GENERATE)
     try:
-        found = await chat_prompt(call, asked.incoming, asked.chat, _reader(asked.said), request)
+        found = await chat_prompt(
+            call, asked.incoming, asked.chat, model, _reader(asked.said), request
+        )
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
-    await call.json(TokenCount(found.model.positions_before + len(found.prompt)))
+    await call.json(TokenCount(model.positions_before + len(found.prompt)))
 
 
 def _reader(said: Conversation) -> Callable[..., Any]:

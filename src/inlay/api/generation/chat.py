@@ -26,7 +26,7 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call
 from inlay.prompt import Prompt
 from inlay.render import Renderer
-from inlay.request import Grammar, Sampling, Task
+from inlay.request import Grammar, Sampling
 from inlay.router import ServedModel
 
 
@@ -40,7 +40,6 @@ class ChatPrompt(NamedTuple):
         max_tokens: the request's value, or None.
     """
 
-    model: ServedModel
     renderer: Renderer
     forms: ModelFormats
     use: ToolUse
@@ -57,7 +56,6 @@ class PreparedChat(NamedTuple):
         use: tools of the request.
     """
 
-    model: ServedModel
     renderer: Renderer
     sampling: Sampling
     generation: Generation
@@ -68,6 +66,7 @@ async def chat_prompt(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
+    model: ServedModel,
     messages: MessageReader,
     kept: msgspec.Struct,
 ) -> ChatPrompt:
@@ -77,6 +76,7 @@ async def chat_prompt(
         call: the HTTP request.
         incoming: the parsed request.
         request: the request as a chat.
+        model: that it asks.
         messages: makes the messages; those of `request` are dropped once the prompt is made.
         kept: the client's request; all of it but the messages lives as long as the answer.
 
@@ -86,7 +86,6 @@ async def chat_prompt(
     server = call.server
     check_request(call, request)
     await server.prepare(call.memory.json, _check_chat, request, server.settings.max_choices)
-    model = server.model(request.model, Task.GENERATE)
     card = model.card
     grammar = grammar_of(request, card)
     renderer = await server.renderers.of(card)
@@ -121,13 +120,14 @@ async def chat_prompt(
     )
     del embeddings, messages
     call.memory.settle([prompt], size)
-    return ChatPrompt(model, renderer, forms, use, grammar, prompt, max_tokens)
+    return ChatPrompt(renderer, forms, use, grammar, prompt, max_tokens)
 
 
 async def prepare_chat(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
+    model: ServedModel,
     response_id: str,
     messages: MessageReader,
     kept: msgspec.Struct,
@@ -139,12 +139,16 @@ async def prepare_chat(
 
     Raises `ClientGone` as `RequestScope`.
     """
-    before = await behind_others(call, incoming, request, response_id, messages, _prepare)
+    stage = model.card.stage
+    if stage is None or not stage.graph.before_text:
+        return await _prepare(call, incoming, request, model, response_id, messages, kept)
+    before = await behind_others(call, incoming, request, stage, response_id, messages, _prepare)
     del incoming
-    usages = before.usages
-    asked = await _prepare(call, before.incoming, request, response_id, before.messages, kept)
-    asked.generation.others |= usages
-    asked.generation.admitted = bool(usages)
+    asked = await _prepare(
+        call, before.incoming, request, model, response_id, before.messages, kept
+    )
+    asked.generation.others |= before.usages
+    asked.generation.admitted = True
     return asked
 
 
@@ -152,17 +156,13 @@ async def _prepare(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
+    model: ServedModel,
     response_id: str,
     messages: MessageReader,
     kept: msgspec.Struct,
 ) -> PreparedChat:
-    asked = await chat_prompt(call, incoming, request, messages, kept)
-    model, renderer, prompt, max_tokens = (
-        asked.model,
-        asked.renderer,
-        asked.prompt,
-        asked.max_tokens,
-    )
+    asked = await chat_prompt(call, incoming, request, model, messages, kept)
+    renderer, prompt, max_tokens = asked.renderer, asked.prompt, asked.max_tokens
     output, bound = output_format_for(
         asked.forms,
         renderer,
@@ -186,7 +186,7 @@ async def _prepare(
     generation = generation_of(
         call, request, response_id, model, renderer, [prompt], sampling, max_tokens, output=output
     )
-    return PreparedChat(model, renderer, sampling, generation, asked.use)
+    return PreparedChat(renderer, sampling, generation, asked.use)
 
 
 def _prompt(

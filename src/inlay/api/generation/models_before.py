@@ -29,7 +29,8 @@ from inlay.http.server import Call
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.render.output import ContentDelta
 from inlay.request import Payload, Task, Usage
-from inlay.stages.graph import Graph
+from inlay.router import ServedModel
+from inlay.stages.graph import Graph, StageCard
 from inlay.tensors import Tensor, to_rows
 
 
@@ -39,7 +40,7 @@ class _Prepared(Protocol):
 
 
 Prepare: TypeAlias = Callable[
-    [Call, ParsedRequest[Any], ChatRequest, str, MessageReader, msgspec.Struct],
+    [Call, ParsedRequest[Any], ChatRequest, ServedModel, str, MessageReader, msgspec.Struct],
     Awaitable[_Prepared],
 ]
 """Prepares a chat, as `inlay.api.generation.chat.prepare_chat`."""
@@ -51,18 +52,19 @@ class Before(NamedTuple):
     Attributes:
         incoming: the request.
         messages: reads its messages.
-        usages: of the models before it, by name; none where no such models are.
+        usages: of the models before it, by name.
     """
 
     incoming: ParsedRequest[Any]
     messages: MessageReader
-    usages: Mapping[str, Usage] = {}
+    usages: Mapping[str, Usage]
 
 
 async def behind_others(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
+    stage: StageCard,
     response_id: str,
     messages: MessageReader,
     prepare: Prepare,
@@ -77,11 +79,7 @@ async def behind_others(
         RateLimitedError: one of the models is full; none has worked.
         InlayError: a model has no worker, or its request was refused or failed.
     """
-    server = call.server
-    stage = server.model(request.model, Task.GENERATE).card.stage
-    if stage is None or not stage.graph.before_text:
-        return Before(incoming, messages)
-    graph = stage.graph
+    server, graph = call.server, stage.graph
     check_request(call, request)
     if incoming.sources:
         await server.prepare(call.memory.json, _check_first_models, messages, graph.name)
@@ -97,7 +95,8 @@ async def behind_others(
         for name, following in pairwise(names):
             own = _request(request, graph, name)
             id_ = f"{response_id}-{name}"
-            prepared = await prepare(call, incoming, own, id_, found, own)
+            model = server.model(own.model, Task.GENERATE)
+            prepared = await prepare(call, incoming, own, model, id_, found, own)
             incoming = without
             (choice,) = prepared.generation.choices
             hidden = graph.takes_hidden(following)

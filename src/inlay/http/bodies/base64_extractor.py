@@ -337,8 +337,9 @@ def parse(
         # The raised error holds this frame; breaking the cycle frees both without a collection.
         refused = None
     sizes = _check_encoded(tensors_in(request), limits)
-    if intake is not None:
-        intake.decoding((*sizes, *map(_decoded_size, files_in(request))))
+    sizes += map(_decoded_size, files_in(request))
+    if intake is not None and sizes:
+        intake.decoding(sizes)
     return Parsed(request, {})
 
 

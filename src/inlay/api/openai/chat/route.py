@@ -28,27 +28,26 @@ async def chat_completions(call: Call) -> None:
     request = incoming.parsed.request
     response_id = answer_id("chatcmpl-", request.request_id)
     # Before models of a row write for the one that answers.
-    card = call.server.model(request.model, Task.GENERATE).card
-    image = image_of(call, request, card, response_id)
+    model = call.server.model(request.model, Task.GENERATE)
+    image = image_of(call, request, model.card, response_id)
     asked = await prepare_chat(
         call,
         incoming,
         request,
+        model,
         response_id,
         partial(read_messages, request.messages),
         request,
     )
     del incoming
-    shape = ChatShape(
-        response_id, request, asked.model.name, asked.renderer, asked.generation, asked.use
-    )
-    audio = audio_of(call, request, asked.model.card, asked.generation, response_id)
+    shape = ChatShape(response_id, request, model.name, asked.renderer, asked.generation, asked.use)
+    audio = audio_of(call, request, model.card, asked.generation, response_id)
     if audio is not None:
         spoken = AudioChatShape(shape, asked.generation, audio)
-        await respond(call, request, asked.model, asked.generation, spoken, rest=spoken.speak)
+        await respond(call, request, model, asked.generation, spoken, rest=spoken.speak)
         return
     if image is None:
-        await respond(call, request, asked.model, asked.generation, shape)
+        await respond(call, request, model, asked.generation, shape)
         return
     drawn = ImageChatShape(call, shape, asked.generation, image)
-    await respond(call, request, asked.model, asked.generation, drawn, rest=drawn.draw)
+    await respond(call, request, model, asked.generation, drawn, rest=drawn.draw)

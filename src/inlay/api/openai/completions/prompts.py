@@ -26,9 +26,9 @@ from inlay.router import ServedModel
 
 def in_completion(request: CompletionRequest) -> list[Source]:
     """Return the sources of a completions request, in order."""
-    found: list[Source] = [*in_prompt_embeds(request.prompt_embeds)]
-    if found:
-        return found
+    if request.prompt_embeds not in (None, []):
+        return [*in_prompt_embeds(request.prompt_embeds)]
+    found: list[Source] = []
     if isinstance(request.prompt, list):
         for index, item in enumerate(request.prompt):
             # A prompt may have a million ids, and this blocks the server: comparing types is twice
@@ -93,7 +93,7 @@ class PromptReader:
             NotFoundError: a stored prompt or part does not exist.
         """
         request, self._embeddings = self._request, embeddings
-        if request.prompt_embeds is not None and request.prompt_embeds != []:
+        if request.prompt_embeds not in (None, []):
             sources = [source for source in self._sources if isinstance(source, TensorSource)]
             _check_count(len(sources), most)
             found = []

@@ -59,7 +59,7 @@ def _inputs(
 ) -> Inputs:
     """Return the inputs of a request. CPU work."""
     cut = cut_of(request, model.max_len)
-    has_rows = request.prompt_embeds is not None and request.prompt_embeds != []
+    has_rows = request.prompt_embeds not in (None, [])
     given = [
         name
         for name, is_given in (

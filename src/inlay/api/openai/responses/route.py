@@ -32,7 +32,7 @@ from inlay.errors import InvalidRequestError, Path
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED
-from inlay.request import Sampling
+from inlay.request import Sampling, Task
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
@@ -79,17 +79,19 @@ async def responses(call: Call) -> None:
     request.input = None  # the chat's messages have it from here on
     # As in vLLM, request_id is the whole id here.
     response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
+    model = server.model(request.model, Task.GENERATE)
     try:
         asked = await prepare_chat(
             call,
             incoming,
             chat,
+            model,
             response_id,
             partial(read_messages, said.messages, named=said.named, served=PARTS),
             request,
         )
         del incoming, said
-        opening = _opening(response_id, request, asked.model.name, asked.sampling)
+        opening = _opening(response_id, request, model.name, asked.sampling)
         shape = ResponsesShape(
             opening,
             asked.generation,
@@ -97,7 +99,7 @@ async def responses(call: Call) -> None:
             chat.top_logprobs,
             shows_reasoning=chat.include_reasoning is not False,
         )
-        await respond(call, chat, asked.model, asked.generation, shape, NAMED)
+        await respond(call, chat, model, asked.generation, shape, NAMED)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 
