@@ -20,7 +20,49 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class RequestFields(msgspec.Struct, kw_only=True):
+    """Fields that requests for chats, completions and responses have in common.
+
+    `GenerationRequest` says what they mean.
+    """
+
+    model: str | None = None
+    prompt_cache_key: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+    min_tokens: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    structured_outputs: Any = None
+    n: int | None = None
+
+    ec_transfer_params: Unserved = None
+    kv_transfer_params: Unserved = None
+    media_io_kwargs: Unserved = None
+    mm_payload: Unserved = None
+    mm_processor_kwargs: Unserved = None
+    return_mm_kwargs: Unserved = None
+    vllm_xargs: Unserved = None
+    watermarking: Unserved = None
+
+
+class GenerationRequest(RequestFields, kw_only=True):
     """Fields of a request that generates. Names beyond OpenAI's are vLLM's.
 
     Attributes:
@@ -95,70 +137,37 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         user: accepted; nothing depends on it.
     """
 
-    model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
+    best_of: int | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
     logprob_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     thinking_token_budget: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    user: str | None = None
-    cache_salt: str | None = None
-    prompt_cache_key: str | None = None
-    session_id: str | None = None
-    request_id: str | None = None
-    priority: int | None = None
     response_format: Any = None
     prompt_logprobs: int | bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    structured_outputs: Any = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
 
     ebnf: Unserved = None
-    ec_transfer_params: Unserved = None
     guided_choice: Unserved = None
     guided_grammar: Unserved = None
     guided_json: Unserved = None
     guided_regex: Unserved = None
     json_schema: Unserved = None
-    kv_transfer_params: Unserved = None
     length_penalty: Unserved = None
-    media_io_kwargs: Unserved = None
-    mm_payload: Unserved = None
-    mm_processor_kwargs: Unserved = None
     regex: Unserved = None
     repetition_detection: Unserved = None
-    return_mm_kwargs: Unserved = None
     return_prompt_text: Unserved = None
     return_token_offsets: Unserved = None
     routed_experts_prompt_start: Unserved = None
     stream_interval: Unserved = None
     use_beam_search: Unserved = None
-    vllm_xargs: Unserved = None
-    watermarking: Unserved = None
 
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
     """Default of `max_tokens`.

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
+from inlay.api.schema.generation import RequestFields
 from inlay.api.schema.unserved import Unserved, named_elsewhere
 
 ELSEWHERE = {
@@ -52,7 +53,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(RequestFields, kw_only=True):
     """A request to `/v1/responses`.
 
     Names beyond OpenAI's are vLLM's, and mean what they mean in chat completions.
@@ -92,7 +93,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             as far as the engine has them; not beside a `text.format` that is not text.
     """
 
-    model: str | None = None
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     include: list[str] | None = None
@@ -102,57 +102,26 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     service_tier: str | None = None
     store: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
     text: TextOptions | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     top_logprobs: int | None = None
-    top_p: float | None = None
     truncation: str | None = None
-    user: str | None = None
 
-    min_tokens: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    cache_salt: str | None = None
-    session_id: str | None = None
-    request_id: str | None = None
     include_reasoning: bool | None = None
-    priority: int | None = None
-    structured_outputs: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     background: Unserved = None
     context_management: Unserved = None
     conversation: Unserved = None
-    ec_transfer_params: Unserved = None
     enable_response_messages: Unserved = None
-    kv_transfer_params: Unserved = None
-    media_io_kwargs: Unserved = None
-    mm_payload: Unserved = None
-    mm_processor_kwargs: Unserved = None
     moderation: Unserved = None
     previous_input_messages: Unserved = None
     previous_response_id: Unserved = None
     prompt: Unserved = None
-    return_mm_kwargs: Unserved = None
-    vllm_xargs: Unserved = None
-    watermarking: Unserved = None
 
     messages: Annotated[Any, named_elsewhere(ELSEWHERE["messages"])] = None
     max_tokens: Annotated[Any, named_elsewhere(ELSEWHERE["max_tokens"])] = None
@@ -160,7 +129,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         None
     )
     response_format: Annotated[Any, named_elsewhere(ELSEWHERE["response_format"])] = None
-    n: int | None = None
 
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text", tag_field="type"):
