@@ -35,8 +35,7 @@ from inlay.api.listed import by_version
 from inlay.api.openai import lookup, models, tokenize, uploads
 from inlay.api.openai.chat.route import chat_completions
 from inlay.api.openai.completions.route import completions
-from inlay.api.openai.embeddings.pooling import classify, pooling
-from inlay.api.openai.embeddings.route import embeddings
+from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
 from inlay.api.openai.images import images

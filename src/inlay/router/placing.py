@@ -1,6 +1,7 @@
 """Placing of requests: a worker is chosen, and they are sent to it."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
@@ -17,7 +18,23 @@ from inlay.router.key_table import Keys
 from inlay.router.load_reservation import LoadReservation
 from inlay.router.pool import MAX_HOLDERS, Chosen, Pool
 from inlay.router.resume import Sent
-from inlay.router.stats import RouterStats
+
+
+class RouterStats:
+    """Counters of one router, by the name of the model.
+
+    Attributes:
+        decisions: requests sent, by (model, True for a further attempt).
+        looked_up: blocks of prompts that were looked up in the index of workers' caches.
+        hits: blocks of these that the chosen worker had, as far as was known.
+        handovers: prompts that a prefill worker computed for another.
+    """
+
+    def __init__(self) -> None:
+        self.decisions: Counter[tuple[str, bool]] = Counter()
+        self.looked_up: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
+        self.handovers: Counter[str] = Counter()
 
 
 class Placed(NamedTuple):
@@ -110,9 +127,10 @@ class Placing:
                 gone.add(member.id)
                 continue
             model = member.card.name
-            self._stats.add_decision(model, len(placed), further=only is not None)
+            self._stats.decisions[model, only is not None] += len(placed)
             if keys is not None:
-                self._stats.add_lookup(model, len(keys), chosen.cached // BLOCK_SIZE)
+                self._stats.looked_up[model] += len(keys)
+                self._stats.hits[model] += chosen.cached // BLOCK_SIZE
                 self._fleet.sent(pool, member, keys)
             return placed
 

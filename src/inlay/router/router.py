@@ -18,11 +18,10 @@ from inlay.router.fleet import Fleet
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.places import Places
-from inlay.router.placing import Placed, Placing, cancel
+from inlay.router.placing import Placed, Placing, RouterStats, cancel
 from inlay.router.pool import Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
-from inlay.router.stats import RouterStats
 from inlay.routing import WorkerLoad, routing_chain
 from inlay.transport.api import Drains, Plane, Reaches, Worker
 

@@ -59,7 +59,7 @@ class MessagesInput(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(MessagesInput, kw_only=True):
-    """A request to `/v1/messages`.
+    """A request to `/v1/messages`; other fields mean what they mean in chat completions.
 
     Attributes:
         max_tokens: output tokens at most, 1 or more.
@@ -67,32 +67,10 @@ class MessagesRequest(MessagesInput, kw_only=True):
         service_tier: accepted and not used.
         stop_sequences: strings at which the answer ends, before their first match; at most 64, of
             4,096 characters each and 16,384 together.
-        stream: answer with server-sent events; false when absent.
-        temperature: 0 or more, 0 is greedy; when absent the model's generation config, else 1.
-        top_k: number of the likeliest tokens that are sampled from, 0 or -1 for all; when absent
-            the model's generation config, else all.
-        top_p: probability mass that is sampled from, above 0 and at most 1; when absent the model's
-            generation config, else 1.
-        min_tokens: output tokens before an end token, a stop token or a stop string ends it; 0 when
-            absent, at most the output's limit.
-        min_p: least probability of a sampled token, as a share of the likeliest's, 0 to 1; when
-            absent the model's generation config, else 0.
-        repetition_penalty: factor above 0 against tokens of prompt and output; when absent the
-            model's generation config, else 1. Rows of embeddings are not seen.
         seed: of the sampling; random when absent. Refused where the engine draws without one,
             unless `temperature` is 0.
-        stop_token_ids: ids that end the output, at most 1024; also with `ignore_eos`.
-        ignore_eos: go on behind the model's own end tokens; false when absent.
-        logit_bias: token id to what is added to its logit, -100 to 100; at most 1024 ids.
-        cache_salt: prompts share cached prefixes only under equal salts; not empty.
-        prompt_cache_key: requests with the same key go to the same worker where possible; 1 to 512
-            characters.
-        session_id: requests with the same one go to the same worker where possible, 1 to 512
-            characters; vLLM's name, which takes precedence over `prompt_cache_key`.
         request_id: the answer's `id`, behind "msg_": 1 to 128 visible ASCII characters; random when
             absent.
-        priority: lower values are served first, 0 when absent; others only with --scheduling-policy
-            priority.
     """
 
     max_tokens: int

@@ -1,7 +1,9 @@
-"""`POST /v1/embeddings`."""
+"""`POST /v1/embeddings`, and `/pooling` and `/classify` as in vLLM."""
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -13,15 +15,82 @@ from inlay.api.openai.embeddings.gathering import (
     normalized,
     vectors_of,
 )
+from inlay.api.openai.embeddings.logits import activated
 from inlay.api.openai.embeddings.prompts import in_prompts, inputs_of
-from inlay.api.openai.schema.embeddings import EmbeddingRequest
+from inlay.api.openai.schema.embeddings import (
+    ClassificationData,
+    ClassificationRequest,
+    ClassificationResponse,
+    EmbeddingRequest,
+    PoolingRequest,
+)
 from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.http.parsed_request import read_request
-from inlay.http.server import Call
+from inlay.http.server import JSON_HEADER, Call
 from inlay.request import Task
+from inlay.router import ServedModel
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
+_pooling_decoder = msgspec.json.Decoder(PoolingRequest)
+_classification_decoder = msgspec.json.Decoder(ClassificationRequest)
+_encode = msgspec.json.Encoder().encode
+
+_TASKS = {Task.EMBED: "embed", Task.SCORE: "classify"}
+"""vLLM's names of pooling tasks."""
+
+_Plan: TypeAlias = tuple[Encoding, Callable[[Array, About], Answer]]
+"""Encoding of a response, and what makes it of the model's vectors, which is CPU work."""
+
+
+async def embeddings(call: Call) -> None:
+    """Answer with the embeddings of texts, ids, chats or tensor files."""
+    await _answer(call, _decoder, "embd-", (Task.EMBED,), _embeddings)
+
+
+async def pooling(call: Call) -> None:
+    """Answer with each input's embedding, or with its class probabilities."""
+    await _answer(call, _pooling_decoder, "pooling-", tuple(_TASKS), _pooled)
+
+
+async def classify(call: Call) -> None:
+    """Answer with each input's class probabilities and its likeliest class."""
+    await _answer(call, _classification_decoder, "classify-", (Task.SCORE,), _classified)
+
+
+async def _answer(
+    call: Call,
+    decoder: msgspec.json.Decoder[Any],
+    prefix: str,
+    tasks: tuple[Task, ...],
+    plan: Callable[[Any, ServedModel, EmbeddingCard], _Plan],
+) -> None:
+    """Answer a request: options are checked by `plan`, before anything is computed."""
+    incoming = await read_request(call, decoder, in_prompts)
+    request = incoming.parsed.request
+    check_common(call, request)
+    id_ = answer_id(prefix, request.request_id)
+    model = call.server.model(request.model, *tasks)
+    card = embedding_card(model)
+    encoding, make = plan(request, model, card)
+    inputs = await inputs_of(call, incoming, model)
+    encoding.check_count(len(inputs))
+    size = max(incoming.size, 4 * len(inputs) * card.size)
+    del incoming
+    found, usage = await vectors_of(call, model, request, inputs, encoding.element_bytes)
+    about = About(id_, int(time.time()), model.name, usage)
+    answer = await call.server.prepare(size, make, found, about)
+    await call.bytes(answer.body, answer.media, more=answer.headers)
+
+
+def _embeddings(request: EmbeddingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
+    shown, encoding = Shown.of(request, card, model.name), Encoding.of(request)
+
+    def make(vectors: Array, about: About) -> Answer:
+        vectors = vectors[:, : shown.dimensions]
+        return encoding.answer(normalized(vectors) if shown.normalize else vectors, about)
+
+    return encoding, make
 
 
 class Shown(NamedTuple):
@@ -86,27 +155,52 @@ def _allowed(card: EmbeddingCard) -> str:
     return " or ".join(map(str, (*card.dimensions, card.size)[-8:]))
 
 
-async def embeddings(call: Call) -> None:
-    """Answer with the embeddings of texts, ids, chats or tensor files."""
-    server = call.server
-    incoming = await read_request(call, _decoder, in_prompts)
-    request = incoming.parsed.request
-    check_common(call, request)
-    id_ = answer_id("embd-", request.request_id)
-    model = server.model(request.model, Task.EMBED)
-    card = embedding_card(model)
-    shown, encoding = Shown.of(request, card, model.name), Encoding.of(request)
-    inputs = await inputs_of(call, incoming, model)
-    encoding.check_count(len(inputs))
-    size = max(incoming.size, 4 * len(inputs) * card.size)
-    del incoming
-    found, usage = await vectors_of(call, model, request, inputs, encoding.element_bytes)
-    about = About(id_, int(time.time()), model.name, usage)
-    answer = await server.prepare(size, _answer, found, shown, encoding, about)
-    await call.bytes(answer.body, answer.media, more=answer.headers)
+def _pooled(request: PoolingRequest, model: ServedModel, card: EmbeddingCard) -> _Plan:
+    classifies, asked = _pooling_task(request, model) == "classify", request.use_activation
+    if not classifies:
+        normalizes(card, asked, model.name, "use_activation")
+    encoding = Encoding.of(request)
+
+    def make(vectors: Array, about: About) -> Answer:
+        if classifies:
+            vectors = activated(vectors, card.activation, asked)
+        elif card.normalize if asked is None else asked:
+            vectors = normalized(vectors)
+        return encoding.answer(vectors, replace(about, kind="pooling"))
+
+    return encoding, make
 
 
-def _answer(vectors: Array, shown: Shown, encoding: Encoding, about: About) -> Answer:
-    """Return the response. CPU work."""
-    vectors = vectors[:, : shown.dimensions]
-    return encoding.answer(normalized(vectors) if shown.normalize else vectors, about)
+def _pooling_task(request: PoolingRequest, model: ServedModel) -> str:
+    """Return the model's task. Raises `InvalidRequestError` if another one is requested."""
+    served = [name for task, name in _TASKS.items() if task in model.card.tasks]
+    if request.task is not None and request.task not in served:
+        raise InvalidRequestError(
+            f"task {request.task[:40]!r} is not served by the model `{model.name}`; it does "
+            f"{' and '.join(served)}",
+            param="task",
+        )
+    return request.task or served[0]
+
+
+def _classified(request: ClassificationRequest, _: ServedModel, card: EmbeddingCard) -> _Plan:
+    def make(vectors: Array, about: About) -> Answer:
+        probs = activated(vectors, card.activation, request.use_activation)
+        response = ClassificationResponse(
+            id=about.id,
+            created=about.created,
+            model=about.model,
+            data=[_classes(index, row, card) for index, row in enumerate(probs)],
+            usage=about.usage,
+        )
+        return Answer(_encode(response), JSON_HEADER)
+
+    return Encoding(), make
+
+
+def _classes(index: int, probs: Array, card: EmbeddingCard) -> ClassificationData:
+    best = int(probs.argmax())
+    label = card.labels[best] if best < len(card.labels) else None
+    return ClassificationData(
+        index=index, label=label, probs=probs.tolist(), num_classes=len(probs)
+    )
