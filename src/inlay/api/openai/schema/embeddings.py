@@ -178,7 +178,6 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     created: int
     model: str
-    usage: TextsUsage
 
 
 class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +192,7 @@ class EmbeddingResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/v1/embeddings`."""
 
     data: list[EmbeddingData]
+    usage: TextsUsage
 
 
 class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +207,7 @@ class PoolingResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/pooling`."""
 
     data: list[PoolingData]
+    usage: TextsUsage
 
 
 class ClassificationData(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +223,7 @@ class ClassificationResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/classify`."""
 
     data: list[ClassificationData]
+    usage: TextsUsage
 
 
 class ScoringRequest(TextsRequest, kw_only=True):
@@ -281,6 +283,7 @@ class ScoreResponse(_Answer, frozen=True, kw_only=True):
     """The response of `/v1/score`."""
 
     data: list[ScoreData]
+    usage: TextsUsage
 
 
 class Document(msgspec.Struct, frozen=True):
