@@ -7,9 +7,9 @@ HTTP request.
     bodies/      reading bodies within limits: base64 extraction, multipart, tensor files to rows
     callers/     API keys, tenants, rate limits, quotas, admin rights
     metrics/     Prometheus metrics
-    health, info, pages   routes that belong to no API
+    info, pages  routes that belong to no API
 
-A request passes through: `app` (routing) -> `callers.access` (authentication) -> `callers.clients`
+A request passes through: `app` (routing) -> `callers.auth` (authentication) -> `callers.clients`
 (quota) -> `bodies.body` and `bodies.base64_extractor` (bounded reading) -> a route of `inlay.api`.
 
 Invariants:

@@ -2,7 +2,7 @@
 
 The way in, in the order in which a route calls it:
 
-    checks          fields that need no model
+    sampling        checks of fields that need no model
     grammars, tools, output_format   grammar of the outputs, and the parser that reads them
     parts, messages, truncation      prompts of chats, and what is cut off
     sampling        the settings that all choices share, and those of each choice
