@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections with limits that uvicorn lacks, large bodies and events without its messages.
+"""HTTP/1.1 connections with limits that uvicorn lacks, large bodies and events without messages.
 
 uvicorn passes a body on in pieces, each copied from socket to bytes, parser, cycle and message,
 with a task switch every 64 KB. For a body of known length, an `Exchange` takes over the transport
