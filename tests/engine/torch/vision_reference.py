@@ -321,6 +321,10 @@ def ids_of(prompt: Prompt, row: int = IMAGE, rows: Mapping[str, int] | None = No
 def states_of(case: str, parts: Parts) -> Tensor:
     """The last hidden states of all positions of a prompt by transformers: float32 [T, C]."""
     model = model_of(directory_of(case))
+    if case == "llama4":  # it has no body without a head
+        whole = model(**_inputs(case, parts), output_hidden_states=True)
+        last: Tensor = whole.hidden_states[-1][0]
+        return last
     body = getattr(model, model.base_model_prefix)
     states: Tensor = body(**_inputs(case, parts)).last_hidden_state[0]
     return states

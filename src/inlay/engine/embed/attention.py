@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from inlay.engine.torch.attention.chunks import Temperature
 from inlay.engine.torch.attention.paged import check_options
+from inlay.engine.torch.windows import Chunk, Window, size_of
 from inlay.errors import EngineError
 
 IMPLEMENTATION = "inlay_packed"
@@ -75,15 +77,28 @@ class PackedAttention:
     Args:
         lengths: lengths of the sequences in batch order; should be descending, for good groups.
         device: device of the batch.
+        atomic: bounds, in the batch, of segments whose positions see all of their segment.
 
     Attributes:
         lengths: as given.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        device: torch.device,
+        atomic: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.lengths = lengths
-        self._windows: dict[tuple[int, int], Tensor] = {}
+        self._windows: dict[tuple[int, Window], Tensor] = {}
+        self._with_segments: dict[tuple[int, Window], Tensor] = {}
         self._device = device
+        self._segment: Tensor | None = None
+        if atomic:
+            # The number of each position's segment; 0 of those that are in none.
+            self._segment = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
+            for number, (start, stop) in enumerate(atomic, 1):
+                self._segment[start:stop] = number
 
     @cached_property
     def _groups(self) -> list[_Group]:
@@ -107,7 +122,7 @@ class PackedAttention:
         *,
         scaling: float,
         causal: bool,
-        window: int | None,
+        window: Window,
     ) -> Tensor:
         """Attend within each sequence.
 
@@ -117,7 +132,8 @@ class PackedAttention:
             value: [H, T, E].
             scaling: factor of the scores.
             causal: each position sees only itself and earlier ones.
-            window: a position sees those at a distance below `window`; None for all.
+            window: a position sees those at a distance below `window`, or those of its chunk; None
+                for all.
 
         Returns:
             [T, Q, E].
@@ -128,8 +144,12 @@ class PackedAttention:
             queries, keys, values = (_taken(tensor, group) for tensor in (query, key, value))
             longest = group.longest
             mask = group.keys
-            if window is not None and longest > window:
-                near = self._window(longest, window, causal=causal)
+            size = size_of(window)
+            local = None if size is None or longest <= size else window
+            if causal and self._segment is not None:
+                mask = self._with_atomic(group, self._segment, local)
+            elif local is not None:
+                near = self._near(longest, local, causal=causal)
                 mask = near if mask is None or causal else mask & near
             elif causal:
                 # Padding is at the end, where causal attention does not look.
@@ -150,15 +170,33 @@ class PackedAttention:
                 torch.index_select(flat, 0, group.scatter, out=out[group.start : group.stop])
         return out
 
-    def _window(self, length: int, window: int, *, causal: bool) -> Tensor:
+    def _near(self, length: int, window: Window, *, causal: bool) -> Tensor:
         """Return booleans [length, length], true where the row's position sees the column's."""
         found = self._windows.get((length, window))
         if found is None:
             places = torch.arange(length, device=self._device)
             away = places[:, None] - places
-            found = (away < window) & ((away >= 0) if causal else (away > -window))
+            if isinstance(window, Chunk):
+                chunks = places // window.size
+                found = (chunks[:, None] == chunks) & (away >= 0)
+            elif window is None:
+                found = away >= 0
+            else:
+                found = (away < window) & ((away >= 0) if causal else (away > -window))
             self._windows[length, window] = found
         return found
+
+    def _with_atomic(self, group: _Group, segment: Tensor, window: Window) -> Tensor:
+        """Return booleans [sequences, 1, longest, longest] of a group with atomic segments."""
+        key = group.start, window
+        if key not in self._with_segments:
+            near = self._near(group.longest, window, causal=True)
+            places = slice(group.start, group.stop) if group.gather is None else group.gather
+            own = segment[places].view(group.sequences, 1, group.longest, 1)
+            if group.keys is not None:
+                own = own * group.keys.transpose(-1, -2)
+            self._with_segments[key] = near | ((own == own.transpose(-1, -2)) & (own > 0))
+        return self._with_segments[key]
 
 
 def _group(lengths: Sequence[int], start: int, device: torch.device) -> _Group:
@@ -198,11 +236,13 @@ def _packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed: PackedAttention | None = None,
+    places: Tensor | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
     """Attention function for transformers.
 
-    Query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E].
+    Query [1, Q, T, D], key [1, H, T, D], value [1, H, T, E]; `places` [1, T], positions of the
+    queries in their sequences.
 
     Returns [1, T, Q, E].
 
@@ -212,13 +252,16 @@ def _packed_attention(
     if packed is None:
         raise EngineError(f"{IMPLEMENTATION} attention runs inside the embedding engine only")
     check_options(module, {"attention_mask": attention_mask, **options}, _WITHOUT_EFFECT)
+    temperature: Temperature | None = getattr(module, "temperature", None)
+    if temperature is not None and places is not None:
+        query = temperature.of(query, places)
     states = packed.attend(
         query[0],
         key[0],
         value[0],
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         causal=bool(_causal(module)),
-        window=sliding_window,
+        window=getattr(module, "chunk", sliding_window),
     )
     return states[None], None
 

@@ -20,6 +20,7 @@ from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
+from inlay.engine.torch.attention.chunks import see_chunks
 from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
@@ -71,11 +72,13 @@ class Encoder:
         if family.language is not None:
             base, self.tower = getattr(model, family.language), model
             delattr(model, family.language)
+            base = base.model if family.own_head else base
         self.takes_media = self.tower is not None
         self._tiled = _tiled(base, settings) if family.tiled else None
         if self._tiled is None and family.gelu is not None:
             fuse_gelu(base, family.gelu)
         accelerate(base, family.fused)
+        self._tells_places = see_chunks(base)
         self._base = base
         self._head = _head_of(model) if scores else None
         self._pooler = getattr(base, "pooler", None) if scores else None
@@ -169,12 +172,14 @@ class Encoder:
         given: dict[str, Any] = {
             **self._inputs(prompts),
             "position_ids": self._moved(positions + self._first),
-            "packed": PackedAttention(lengths, self.device),
+            "packed": PackedAttention(lengths, self.device, _atomic(prompts, ends - counts)),
             **options,
         }
         if self._family.rope_axes > 1:
             axes = np.concatenate([rope_positions(prompt)[0] for prompt in prompts], axis=1)
             given["position_ids"] = self._moved(axes.astype(np.int64)).transpose(0, 1)
+        if self._tells_places:
+            given["places"] = self._moved(positions)
         if self._tiled is not None:
             return self._tiled(**given)[0]
         states: Tensor = self._base(
@@ -238,6 +243,15 @@ class Encoder:
     def _values(self, data: Buffer, shape: Sequence[int]) -> Tensor:
         # Copied, as torch accepts writable memory only.
         return torch.frombuffer(bytearray(data.view), dtype=self.dtype).view(*shape).to(self.device)
+
+
+def _atomic(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the bounds of segments that see all of themselves, in positions of the batch."""
+    return [
+        (int(first) + start, int(first) + stop)
+        for first, prompt in zip(starts, prompts, strict=True)
+        for start, stop in prompt.atomic_bounds()
+    ]
 
 
 def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:

@@ -28,6 +28,7 @@ class Family:
             it can be fused.
         scores: True if its sequence classification head is supported.
         language: attribute of the model that is its language model; None if it has no tower.
+        own_head: the language model inside is a causal one, around its layers.
         rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
     """
 
@@ -39,6 +40,7 @@ class Family:
     gelu: tuple[str, str, str] | None = None
     scores: bool = True
     language: str | None = None
+    own_head: bool = False
     rope_axes: int = 1
 
 
@@ -61,9 +63,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 REFUSED: dict[str, str] = {
-    "gemma3": "attention inside an image is bidirectional, which is not supported here",
-    "gemma4": "attention inside an image is bidirectional, which is not supported here",
-    "llama4": "attention of its local layers is in chunks, which is not supported here",
+    "gemma4": (
+        "attention inside an image is bidirectional in some layers, and layers may have inputs of "
+        "their own, which is not supported here"
+    ),
     "mpnet": "its attention adds a bias for each pair of positions, which is not supported",
     "deberta-v2": "its attention adds terms for each distance, which is not supported",
     "t5": "its attention adds a bias for each distance, which is not supported",
@@ -73,9 +76,14 @@ REFUSED: dict[str, str] = {
 }
 
 FAMILIES |= {
-    name: replace(_DECODER, language=family.language, rope_axes=family.rope_axes)
+    name: replace(
+        _DECODER,
+        language=family.language,
+        own_head=family.own_head,
+        rope_axes=family.rope_axes,
+    )
     for name, family in MEDIA_FAMILIES.items()
-    if name not in REFUSED and family.bidirectional == "none" and not family.own_head
+    if name not in REFUSED
 }
 
 
