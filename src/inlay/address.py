@@ -1,4 +1,4 @@
-"""`Address`: where an engine process is connected to."""
+"""`Address`: where an engine process is connected to; `KvRoom`: where two engines meet."""
 
 import msgspec
 
@@ -17,4 +17,18 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: bytes
 
 
-__all__ = ["Address"]
+class KvRoom(msgspec.Struct, frozen=True, array_like=True):
+    """The place where a decode worker takes a prompt's keys and values from a prefill worker.
+
+    Attributes:
+        host: `ModelCard.bootstrap` of the prefill worker.
+        port: of it.
+        number: of the room there, from 1 to 2**63 - 1; drawn at random, used once.
+    """
+
+    host: str
+    port: int
+    number: int
+
+
+__all__ = ["Address", "KvRoom"]

@@ -296,7 +296,12 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
             takes from them; empty if it gives none.
         kv_tickets: it gives the keys and values of a prompt to one other worker, by the ticket that
             it makes when it has computed them; never by digest.
-        phase: of requests that the worker is meant for. It takes the others too: routers weigh it.
+        kv_rooms: form of the keys and values that it gives or takes in a `KvRoom`; it does its
+            `phase` alone then, and a request is sent to a prefill worker and a decode worker of
+            one form at the same time. Empty if it takes whole requests.
+        bootstrap: of a prefill worker with `kv_rooms`: host and port where decode workers find it.
+        phase: of requests that the worker is meant for. It takes the others too, but for
+            `kv_rooms`: routers weigh it.
         kv_events: whether the worker tells which blocks it has cached, as `inlay.routing` says.
         adapters: those that are loaded; it changes while a worker runs.
         address: where frontends of other machines connect to it.
@@ -339,6 +344,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: bool = False
     kv_layout: str = ""
     kv_tickets: bool = False
+    kv_rooms: str = ""
+    bootstrap: tuple[str, int] | None = None
     phase: Phase = "both"
     refusals: tuple[Refusal, ...] = ()
     adapters: tuple[Adapter, ...] = ()

@@ -164,6 +164,10 @@ Only between workers and routers: no client sees it.
 """
 
 
+KV_LOST = "kv_lost"
+"""Reason of the `OverloadedError` of a decode worker that got no keys and values of its prompt."""
+
+
 class BodyTooLargeError(InlayError):
     """The request body is over the body limit."""
 

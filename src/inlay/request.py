@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from inlay.address import Address
+from inlay.address import Address, KvRoom
 from inlay.edges import Feed, Fetch, HeldReason, Lease, Window
 from inlay.errors import ErrorFrame, InlayError
 from inlay.hidden_states import HiddenStates
@@ -284,6 +284,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         prefetch: nothing is computed; the worker fetches the prompt's pages as they are computed.
         gives_ticket: the worker keeps the prompt's keys and values for another; gives a ticket.
         ticket: of another worker that keeps them; empty for none.
+        kv_room: of a request that a prefill worker and a decode worker have at the same time; each
+            does its part. None for a whole request.
     """
 
     id: str
@@ -305,6 +307,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefetch: bool = False
     gives_ticket: bool = False
     ticket: bytes = b""
+    kv_room: KvRoom | None = None
 
     def __post_init__(self) -> None:
         prompts = len(self.prompts)

@@ -309,6 +309,7 @@ def _check(engines: Sequence[EngineSettings], frontend: FrontendSettings) -> Non
     for engine in engines:
         looks += [
             partial(check_engine, engine),
+            partial(_check_whole, engine),
             partial(check_adapters, engine),
             partial(check_model, engine),
         ]
@@ -319,6 +320,16 @@ def _check(engines: Sequence[EngineSettings], frontend: FrontendSettings) -> Non
             wrong.append(error.message)
     if wrong:
         raise InvalidRequestError("; ".join(wrong))
+
+
+def _check_whole(engine: EngineSettings) -> None:
+    """Raise `InvalidRequestError` for an engine that would do one phase of a request alone."""
+    if engine.engine == "sglang" and engine.role != "both":
+        raise InvalidRequestError(
+            f"--role {engine.role} with SGLang is for workers of a fleet (inlay worker): alone it "
+            "could answer nothing",
+            param="role",
+        )
 
 
 async def _accepting(host: str, port: int) -> None:

@@ -179,8 +179,8 @@ class EngineSettings(BaseModel):
         default="both",
         description="Part of requests that the fleet's routers prefer this worker for: prefill "
         "computes prompts, decode makes tokens and fetches the prompts' keys and values. Each "
-        "takes whole requests too. prefill and decode imply --enable-kv-fetch, with vllm "
-        "--connector nixl.",
+        "takes whole requests too, but for sglang's. prefill and decode imply --enable-kv-fetch, "
+        "with vllm --connector nixl, with sglang --disaggregation-mode.",
     )
     enforce_eager: bool = Field(
         default=False, description="Do not capture decoding as CUDA graphs (GPU only)."

@@ -72,7 +72,8 @@ def check_options(settings: EngineSettings) -> None:
         InvalidRequestError: as said.
     """
     spec = ENGINES[settings.engine]
-    if settings.role != "both" and not settings.enable_prefix_caching:
+    exchanges = settings.role != "both" and settings.engine != "sglang"
+    if exchanges and not settings.enable_prefix_caching:
         raise InvalidRequestError(
             f"--role {settings.role} needs prefix caching: what other workers fetch is what it has "
             "cached",
@@ -183,9 +184,10 @@ ENGINES: Mapping[str, EngineSpec] = {
         generate="inlay.engine.sglang.engine:SglangEngine",
         pooling="inlay.engine.sglang.embedding:SglangEmbedding",
         environment="inlay.engine.sglang.environment:environment",
+        check="inlay.engine.sglang.rooms:check",
         library="sglang",
         missing=f"SGLang {_ELSEWHERE}",
-        options=frozenset({"engine_arguments", "tensor_parallel_size"}),
+        options=frozenset({"engine_arguments", "tensor_parallel_size", "role"}),
         hints={
             "gpu_memory_utilization": "; --mem-fraction-static after -- is its own",
             "batch_invariant": "; --enable-deterministic-inference after -- is its own",

@@ -70,6 +70,11 @@ class LoadReservation:
             self._pool.change(self._member, decode=self._new)
             self._new = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """True once an output token has come."""
+        return self._decode > 0
+
     def end(self) -> None:
         """Release the load. May be called again."""
         ended, self._ended = self._ended, None

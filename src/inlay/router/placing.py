@@ -13,6 +13,7 @@ from inlay.digest import BLOCK_SIZE
 from inlay.errors import DeadlineExceededError, OverloadedError
 from inlay.request import PAGES, Diffusion, Request, Source
 from inlay.router.fleet import Fleet
+from inlay.router.halves import prompt_part, room_at
 from inlay.router.handover import Handover, first_part, is_divisible, prefetch_of
 from inlay.router.key_table import Keys
 from inlay.router.load_reservation import LoadReservation
@@ -35,6 +36,14 @@ class RouterStats:
         self.looked_up: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
         self.handovers: Counter[str] = Counter()
+
+
+class _GoneError(OverloadedError):
+    """A worker was gone before it had the request."""
+
+    def __init__(self, worker_id: str, error: OverloadedError) -> None:
+        super().__init__(error.message, retry_after=error.retry_after)
+        self.worker_id = worker_id
 
 
 class Placed(NamedTuple):
@@ -118,13 +127,14 @@ class Placing:
             if chosen.prefiller is not None:
                 member = chosen.prefiller.member
             try:
-                placed = (
-                    self._send_to(pool, chosen, requests, length, waited, holder)
-                    if chosen.prefiller is None
-                    else [self._divide(pool, chosen, chosen.prefiller, first, length, waited)]
-                )
-            except OverloadedError:
-                gone.add(member.id)
+                if chosen.prefiller is None:
+                    placed = self._send_to(pool, chosen, requests, length, waited, holder)
+                elif member.card.kv_rooms:
+                    placed = self._join(pool, chosen, chosen.prefiller, requests, length, waited)
+                else:
+                    placed = [self._divide(pool, chosen, chosen.prefiller, first, length, waited)]
+            except _GoneError as error:
+                gone.add(error.worker_id)
                 continue
             model = member.card.name
             self._stats.decisions[model, only is not None] += len(placed)
@@ -145,7 +155,7 @@ class Placing:
     ) -> Placed:
         """Send a request's first part to a prefill worker, and take a place for the rest.
 
-        Raises `OverloadedError` when the prefill worker is gone.
+        Raises `_GoneError` when the prefill worker is gone.
         """
         part = first_part(request, prefiller.member.card)
         (placed,) = self._send_to(pool, prefiller, [part], length, waited)
@@ -168,6 +178,39 @@ class Placing:
             prefetch = None  # it is gone; another will go on
         return Placed(request, placed.sent, Handover(worker, place, prefetch))
 
+    def _join(
+        self,
+        pool: Pool,
+        chosen: Chosen,
+        prefiller: Chosen,
+        requests: Sequence[Request],
+        length: int,
+        waited: float,
+    ) -> list[Placed]:
+        """Send requests to a prefill worker and to a decode worker at the same time.
+
+        Raises `_GoneError` when either is gone; the other has none of them then.
+        """
+        placed: list[Placed] = []
+        try:
+            for request in requests:
+                asked = msgspec.structs.replace(request, kv_room=room_at(prefiller.member.card))
+                (prompt,) = self._send_to(pool, prefiller, [prompt_part(asked)], length, waited)
+                try:
+                    (rest,) = self._send_to(pool, chosen, [asked], length, waited)
+                except BaseException:
+                    prompt.cancel()
+                    raise
+                rest.sent.add_prompt(prompt.sent)
+                placed.append(
+                    Placed(msgspec.structs.replace(rest.request, kv_room=None), rest.sent)
+                )
+        except BaseException:
+            cancel(placed)
+            raise
+        self._stats.handovers[chosen.member.card.name] += len(placed)
+        return placed
+
     def _send_to(
         self,
         pool: Pool,
@@ -179,7 +222,7 @@ class Placing:
     ) -> list[Placed]:
         """Send the requests to a worker.
 
-        Raises `OverloadedError` when it is gone; it has none of them then.
+        Raises `_GoneError` when it is gone; it has none of them then.
         """
         placed: list[Placed] = []
         member = chosen.member
@@ -199,7 +242,10 @@ class Placing:
                 if pages:
                     sources = (*request.sources, *pages)
                     request = msgspec.structs.replace(request, sources=sources)
-                stream = member.worker.send(request)
+                try:
+                    stream = member.worker.send(request)
+                except OverloadedError as error:
+                    raise _GoneError(member.id, error) from error
                 # The prompt is computed once for all of them.
                 charge = LoadReservation(
                     pool,
@@ -228,9 +274,11 @@ class Placing:
         from_others: bool,
     ) -> Callable[[], object]:
         """Function that is called at the first token, and measures what the prompt has cost."""
-        # What is read from a tier takes another time than either.
+        # What is read from a tier takes another time than either. In a room both wait for one
+        # another.
         reads = chosen.work < length - chosen.cached and not from_others
-        if chosen.member.load.prefill or (from_others and not fetches) or reads:
+        waits = chosen.member.card.kv_rooms
+        if chosen.member.load.prefill or (from_others and not fetches) or reads or waits:
             return _nothing
         took = pool.price.fetched if from_others else pool.price.computed
         positions, began = length - chosen.cached, self._clock()

@@ -13,6 +13,7 @@ from inlay.card import Address, ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.request import Request, Task
 from inlay.router.fetch_price import FetchPrice
+from inlay.router.halves import Halves
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
@@ -65,7 +66,8 @@ class Chosen(NamedTuple):
         cached: positions of the prompt that it has cached, as far as is known.
         holders: workers that it may fetch more from, the one with the most first.
         work: positions to compute, and those to fetch at their price.
-        prefiller: the worker that computes the prompt for it, where that is better.
+        prefiller: the worker that computes the prompt for it, where that is better, or where both
+            do nothing else.
     """
 
     member: PoolMember
@@ -158,6 +160,7 @@ class Pool:
         holders = [(member.told, member.young, member.old) for member in members]
         self._holders: Positions = np.array(holders, np.int64).reshape(-1, 3).T.copy()
         cards = [member.card for member in members]
+        self._halves = Halves(cards)
         layouts = [card.kv_layout if card.address or card.kv_tickets else "" for card in cards]
         # Pages of one layout go from each to each; workers with several do not exchange any.
         shared = {layout for layout in layouts if layout}
@@ -165,7 +168,8 @@ class Pool:
         self._exchanges = np.array([len(shared) == 1 and bool(layout) for layout in layouts], bool)
         self._gives = self._exchanges & ~np.array([card.kv_tickets for card in cards], bool)
         self._awake = np.array([not member.card.asleep for member in members], bool)
-        self._prefills = np.array([member.card.phase == "prefill" for member in members], bool)
+        prefills = [card.phase == "prefill" and not card.kv_rooms for card in cards]
+        self._prefills = np.array(prefills, bool)
         self._able = {}
         self._differ = len({member.takes_rows for member in members}) > 1
 
@@ -212,7 +216,7 @@ class Pool:
 
     @property
     def has_prefill_workers(self) -> bool:
-        """True if some of its workers are meant for prompts."""
+        """True if some of its workers are meant for prompts, and take whole requests too."""
         return bool(self._prefills.any())
 
     @property
@@ -228,7 +232,7 @@ class Pool:
 
     def can_serve(self, adapter: str | None, *, rows: bool = False) -> bool:
         """True if any of its workers could be sent a request now, had it room."""
-        return len(self._seats_able(adapter, rows)) > 0
+        return self._halves.suffice(self._seats_able(adapter, rows))
 
     def asks_for_chain(self, adapter: str | None, *, rows: bool = False) -> bool:
         """True if a choice depends on the workers' caches."""
@@ -270,8 +274,8 @@ class Pool:
         if not full_too:
             able = self._with_room_for(length, seats) if self._bounds_positions else seats
             seats = able[self._num_requests[able] < self._capacity[able]]
-            if not len(seats):
-                seats = self._within_share(able, client)
+            if not self._halves.suffice(seats):
+                seats = np.union1d(seats, self._within_share(able, client))
         if only is not None:
             seats = seats[np.isin(seats, self._seats_of(only))]
         if avoid:
@@ -280,15 +284,27 @@ class Pool:
             return None
         cached = None if keys is None else self._cached(keys)
         spared = self._spared(keys, cached)
-        of_role = self._of_role(seats, spared, length)
-        seat = self._choose(of_role, None if cached is None else spared, length, session)
+        paired = self._halves.pair(seats, self._prefill, spared)
+        if not len(paired.seats):
+            return None
+        of_role = self._of_role(paired.seats, paired.spared, length)
+        known = None if cached is None else paired.spared
+        seat = self._choose(of_role, paired.prefill, known, length, session)
+        if seat in paired.partners:
+            prompt = self._chosen(paired.partners[seat], cached, spared, length)
+            return Chosen(self._seated[seat], prompt.cached, prefiller=prompt)
         prefiller = None
         if splits and length - spared[seat] >= LEAST_HANDOVER and self._exchanges[seat]:
             prefiller = self._prefiller(seat, seats, spared, length)
         return self._chosen(seat, cached, spared, length, prefiller)
 
     def _choose(
-        self, seats: Positions, spared: Positions | None, length: int, session: str | None
+        self,
+        seats: Positions,
+        prefill: Positions,
+        spared: Positions | None,
+        length: int,
+        session: str | None,
     ) -> int:
         if len(seats) == 1:
             return int(seats[0])
@@ -297,7 +313,7 @@ class Pool:
             requests = self._num_requests[seats]
             return int(seats[rendezvous_hash(session, self._hashes[seats], requests, slack)])
         known = None if spared is None else spared[seats]
-        view = View(seats, self._prefill[seats], self._decode[seats], known, length)
+        view = View(seats, prefill[seats], self._decode[seats], known, length)
         return int(seats[self._policy.choose(view)])
 
     def _chosen(

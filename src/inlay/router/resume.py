@@ -16,6 +16,7 @@ import msgspec
 from inlay import liveness
 from inlay.card import ModelCard
 from inlay.errors import (
+    KV_LOST,
     DeadlineExceededError,
     EngineError,
     InlayError,
@@ -25,6 +26,7 @@ from inlay.errors import (
 from inlay.outputs import coalesce, drop_known, trim_to_offset
 from inlay.request import Output, PromptLogprobs, Request, Sampling, Usage
 from inlay.resuming import behind, inexact
+from inlay.router.halves import with_partners
 from inlay.router.handover import Handover
 from inlay.router.load_reservation import LoadReservation
 from inlay.transport.api import Stream, Worker
@@ -54,20 +56,62 @@ class _PromptComputed(Exception):  # no error
 
 
 class Sent:
-    """One attempt: a worker, what it answers, and the load that it adds there until it ends."""
+    """One attempt: a worker, what it answers, and the load that it adds there until it ends.
 
-    __slots__ = ("card", "load", "stream", "worker")
+    A prefill worker may have the prompt at the same time; the other's tokens are all that is shown.
+
+    Attributes:
+        failure: why the prefill worker gives no keys and values, or None. The attempt is stopped
+            then.
+    """
+
+    __slots__ = ("_prompt", "_reading", "card", "failure", "load", "stream", "worker")
 
     def __init__(self, worker: Worker, stream: Stream, load: LoadReservation) -> None:
         self.worker = worker
         self.card = worker.card
         self.stream = stream
         self.load = load
+        self.failure: InlayError | None = None
+        self._prompt: Sent | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    def add_prompt(self, prompt: "Sent") -> None:
+        """A prefill worker has the prompt: the attempt ends with that part's failure."""
+        self._prompt = prompt
+        self._reading = asyncio.create_task(self._read(prompt))
+
+    async def _read(self, prompt: "Sent") -> None:
+        try:
+            async for outputs in prompt.stream:
+                prompt.load.take(outputs)
+                if outputs[-1].finish_reason == "abort":
+                    raise _GivenUpError("the prefill worker gave the request up", retry_after=1)
+        except InlayError as error:
+            if not self.load.has_begun:
+                self.failure = error
+                self.stream.cancel()
+        finally:
+            prompt.load.end()
+
+    def to_blame(self, error: InlayError) -> str:
+        """Return the id of the worker because of which the attempt ended with an error."""
+        prompt = self._prompt
+        if prompt is None or (self.failure is None and error.reason != KV_LOST):
+            return self.worker.id
+        return prompt.worker.id
+
+    def end(self) -> None:
+        """Release its load, and stop what is left of the prompt. May be called again."""
+        self.load.end()
+        if self._prompt is not None and self._reading is not None:
+            self._reading.cancel()
+            self._prompt.cancel()
 
     def cancel(self) -> None:
         """Stop the attempt; needs no answer."""
         self.stream.cancel()
-        self.load.end()
+        self.end()
 
 
 class ResumingStream:
@@ -166,11 +210,11 @@ class ResumingStream:
                         self._ended = batch[-1].finish_reason is not None
                         return batch
                 except _PromptComputed:
-                    sent.load.end()
+                    sent.end()
                     await self._hand_over()
                     self._end_handover()
                 except OverloadedError as error:
-                    sent.load.end()
+                    sent.end()
                     if self._cancelled:
                         self._ended = True
                         return [self._aborted()]
@@ -178,7 +222,7 @@ class ResumingStream:
                     self._end_handover()
             raise StopAsyncIteration
         except BaseException:
-            self._sent.load.end()
+            self._sent.end()
             self._end_handover()
             self._stop_prefetch()
             raise
@@ -215,6 +259,8 @@ class ResumingStream:
         if output.attempt != self._request.attempt:
             return None
         if output.finish_reason == "abort" and not self._cancelled:
+            if self._sent.failure is not None:
+                raise self._sent.failure
             raise _GivenUpError("the worker gave the request up", retry_after=1)
         if self._handover is not None:
             output = self._handover.take(output)
@@ -272,7 +318,7 @@ class ResumingStream:
                 f"continue {', '.join(lacking)} exactly",
                 retry_after=error.retry_after,
             ) from error
-        self._failed_on.add(self._sent.worker.id)
+        self._failed_on.add(self._sent.to_blame(error))
         workers = await self._wait_for_workers(error)
         last = self._sent.worker.id
         holder = self._sent.card if isinstance(error, _GivenUpError) else None
@@ -314,7 +360,7 @@ class ResumingStream:
         """Go on at the worker where there is a place, or at any. Raises as `_resume`."""
         handover, prefiller = self._handover, self._sent
         ticket = b"" if handover is None else handover.ticket
-        fitting = [worker for worker in self._workers() if self._fits(worker.card)]
+        fitting = self._workers_that_fit()
         wanted = [one for one in fitting if handover is not None and one.id == handover.worker.id]
         try:
             if not fitting:
@@ -357,9 +403,9 @@ class ResumingStream:
         """Those that may go on with it, once there are some. Raises `error` when none comes."""
         until = liveness.now() + WAIT_SECONDS
         while True:
-            fitting = [worker for worker in self._workers() if self._fits(worker.card)]
+            fitting = with_partners(self._workers_that_fit())
             others = [worker for worker in fitting if worker.id not in self._failed_on]
-            if others:
+            if others := with_partners(others):
                 return others
             if fitting and not self._has_shown:
                 # It is there and refused: waiting would only hide that from the client.
@@ -371,6 +417,9 @@ class ResumingStream:
             if self._cancelled or liveness.now() > until:
                 raise error
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def _workers_that_fit(self) -> list[Worker]:
+        return [worker for worker in self._workers() if self._fits(worker.card)]
 
     def _fits(self, card: ModelCard) -> bool:
         """True if an engine may continue what another has begun."""

@@ -5,6 +5,7 @@
 # SGLang's package is made for CUDA: its requirements bring gigabytes of kernels that no CPU runs. What the modules it imports at its start
 # need is installed, the rest is left out; hence its wheel is installed without requirements, and those it names are read from it. The
 # kernels for a CPU are not on PyPI: what only speculative decoding and AMX would call is stood in for by functions that raise.
+# NIXL moves keys and values between two SGLangs; its packages for CUDA bring UCX, which goes over TCP.
 set -euo pipefail
 
 suite=$(dirname "${BASH_SOURCE[0]}")
@@ -34,10 +35,14 @@ for line in metadata.get_all("Requires-Dist"):
 PYTHON
 install --requirement "$VENV/requirements.txt"
 install dill
-install --no-deps triton torchvision "$wheel"
+install --no-deps triton torchvision nixl nixl-cu12 "$wheel"
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # torchvision is imported and not used; this module of it looks for operators that are built for CUDA.
 : > "$packages/torchvision/_meta_registrations.py"
+# SGLang tells NIXL that every KV cache is a GPU's memory, which UCX refuses for a CPU's. With the other word pairs run on a CPU.
+sed -i 's/"VRAM"/"DRAM"/g; s/for mem_kind in ("DRAM", "DRAM"):/for mem_kind in ("DRAM",):/' \
+    "$packages/sglang/srt/disaggregation/nixl/conn.py" "$packages/sglang/srt/disaggregation/decode.py"
+grep -q 'for mem_kind in ("DRAM",):' "$packages/sglang/srt/disaggregation/nixl/conn.py"
 mkdir -p "$packages/sgl_kernel"
 cat > "$packages/sgl_kernel/__init__.py" <<'PYTHON'
 def __getattr__(name):

@@ -1,6 +1,7 @@
 """From inlay's settings, and the words after `--`, to SGLang's own server arguments."""
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +11,8 @@ from sglang.srt.server_args import ServerArgs
 from inlay.engine.model_files import dtype_name
 from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
+from inlay.engine.sglang import rooms
+from inlay.engine.sglang.environment import HOST
 from inlay.errors import InvalidRequestError
 
 _NAMES = {
@@ -48,6 +51,7 @@ def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
     given = settings.engine_arguments
     flags = {word.partition("=")[0] for word in given}
     own = [*_with_inlay_names(settings, directory), *words]
+    own += rooms.words(settings, os.environ.get(HOST, "127.0.0.1"))
     for name in flags.intersection(own):
         raise InvalidRequestError(
             f"{name} is given to inlay and, after --, to SGLang; give it to one of them"

@@ -12,6 +12,7 @@ from inlay.digest import Secret
 from inlay.engine.places import Place, Places
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
+from inlay.engine.sglang import rooms
 from inlay.engine.sglang.loading import LoadedSglang, load
 from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
@@ -29,6 +30,8 @@ from inlay.request import Emit, Request
 from inlay.resuming import inexact
 
 log = logging.getLogger(__name__)
+
+_UNBOUNDED = 1 << 30
 
 
 class SglangEngine:
@@ -71,7 +74,7 @@ class SglangEngine:
             raise EngineError("the engine was started before")
         try:
             self._loaded = await load(self._process, self._settings, self._secret)
-            self._places = Places(self._loaded.card.limits.max_num_seqs)
+            self._places = Places(_places_of(self._loaded.card))
             # SGLang finds some of its limits with the first token only.
             await self.probe()
         except InlayError:
@@ -109,6 +112,7 @@ class SglangEngine:
         _ = self._process.client
         if request.id in self._followers:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
+        rooms.checked(request, loaded.card)
         loaded.admission.check(request)
         refusals.check(
             loaded.card.refusals, request, f"{loaded.card.engine} {loaded.card.engine_version}"
@@ -185,7 +189,9 @@ class SglangEngine:
             self._process.abort(follower.request_id)
             follower.stop.set_result(None)
 
-        resumable = not inexact(follower.request, loaded.card)
+        # Nobody comes to a room a second time.
+        in_room = bool(loaded.card.kv_rooms)
+        resumable = not in_room and not inexact(follower.request, loaded.card)
         return self._places.enter(follower, resumable=resumable, preempt=preempt)
 
     async def _run(
@@ -202,6 +208,7 @@ class SglangEngine:
             top_logprobs_num=engine_request.sampling.logprobs or 0,
             cache_salt=engine_request.salt,
             **input_of(prompt),
+            **rooms.checked(engine_request, loaded.card),
         )
         follower.admitted = True
         answers = self._process.answers(request, follower.stop)
@@ -249,12 +256,27 @@ class SglangEngine:
         follower.end("error", DeadlineExceededError("the request's deadline passed"))
 
 
+def _places_of(card: ModelCard) -> int:
+    """Places for requests in SGLang.
+
+    A prompt that waits for its decode worker holds nothing there. If it held a place here, and
+    another's decode worker waited for that, both would wait for ever.
+    """
+    return _UNBOUNDED if card.bootstrap is not None else card.limits.max_num_seqs
+
+
 def _error_of(error: Exception, follower: SglangRequestTracker) -> InlayError:
     """The error that a failure of SGLang is to the caller."""
+    awaited = follower.request.kv_room is not None and not follower.has_emitted
+    if isinstance(error, EngineError) and awaited:
+        # Another pair may do it.
+        return OverloadedError(error.message, retry_after=1)
     if isinstance(error, InlayError):
         return error
     if isinstance(error, ValueError) and not follower.has_emitted:
         return InvalidRequestError(str(error))
+    if awaited:
+        return rooms.lost(getattr(error, "detail", error))
     log.error("request %s failed in SGLang", follower.request.id, exc_info=error)
     return EngineError(f"SGLang failed to run the request: {type(error).__name__}")
 

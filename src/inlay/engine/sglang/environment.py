@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 
 from inlay.engine.settings import EngineSettings
+from inlay.engine.sglang.rooms import address_of
+
+HOST = "SGLANG_HOST_IP"
+"""Variable of the IP address that SGLang's processes of a role listen on for one another."""
 
 
 def environment(
@@ -12,14 +16,18 @@ def environment(
 
     What a user has set stays.
 
+    `host` is where other workers reach this machine.
+
     Logprobs are the model's own, before temperature and penalties, as vLLM's and OpenAI's are.
     """
     chosen = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
     if settings.device == "cpu":
         chosen["SGLANG_USE_CPU_ENGINE"] = "1"
+    if settings.role != "both":
+        chosen[HOST] = address_of(host)
     if settings.num_threads is not None:
         chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
     return {name: value for name, value in chosen.items() if name not in inherited}
 
 
-__all__ = ["environment"]
+__all__ = ["HOST", "environment"]

@@ -5,14 +5,15 @@ from typing import Any
 
 import msgspec
 import sglang
+from sglang.srt.arg_groups.overrides import resolved_view
 
-from inlay.card import Exactness, Limits, ModelCard
+from inlay.card import Exactness, Limits, ModelCard, Phase
 from inlay.digest import Secret
 from inlay.engine.admission import Admission, MaxModelLen
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config, row_facts
 from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
-from inlay.engine.sglang import capabilities
+from inlay.engine.sglang import capabilities, rooms
 from inlay.engine.sglang.arguments import server_args
 from inlay.engine.sglang.process import Process
 from inlay.engine.weights import directory_of, weights_id
@@ -52,6 +53,8 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
     places = max(1, await process.max_running_requests() - PROBES)
     seeded = arguments.enable_deterministic_inference
     card = _card(process, settings, secret, directory, places, seeded=seeded)
+    if settings.role != "both":
+        card = _half(process, card, settings.role)
     return LoadedSglang(
         card=card,
         admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "SGLang")),
@@ -77,6 +80,18 @@ def rows_refused(model_type: object) -> str | None:
     if model_type in capabilities.ROWS_FROM:
         return None
     return capabilities.NOT_ALONE.format(model_type=model_type)
+
+
+def _half(process: Process, card: ModelCard, phase: Phase) -> ModelCard:
+    """The card of an SGLang that does one phase alone."""
+    arguments = resolved_view(process.client.server_args)
+    port = int(arguments.disaggregation_bootstrap_port)
+    return msgspec.structs.replace(
+        card,
+        phase=phase,
+        kv_rooms=rooms.form(card.engine_version, arguments, card.dtype),
+        bootstrap=(str(arguments.host), port) if phase == "prefill" else None,
+    )
 
 
 def _card(

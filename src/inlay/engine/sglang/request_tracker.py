@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from inlay.engine.request_tracker import RequestTracker
+from inlay.engine.sglang.rooms import lost
 from inlay.errors import EngineError
 from inlay.request import Emit, Request, TokenLogprobs
 
@@ -70,7 +71,9 @@ class SglangRequestTracker(RequestTracker):
         elif ends["type"] == "length":
             self.put(ids, shown, None, "length")
         else:
-            failed = EngineError(f"SGLang ended the request: {ends.get('message') or ends['type']}")
+            why = ends.get("message") or ends["type"]
+            in_room = self.request.kv_room is not None and not self.has_emitted
+            failed = lost(why) if in_room else EngineError(f"SGLang ended the request: {why}")
             self.put(ids, shown, None, "error", failed)
 
     def _logprobs(self, said: dict[str, Any], first: int, count: int) -> tuple[TokenLogprobs, ...]:

@@ -1,18 +1,14 @@
 """Environment variables of vLLM's processes. No vLLM: they must stand before it is imported."""
 
-import errno
-import random
-import socket
 from collections.abc import Mapping
 
+from inlay.engine.ports import free_port
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.connectors import gives_tickets, transfer_config
 from inlay.errors import InvalidRequestError
 
 _NANS = "VLLM_COMPUTE_NANS_IN_LOGITS"
 _INVARIANT = "VLLM_BATCH_INVARIANT"
-_PORTS = 20000, 29999
-"""Below those that connections get: vLLM listens only once its model is loaded."""
 
 
 def environment(
@@ -35,22 +31,8 @@ def environment(
         chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
     if gives_tickets(transfer_config(settings)):
         chosen["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
-        chosen["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port(host))
+        chosen["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port(host))
     return {name: value for name, value in chosen.items() if name not in inherited}
-
-
-def _free_port(host: str) -> int:
-    """Return a port on which nobody listens. Raises `OSError` where `host` is not this machine."""
-    for port in random.sample(range(*_PORTS), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-        return port
-    raise InvalidRequestError(f"no port from {_PORTS[0]} to {_PORTS[1]} is free on {host}")
 
 
 def check(inherited: Mapping[str, str]) -> None:
