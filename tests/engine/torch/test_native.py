@@ -112,9 +112,8 @@ def test_a_row_of_a_product_has_the_same_bits_whatever_rows_are_beside_it(
     native: Kernels, width: int, bias: bool
 ) -> None:
     laid, packed = packed_by_hand(torch.randn(3 * 64, 96).bfloat16(), width)
-    packed = packed._replace(invariant=True)
-    if not (native.products.invariant_product(packed) and native.invariance_is_free):
-        pytest.skip("no pairs here, or tiles, which were never run this way")
+    if not native.products.invariant_product(packed):
+        pytest.skip("no products of pairs here, or no tiles for panels of this width")
     x = torch.randn(601, 96).bfloat16()
     added = torch.randn(192).bfloat16() if bias else None
     whole = native.products.product(x, packed, added)

@@ -13,7 +13,6 @@ _PackedProduct = structure(
     "_PackedProduct",
     x=pointer, weight=pointer, bias=pointer, out=pointer,
     rows=integer, inputs=integer, outputs=integer, width=integer, threads=ctypes.c_int32,
-    invariant=ctypes.c_int32,
 )  # fmt: skip
 
 _QuantisedProduct = structure(
@@ -25,10 +24,10 @@ _QuantisedProduct = structure(
 _VECTOR_ROWS = 4
 """Maximum number of rows for a packed product with neither tiles nor pairs."""
 
-_TILE_ROWS = 64
+_TILE_ROWS = 128
 """Maximum number of rows for which tiles are faster than oneDNN.
 
-By a third for 8 and 32, a fifth for 64, a twentieth for 128.
+By a fifth for 1 to 4, a third for 8 to 32, a seventh for 64, a twentieth for 128.
 """
 
 ALL_ROWS = sys.maxsize
@@ -45,7 +44,6 @@ class Panels(NamedTuple):
         inputs: even.
         width: 32 or 64.
         dtype: bfloat16 or float32.
-        invariant: True: the bits of a row must not depend on the number of rows.
     """
 
     address: int
@@ -53,7 +51,6 @@ class Panels(NamedTuple):
     inputs: int
     width: int
     dtype: torch.dtype = torch.bfloat16
-    invariant: bool = False
 
 
 class Codes(NamedTuple):
@@ -97,8 +94,7 @@ class Products:
     def product_rows(self, panels: Panels) -> int:
         """Return the maximum number of rows for which `product` is faster than oneDNN."""
         if panels.dtype is torch.float32:
-            # Never run with AVX512 beside tiles.
-            return ALL_ROWS if self.pairs and not self.tiles else 0
+            return ALL_ROWS if self.pairs else 0
         if self.tiles:
             return _TILE_ROWS if self._fit_tiles(panels) else _VECTOR_ROWS
         return ALL_ROWS if self.pairs else _VECTOR_ROWS
@@ -125,7 +121,7 @@ class Products:
         call = _PackedProduct(
             x.data_ptr(), panels.address, None if bias is None else bias.data_ptr(), out.data_ptr(),
             x.numel() // panels.inputs, panels.inputs, panels.outputs, panels.width,
-            torch.get_num_threads(), panels.invariant,
+            torch.get_num_threads(),
         )  # fmt: skip
         self._product[x.dtype](ctypes.byref(call))
         return out

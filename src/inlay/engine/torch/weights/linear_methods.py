@@ -81,7 +81,6 @@ class PackedLinear(LinearMethod):
         if products is not None and self._panels is not None:
             self.native_rows = products.product_rows(self._panels)
             if invariant and products.invariant_product(self._panels):
-                self._panels = self._panels._replace(invariant=True)
                 self.native_rows = ALL_ROWS
                 self.invariant = True
         self._most = self.native_rows * weight.shape[1]
