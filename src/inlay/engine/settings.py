@@ -195,7 +195,8 @@ class EngineSettings(BaseModel):
         description="The numbers of a position depend neither on what is computed beside it, nor "
         "on chunks, nor on where a request was resumed, so that outputs in bfloat16 are the same, "
         "bit by bit. Unless set, where nothing is slower for it (engine torch, some models, CPUs "
-        "with AVX512-BF16 and no AMX). With vllm, its own VLLM_BATCH_INVARIANT, on GPUs only.",
+        "with AVX512-BF16 and no AMX; with AMX it may be set). With vllm, its own "
+        "VLLM_BATCH_INVARIANT, on GPUs only.",
     )
     speculative_config: str | None = Field(
         default=None,
