@@ -4,6 +4,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
+from inlay.engine.decoding import sized_image
 from inlay.engine.torch.media import patch_processing, pixels, processing, tile_processing
 from inlay.engine.torch.media.readers import processor_of
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
-from inlay.media.spec import layout
+from inlay.media.spec import layout, media_segments
+from inlay.prompt import Buffer, Media
 from tests.engine.torch import vision_reference
 from tests.engine.torch.vision_reference import Picture
 from tests.vision_models import FAMILIES, vision
@@ -108,6 +111,22 @@ def test_a_picture_that_is_stretched_may_be_of_any_shape_and_one_that_is_cropped
         assert laid.resizing == max(32, height) * 32
         with pytest.raises(InvalidRequestError, match="too thin: to resize it takes 61440000"):
             layout(cropped, height, width)
+
+
+def test_memory_is_held_for_a_picture_while_it_is_resized() -> None:
+    spec = spec_of(vision("gemma3"))
+    assert spec is not None
+    file = BytesIO()
+    Image.new("RGB", (1, 60_000)).save(file, "PNG")
+    laid = layout(spec, 60_000, 1)
+    run = next(
+        segment
+        for segment in media_segments(laid, bytes(16), Buffer(file.getvalue()), atomic=True)
+        if isinstance(segment, Media)
+    )
+    _, sized = sized_image(run, spec)
+    # Its file has 60,000 pixels; a line of it has 32 before there are fewer lines.
+    assert sized.bytes > 8 * 60_000 * 32
 
 
 def test_an_image_processor_of_llama4_with_other_steps_is_refused(tmp_path: Path) -> None:
