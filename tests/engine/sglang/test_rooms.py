@@ -8,11 +8,13 @@ from msgspec.structs import replace
 from inlay import engine as engines
 from inlay.address import KvRoom
 from inlay.card import ModelCard
+from inlay.cli.serve import _check as check_served
 from inlay.engine.probe import FIRST
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang.request_tracker import SglangRequestTracker
 from inlay.engine.sglang.rooms import FAKE_HOST, checked, words
 from inlay.errors import KV_LOST, EngineError, InvalidRequestError, OverloadedError
+from inlay.http.settings import FrontendSettings
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling
 from tests.router.standing import CARD
@@ -137,3 +139,8 @@ async def test_an_end_before_the_first_token_of_a_room_is_no_fault_of_the_engine
     assert "KVTransferError" in error.message
     assert isinstance(error, EngineError if room is None else OverloadedError)
     assert error.reason == (None if room is None else KV_LOST)
+
+
+def test_a_server_of_its_own_is_no_half() -> None:
+    with pytest.raises(InvalidRequestError, match=r"--role decode with SGLang is for workers"):
+        check_served([settings(role="decode")], FrontendSettings(port=0))
