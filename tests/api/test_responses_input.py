@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.api.generation.messages import read_messages
-from inlay.api.openai.responses.checks import check_responses
 from inlay.api.openai.responses.input import (
     PARTS,
+    check_responses,
     choice_of_tool,
     conversation,
     format_of,

@@ -284,16 +284,9 @@ class MediaItems:
             max_abs=card.limits.max_prompt_embeds_abs,
             kind=kind,
         )
-        return [self._named(segment) for segment in found]
-
-    def _named(self, segment: Segment) -> Segment:
-        if not isinstance(segment, Rows):
-            return segment
-        return Rows(
-            segment.data,
-            segment.dtype,
-            segment.shape,
-            segment.bundle,
-            segment.atomic,
-            row_digests(segment, self._secret),
-        )
+        return [
+            msgspec.structs.replace(each, digests=row_digests(each, self._secret))
+            if isinstance(each, Rows)
+            else each
+            for each in found
+        ]

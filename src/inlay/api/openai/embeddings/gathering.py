@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -165,3 +165,24 @@ def normalized(vectors: Array) -> Array:
     lengths[lengths == 0] = 1
     found: Array = (vectors / lengths[:, None]).astype(np.float32)
     return found
+
+
+def _softmax(logits: Array) -> Array:
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found: Array = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return found
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "identity": lambda logits: logits,
+    "tanh": np.tanh,
+    # Written so that no exponential overflows.
+    "sigmoid": lambda logits: 0.5 * (1 + np.tanh(0.5 * logits)),
+    "softmax": _softmax,
+}
+"""Activations by the names of `EmbeddingCard.activation`; float32 [inputs, labels] to the same."""
+
+
+def activated(logits: Array, activation: str, use_activation: bool | None) -> Array:
+    """Return `logits` [inputs, labels], activated unless `use_activation` is False."""
+    return logits if use_activation is False else ACTIVATIONS[activation](logits)

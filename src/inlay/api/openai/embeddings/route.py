@@ -11,11 +11,11 @@ from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.encoding import About, Answer, Encoding
 from inlay.api.openai.embeddings.gathering import (
     Array,
+    activated,
     embedding_card,
     normalized,
     vectors_of,
 )
-from inlay.api.openai.embeddings.logits import activated
 from inlay.api.openai.embeddings.prompts import in_prompts, inputs_of
 from inlay.api.openai.schema.embeddings import (
     ClassificationData,

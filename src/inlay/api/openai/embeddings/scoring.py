@@ -12,12 +12,12 @@ import numpy as np
 from inlay.api.fields import answer_id, check_common
 from inlay.api.openai.embeddings.gathering import (
     Gathering,
+    activated,
     check_count,
     embedding_card,
     normalized,
 )
 from inlay.api.openai.embeddings.inputs import PairInputs, TextInputs
-from inlay.api.openai.embeddings.logits import activated
 from inlay.api.openai.embeddings.prompts import cut_of
 from inlay.api.openai.schema.embeddings import (
     RankedDocument,

@@ -10,10 +10,11 @@ from inlay.api.fields import answer_id
 from inlay.api.generation.chat import prepare_chat
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.respond import respond
-from inlay.api.openai.responses.checks import LOGPROBS, check_responses
 from inlay.api.openai.responses.input import (
+    LOGPROBS,
     PARTS,
     Conversation,
+    check_responses,
     choice_of_tool,
     conversation,
     format_of,
