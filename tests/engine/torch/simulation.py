@@ -13,7 +13,7 @@ import torch
 from inlay.digest import Chain, Secret, root_digest
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.pages.cached import CachedPages
+from inlay.engine.torch.pages.cached import CachedPages, Piece
 from inlay.engine.torch.pages.copying import Part, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.scheduler import Scheduler
@@ -90,9 +90,17 @@ class SlotCopier:
         self.shape = RecordShape("simulated", ((Part(torch.uint8, 1),),) * len(limits.windows))
         self._slots = slots
 
-    def write(self, group: int, page_ids: Iterable[int], data: "npt.NDArray[np.object_]") -> None:
-        for page, content in zip(page_ids, data[:, 0], strict=True):
+    def write(
+        self,
+        sealer: object,
+        group: int,
+        page_ids: Iterable[int],
+        digests: object,
+        records: "npt.NDArray[np.object_]",
+    ) -> int:
+        for page, content in zip(page_ids, records[:, 0], strict=True):
             self._slots[page] = list(content)
+        return len(records)
 
 
 class Simulation:
@@ -212,7 +220,13 @@ class Simulation:
                         (piece.group, salt, None, tuple(items[: position + 1]))
                         for position in range(start, start + self.bounds.page_size)
                     ]
-                assert cached.fill(lack, piece, content)  # type: ignore[arg-type]
+                done = 0
+                while done < count:
+                    rest = Piece(piece.group, piece.first + done, piece.digests[done:])
+                    filled = cached.fill(None, lack, rest, content[done:])  # type: ignore[arg-type]
+                    assert filled is not None
+                    assert not filled.damaged
+                    done += filled.pages
                 if count < len(piece.digests):
                     reached = min(reached, piece.first + count)
         assert self.scheduler.spare == before

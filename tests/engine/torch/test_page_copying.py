@@ -7,8 +7,12 @@ from inlay.digest import Secret
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.cache.kv_layout import PageGroup
-from inlay.engine.torch.pages import copying
-from inlay.engine.torch.pages.copying import PageCopier, Part, RecordShape, Sealer
+from inlay.engine.torch.native import pages as native_pages
+from inlay.engine.torch.pages.copying import PageCopier, RecordShape, Sealer
+
+CPU = torch.device("cpu")
+SECRET = Secret(bytes(32))
+DIGESTS = [bytes([each] * 16) for each in range(3)]
 
 LAYERS = [
     LayerShape(None, 2, 8, 4),
@@ -40,34 +44,46 @@ def copier(pages: Pages, dtype: torch.dtype) -> PageCopier:
     return PageCopier(pages, GROUPS, RecordShape.of(LAYERS, GROUPS, 16, dtype))
 
 
+def sealers(shape: RecordShape, monkeypatch: pytest.MonkeyPatch) -> list[Sealer]:
+    """One whose pages the kernel copies, and one without a compiler."""
+    native = Sealer(shape, SECRET)
+    assert native.sums.copies, "these tests need a C++ compiler"
+    with monkeypatch.context() as patch:
+        patch.setattr(native_pages, "_library", lambda: None)
+        plain = Sealer(shape, SECRET)
+    assert not plain.sums.copies
+    return [native, plain]
+
+
+def zeroed(dtype: torch.dtype) -> Pages:
+    pages = random_pages(dtype)
+    for tensors in pages.kept:
+        for tensor in tensors:
+            tensor.zero_()
+    return pages
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [0, 1, 2])
 def test_kernels_and_torch_copy_the_same_bits_both_ways(
     dtype: torch.dtype, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random_pages(dtype)
-    native = copier(source, dtype)
-    assert native._kernels is not None, "these tests need a C++ compiler"
-    monkeypatch.setattr(copying, "kernels", lambda: None)
-    plain = copier(source, dtype)
+    reads = copier(source, dtype)
+    both = sealers(reads.shape, monkeypatch)
     ids = [5, 1, 3]
-    records = [each.empty(group, len(ids)) for each in (native, plain)]
-    for each, into in zip((native, plain), records, strict=True):
-        each.read(group, ids, into)
-    data = [native.shape.data(each) for each in records]
-    assert torch.equal(*data)
+    records = [reads.empty(group, len(ids)) for _ in both]
+    for sealer, into in zip(both, records, strict=True):
+        reads.read(sealer, group, ids, DIGESTS, into)
+    assert torch.equal(*records)
     heads_first = source.stored(GROUPS[group].layers[0])[0][:, 5].flatten()
-    (values,) = native.shape.values(group, data[0])
+    (values,) = reads.shape.values(group, reads.shape.data(records[0]))
     assert torch.equal(values[0, : len(heads_first)], heads_first)
 
-    targets = [random_pages(dtype) for _ in range(2)]
-    for pages in targets:
-        for tensors in pages.kept:
-            for tensor in tensors:
-                tensor.zero_()
-    copier(targets[1], dtype).write(group, [2, 6, 4], data[1])
-    monkeypatch.undo()
-    copier(targets[0], dtype).write(group, [2, 6, 4], data[0])
+    targets = [zeroed(dtype) for _ in both]
+    for sealer, pages in zip(both, targets, strict=True):
+        writes = copier(pages, dtype)
+        assert writes.write(sealer, group, [2, 6, 4], DIGESTS, records[0]) == 3
     for one, other in zip(targets[0].kept, targets[1].kept, strict=True):
         assert all(map(torch.equal, one, other))
     for layer in GROUPS[group].layers:
@@ -83,27 +99,69 @@ def test_what_others_left_beside_a_state_does_not_travel() -> None:
     pages.write_states(3, torch.tensor([1, 2]), state)
     sender = copier(pages, torch.bfloat16)
     records = sender.empty(2, 2)
-    sender.read(2, [1, 2], records)
+    sender.read(Sealer(sender.shape, SECRET), 2, [1, 2], DIGESTS[:2], records)
     assert sender.shape.sizes[2] == 160 * 4 < 2 * 16 * 12 * 2
     (values,) = sender.shape.values(2, sender.shape.data(records))
     assert values.sort().values.tolist() == state.tolist()
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("group", [0, 2])
+@pytest.mark.parametrize("place", [0, 16, 33, 64, -1])
+def test_a_record_with_a_changed_bit_is_none(
+    place: int, group: int, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = random_pages(torch.bfloat16), zeroed(torch.bfloat16)
+    reads, writes = copier(source, torch.bfloat16), copier(target, torch.bfloat16)
+    sealer = sealers(reads.shape, monkeypatch)[not native]
+    records = reads.empty(group, 3)
+    reads.read(sealer, group, [1, 2, 3], DIGESTS, records)
+    records[1, place] ^= 1
+    assert writes.write(sealer, group, [1, 2, 3], DIGESTS, records) == 1
+    records[1, place] ^= 1
+    assert writes.write(sealer, group, [1, 2, 3], [*DIGESTS[:2], bytes(16)], records) == 2
+    assert (
+        writes.write(
+            Sealer(reads.shape, Secret(bytes(31) + b"1")), group, [1], DIGESTS[:1], records[:1]
+        )
+        == 0
+    )
+    assert writes.write(sealer, group, [1, 2, 3], DIGESTS, records) == 3
+
+
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf", "max", "-max", "-0.0"])
-def test_a_record_with_a_value_that_is_not_finite_is_none(dtype: torch.dtype, value: str) -> None:
-    # A state behind keys and values, as in a group of both.
-    shape = RecordShape("layout", ((Part(dtype, 64), Part(torch.float32, 8)),))
-    sealer, records = Sealer(shape, Secret(bytes(32))), torch.zeros(3, shape.record_bytes(0))
-    records = records.to(torch.uint8)
+def test_a_record_with_a_value_that_is_not_finite_is_none_and_no_page_takes_it(
+    value: str, dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [LayerShape(None, 2, 8, 4), LayerShape(None, 2, 8, 4, state_size=160)]
+    groups = [PageGroup(None, (0, 1))]
+    shape = RecordShape.of(layers, groups, 32, dtype)
     most = torch.finfo(dtype).max
     number = {"max": most, "-max": -most, "-nan": -float("nan")}.get(value)
-    digests = [bytes([each] * 16) for each in range(3)]
-    for place in range(2):
-        parts = shape.values(0, shape.data(records))
-        for part in parts:
-            part[:] = torch.randn(part.shape)
-        if value not in ("max", "-max") or not place:
-            parts[place][1, -1] = float(value) if number is None else number
-        sealer.seal(0, digests, records)
-        assert sealer.good(0, digests, records) == (1 if value.endswith(("nan", "inf")) else 3)
+    for layer in range(2):
+        source, target = (
+            Pages(layers, groups, num_pages=4, page_size=32, dtype=dtype, device=CPU)
+            for _ in range(2)
+        )
+        for pages in (source, target):
+            for tensors in pages.kept:
+                for tensor in tensors:
+                    tensor.zero_()
+        for each in range(2):
+            for tensor in source.stored(each):
+                tensor.copy_(torch.randn(tensor.shape))
+        damaged = source.stored(layer)[-1]
+        if value not in ("max", "-max") or damaged.dtype == dtype:
+            damaged[-1, 2].view(-1)[-1] = float(value) if number is None else number
+        reads, writes = PageCopier(source, groups, shape), PageCopier(target, groups, shape)
+        sealer = sealers(shape, monkeypatch)[not native]
+        records = reads.empty(0, 3)
+        reads.read(sealer, 0, [1, 2, 3], DIGESTS, records)
+        good = writes.write(sealer, 0, [1, 2, 3], DIGESTS, records)
+        assert good == (1 if value.endswith(("nan", "inf")) else 3)
+        for each in range(2):
+            for tensor, before in zip(target.stored(each), source.stored(each), strict=True):
+                assert torch.isfinite(tensor).all()
+                assert torch.equal(tensor[:, 1 : 1 + good], before[:, 1 : 1 + good])

@@ -19,14 +19,15 @@ from inlay.digest import BLOCK_DIGEST_SIZE, Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages import copying
-from inlay.engine.torch.pages.cached import CachedPages, Lack, Piece
+from inlay.engine.torch.pages.cached import CachedPages, Filled, Lack, Piece
+from inlay.engine.torch.pages.copying import Sealer
 from inlay.engine.torch.pages.price import FetchPrice
 from inlay.errors import InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer, Prompt, Tokens
 from inlay.request import PAGES, Output, PageQuery, Payload, Request, Source, Task
 from tests import adapters
 from tests.engine import reference
-from tests.engine.conformance import SECRET, ids, make_request, run
+from tests.engine.conformance import SECRET, Receiver, ids, make_request, run
 from tests.models import make, tiny
 
 PEER = Address("127.0.0.1", 1, bytes(32))
@@ -338,14 +339,20 @@ async def test_a_question_brings_several_pages_of_which_a_few_are_copied_between
     copied: list[tuple[str, int]] = []
     read, fill = CachedPages.read, CachedPages.fill
 
-    def reads(pages: CachedPages, group: int, digests: Sequence[bytes], records: Any) -> int:
-        copied.append(("read", len(digests)))
-        return read(pages, group, digests, records)
+    def reads(
+        pages: CachedPages, sealer: Sealer, group: int, digests: Sequence[bytes], records: Any
+    ) -> int:
+        count = read(pages, sealer, group, digests, records)
+        copied.append(("read", count))
+        return count
 
-    def fills(pages: CachedPages, lack: Lack, piece: Piece, data: Any) -> bool:
-        copied.append(("filled", len(piece.digests)))
-        assert len(data) == len(piece.digests)
-        return fill(pages, lack, piece, data)
+    def fills(
+        pages: CachedPages, sealer: Sealer, lack: Lack, piece: Piece, records: Any
+    ) -> Filled | None:
+        filled = fill(pages, sealer, lack, piece, records)
+        assert filled is not None
+        copied.append(("filled", filled.pages))
+        return filled
 
     monkeypatch.setattr(CachedPages, "read", reads)
     monkeypatch.setattr(CachedPages, "fill", fills)
@@ -356,7 +363,22 @@ async def test_a_question_brings_several_pages_of_which_a_few_are_copied_between
         request = make_request("one", prompt, sources=FROM_PEER)
         assert await answers(asking, request) == (truth, 96)
         assert [len(query.digests) for query in direct.asked] == [6 * BLOCK_DIGEST_SIZE]
+        # Nobody waits where nothing runs.
+        assert copied == [("read", 6), ("filled", 6)]
+        copied.clear()
+        await asking.reset_prefix_cache()
+        other = make_request("other", Prompt.of(Tokens(ids(2, 20))), 200)
+        receivers = [Receiver(other) for _ in (giving, asking)]
+        for engine, receiver in zip((giving, asking), receivers, strict=True):
+            engine.submit(other, receiver)
+        (receiver,) = await run(asking, request)
+        assert (receiver.output, receiver.cached) == (truth, 96)
+        for receiver in receivers:
+            await receiver.ended()
         assert copied == [("read", 1)] * 6 + [("filled", 1)] * 6
+        await asking.reset_prefix_cache()
+        await giving.reset_prefix_cache()
+        await answers(giving, make_request("truth", prompt))
         # What is good before a damaged page is of use.
         for page in range(6):
             width = asking._exchange._sealer.shape.record_bytes(0)  # type: ignore[union-attr]
@@ -368,7 +390,7 @@ async def test_a_question_brings_several_pages_of_which_a_few_are_copied_between
         await asking.reset_prefix_cache()
         longer = make_request("longer", Prompt.of(Tokens(ids(1, 130))), sources=FROM_PEER)
         assert (await answers(asking, longer))[1] == 96
-        assert asking.stats().kv_pages_fetched == 6 + sum(range(6)) + 6
+        assert asking.stats().kv_pages_fetched == 12 + sum(range(6)) + 6
 
 
 class Evicting(Direct):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from inlay.engine.torch.native import sums
-from inlay.engine.torch.native.sums import BLOCK_BYTES, SUM_BYTES, Bytes, Sums
+from inlay.engine.torch.native import pages
+from inlay.engine.torch.native.pages import BLOCK_BYTES, SUM_BYTES, Bytes, Sums
 
 KEY = bytes(range(32))
 
@@ -14,12 +14,14 @@ def random_rows(count: int, size: int, seed: int = 1) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, (count, size + 32), np.uint8)[:, 32:]
 
 
-@pytest.mark.parametrize("size", [8, 64, 4088, 4096, 4104, 3 * 4096])
+@pytest.mark.parametrize(
+    "size", [8, 64, BLOCK_BYTES - 8, BLOCK_BYTES, BLOCK_BYTES + 8, 3 * BLOCK_BYTES]
+)
 def test_the_kernel_gives_what_numpy_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = random_rows(3, size)
     native = Sums(KEY)
-    assert native._library is not None, "this test needs a C++ compiler"
-    monkeypatch.setattr(sums, "_library", lambda: None)
+    assert native.copies, "this test needs a C++ compiler"
+    monkeypatch.setattr(pages, "_library", lambda: None)
     found = native(rows)
     assert np.array_equal(found, Sums(KEY)(rows))
     assert found.shape == (3, -(-size // BLOCK_BYTES) * SUM_BYTES)

@@ -4,7 +4,7 @@
 call it with tensors. Without a compiler, torch's own operators are used.
 """
 
-from inlay.engine.torch.native.kernels import AttentionShape, Kernels, PageTable, kernels
+from inlay.engine.torch.native.kernels import AttentionShape, Kernels, kernels
 from inlay.engine.torch.native.products import ALL_ROWS, Codes, Panels, Products
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "AttentionShape",
     "Codes",
     "Kernels",
-    "PageTable",
     "Panels",
     "Products",
     "kernels",

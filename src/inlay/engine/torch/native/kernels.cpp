@@ -162,31 +162,6 @@ void finite(bool* out, const I* x, int64_t rows, int64_t size, int32_t threads) 
 
 extern "C" {
 
-struct CopyPages {
-    char* const* tensors;   // [count], each [H, N, P, D]
-    const int64_t* heads;   // [count], H
-    const int64_t* runs;    // [count], bytes of a page of one head that are copied
-    const int64_t* steps;   // [count], bytes from one page of a head to the next
-    const int64_t* pages;   // [records], page of each
-    char* records;          // [records, stride]
-    int64_t count, num_pages, num_records, stride;
-    int32_t to_pages;
-};
-
-// A record has its page of each tensor in order, head by head.
-void inlay_copy_pages(const CopyPages* a) {
-    for (int64_t r = 0; r < a->num_records; r++) {
-        char* record = a->records + r * a->stride;
-        for (int64_t t = 0; t < a->count; t++) {
-            const int64_t run = a->runs[t], step = a->steps[t];
-            for (int64_t h = 0; h < a->heads[t]; h++, record += run) {
-                char* page = a->tensors[t] + (h * a->num_pages + a->pages[r]) * step;
-                std::memcpy(a->to_pages ? page : record, a->to_pages ? record : page, run);
-            }
-        }
-    }
-}
-
 void inlay_argmax_float32(int64_t* out, const int32_t* x, int64_t rows, int64_t size, int32_t threads) {
     argmax(out, x, rows, size, threads);
 }

@@ -36,12 +36,6 @@ _Adapt = structure(
     outputs=integer, threads=ctypes.c_int32,
 )  # fmt: skip
 
-_CopyPages = structure(
-    "_CopyPages", tensors=pointer, heads=pointer, runs=pointer, steps=pointer, pages=pointer,
-    records=pointer, count=integer, num_pages=integer, num_records=integer, stride=integer,
-    to_pages=ctypes.c_int32,
-)  # fmt: skip
-
 _LIBRARIES = ("kernels", "products", "adapters", "quantised", "attention")
 
 
@@ -71,42 +65,6 @@ class AttentionShape(NamedTuple):
     decoding: int
     window: int
     invariant: bool = False
-
-
-class PageTable(NamedTuple):
-    """Tensors [H, N, ...] whose pages are copied together; all but N may differ.
-
-    Attributes:
-        addresses: [tensors] int64.
-        heads: [tensors] int64, H of each.
-        runs: [tensors] int64, bytes of a page of one head that are copied.
-        steps: [tensors] int64, bytes from one page of a head to the next.
-        num_pages: N.
-    """
-
-    addresses: Tensor
-    heads: Tensor
-    runs: Tensor
-    steps: Tensor
-    num_pages: int
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> "PageTable":
-        """Of tensors on the CPU, which must live for as long as this is used.
-
-        A page of a head is contiguous, and pages follow each other at equal distances.
-        """
-        found = [
-            (
-                each.data_ptr(),
-                each.shape[0],
-                each[0, 0].numel() * each.element_size(),
-                each.stride(1) * each.element_size(),
-            )
-            for each in tensors
-        ]
-        addresses, heads, runs, steps = torch.tensor(found, dtype=torch.int64).T.contiguous()
-        return cls(addresses, heads, runs, steps, tensors[0].shape[1])
 
 
 class Kernels:
@@ -147,8 +105,6 @@ class Kernels:
         self._argmax = functions(library, "argmax", *by_row)
         self._finite = functions(library, "finite", *by_row)
         self._adapt = functions(adapters, "adapt", pointer)
-        self._copy_pages = library.inlay_copy_pages
-        self._copy_pages.argtypes, self._copy_pages.restype = (pointer,), None
         self.products = Products(products, quantised)
 
     @staticmethod
@@ -203,26 +159,6 @@ class Kernels:
         memory = scratch(self._attention_bytes[query.dtype](ctypes.byref(call)))
         call.workspace = memory.data_ptr()
         self._attention[query.dtype](ctypes.byref(call))
-
-    def copy_pages(
-        self, table: PageTable, pages: Tensor, records: Tensor, *, to_pages: bool
-    ) -> None:
-        """Copy pages into records, or these into pages.
-
-        Args:
-            table: what the pages are of.
-            pages: [R] int64, page of each record.
-            records: [R, bytes] of any dtype, each row contiguous: the page of each tensor in
-                order, head by head.
-            to_pages: the direction.
-        """
-        call = _CopyPages(
-            table.addresses.data_ptr(), table.heads.data_ptr(), table.runs.data_ptr(),
-            table.steps.data_ptr(), pages.data_ptr(), records.data_ptr(), len(table.runs),
-            table.num_pages, len(pages),
-            records.stride(0) * records.element_size(), to_pages,
-        )  # fmt: skip
-        self._copy_pages(ctypes.byref(call))
 
     def argmax(self, rows: Tensor) -> Tensor:
         """Return the first maximum of each of `rows` [S, V], contiguous; NaN is the largest.

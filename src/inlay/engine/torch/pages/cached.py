@@ -12,7 +12,7 @@ from torch import Tensor
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.pages.copying import PageCopier, RecordShape
+from inlay.engine.torch.pages.copying import PageCopier, RecordShape, Sealer
 from inlay.engine.torch.pages.tiers import Offloading, PageTiers
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
@@ -24,6 +24,18 @@ class Piece(NamedTuple):
     group: int
     first: int
     digests: tuple[bytes, ...]
+
+
+class Filled(NamedTuple):
+    """Result of filling the cache with some records.
+
+    Attributes:
+        pages: how many of the first are in the cache now.
+        damaged: the next one is none of its page.
+    """
+
+    pages: int
+    damaged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,7 @@ class CachedPages:
     """Reads and fills the pages of a prefix cache. In the engine's thread, between two steps.
 
     No call holds a page: what is read is copied at once, and what is filled is idle in the cache
-    at once, to be evicted like any.
+    at once, to be evicted like any. While sequences run, a call copies no more than a piece.
 
     Args:
         scheduler: whose cache it is.
@@ -180,19 +192,20 @@ class CachedPages:
         return page is not None and self._scheduler.table.is_verified(page)
 
     @torch.inference_mode()
-    def read(self, group: int, digests: Run[bytes], records: Tensor) -> int:
-        """Copy the longest run of `digests` that are cached; return how many they are.
+    def read(self, sealer: Sealer, group: int, digests: Run[bytes], records: Tensor) -> int:
+        """Copy the first of `digests` that are cached; return how many were copied.
 
-        Of pages that gave finite logits alone.
+        Of pages that gave finite logits alone; 0 if the first is none.
 
         Args:
+            sealer: of the records.
             group: of the pages.
             digests: their names.
-            records: uint8 [len(digests), record_bytes], that they are written to, without headers.
+            records: uint8 [len(digests), record_bytes], that they are written to.
         """
         cache, table = self._scheduler.cache, self._scheduler.table
         found: list[int] = []
-        for digest in digests:
+        for digest in digests[: self._at_a_time(group)]:
             page = cache.find(digest, group)
             if page is None or not table.is_verified(page):
                 break
@@ -200,46 +213,58 @@ class CachedPages:
         for page in reversed(found):
             cache.touch(page)
         if found:
-            self.copier.read(group, found, records[: len(found)])
+            count = len(found)
+            self.copier.read(sealer, group, found, digests[:count], records[:count])
         return len(found)
 
     @torch.inference_mode()
-    def fill(self, lack: Lack, piece: Piece, data: Tensor) -> bool:
-        """Put pages into the cache.
+    def fill(self, sealer: Sealer, lack: Lack, piece: Piece, records: Tensor) -> Filled | None:
+        """Put the first pages of a piece into the cache, as far as their records are good.
 
         Args:
+            sealer: of the records.
             lack: what the piece belongs to.
             piece: pages.
-            data: uint8 [n, bytes] of records of its first n pages, checked.
+            records: uint8 [n, record_bytes], of its first n pages.
 
         Returns:
-            False, with nothing changed, if running sequences need the room.
+            None, with nothing changed, if running sequences need the room.
         """
         cache, table = self._scheduler.cache, self._scheduler.table
+        count = min(len(records), self._at_a_time(piece.group) or len(records))
         new = [
             place
-            for place, digest in enumerate(piece.digests[: len(data)])
+            for place, digest in enumerate(piece.digests[:count])
             if cache.find(digest, piece.group) is None
         ]
         run = PageRun()
         if len(new) > self._scheduler.spare or not table.grow([run], len(new)):
-            return False
+            return None
+        damaged = False
         if new:
             self.offload()
-            whole = len(new) == len(data)
-            self.copier.write(piece.group, run.pages, data if whole else data[new])
+            some = records[:count] if len(new) == count else records[new]
+            names = [piece.digests[place] for place in new]
+            good = self.copier.write(sealer, piece.group, run.pages, names, some)
+            damaged = good < len(new)
+            count = new[good] if damaged else count
         for place, page in zip(new, run.pages, strict=True):
-            cache.insert(piece.digests[place], page, piece.group)
-            if self._events is not None:
-                self._events.stored(lack.sequence, piece.first + place, piece.group)
+            if place < count:
+                cache.insert(piece.digests[place], page, piece.group)
+                if self._events is not None:
+                    self._events.stored(lack.sequence, piece.first + place, piece.group)
         table.release([run])
         # A page is of no use without those before it: they must be evicted later.
-        for index in range(piece.first + len(data) - 1, -1, -1):
+        for index in range(piece.first + count - 1, -1, -1):
             digest = lack.sequence.page_digest(index, lack.bounds.page_size)
             known = None if digest is None else cache.find(digest, piece.group)
             if known is not None:
                 cache.touch(known)
-        return True
+        return Filled(count, damaged)
+
+    def _at_a_time(self, group: int) -> int | None:
+        """Pages that are copied between two steps; None for any number, as nobody waits."""
+        return self.copier.shape.piece(group) if len(self._scheduler) else None
 
 
 __all__ = ["CachedPages", "Lack", "Piece"]

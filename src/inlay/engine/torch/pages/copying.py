@@ -1,11 +1,13 @@
 """Pages as records: bytes that depend on no device, with name and checksum.
 
-A record is the digest of a page, a checksum, and its layers in order, for each the keys [H, P, D]
-and then the values [H, P, E] in C order, little endian; of latent layers the keys alone. Of
-recurrent layers it is the state after the page's last position, float32, as `Pages.states` divides
-it. The checksum is a keyed BLAKE3 over the layout, the group, the digest and keyed sums of the data
-(`inlay.engine.torch.native.sums`): a record of another name, group, layout or secret, or with a
-changed bit, is none.
+A record is the digest of a page, a checksum, zeros up to 64 bytes, and its layers in order, for
+each the keys [H, P, D] and then the values [H, P, E] in C order, little endian; of latent layers
+the keys alone. Of recurrent layers it is the state after the page's last position, float32, as
+`Pages.states` divides it. The checksum is a keyed BLAKE3 over the layout, the group, the digest and
+keyed sums of the data (`inlay.engine.torch.native.pages`): a record of another name, group, layout
+or secret, or with a changed bit, is none.
+
+Each end reads a page once: sums, and whether numbers are finite, are taken while it is copied.
 """
 
 from collections.abc import Sequence
@@ -17,34 +19,25 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from inlay.digest import BLOCK_DIGEST_SIZE, Secret
+from inlay.digest import Secret
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.cache.kv_layout import PageGroup
-from inlay.engine.torch.native import PageTable, kernels
-from inlay.engine.torch.native.sums import Bytes, Sums
+from inlay.engine.torch.native.pages import INFINITIES, Bytes, PageRuns, Sums
 from inlay.engine.torch.transfers import Download, upload
 
 PIECE_BYTES = 4 << 20
-"""Bytes of records that are copied between two steps; a larger page is copied alone."""
+"""Bytes of records that are copied between two steps of running sequences, or one page."""
 
 QUESTION_BYTES = 16 << 20
 """Bytes of records that are asked for at a time; a larger page is asked for alone."""
 
-VERSION = 2
+VERSION = 3
 """Version of the form of records, a part of the layout."""
 
 CHECKSUM_SIZE = 16
-HEADER_SIZE = BLOCK_DIGEST_SIZE + CHECKSUM_SIZE
-"""Bytes of a record before its data."""
-
-
-_INFINITY = {
-    torch.bfloat16: (torch.int16, 0x7F80),
-    torch.float16: (torch.int16, 0x7C00),
-    torch.float32: (torch.int32, 0x7F800000),
-}
-"""Of a dtype: integers of its size, and the bits of infinity."""
+HEADER_SIZE = 64
+"""Bytes of a record before its data, a line of a processor's cache."""
 
 
 class Part(NamedTuple):
@@ -144,45 +137,43 @@ class Sealer:
 
     Attributes:
         shape: as above.
+        sums: of the data of records.
     """
 
     def __init__(self, shape: RecordShape, secret: Secret) -> None:
         self.shape = shape
+        self.sums = Sums(secret.pages)
         self._key = secret.pages
-        self._sums = Sums(secret.pages)
 
-    def seal(self, group: int, digests: Sequence[bytes], records: Tensor) -> None:
-        """Write names and checksums into `records`, uint8 [len(digests), record_bytes]."""
-        rows = records.numpy()
-        for row, header in zip(rows, self._headers(group, digests, rows), strict=True):
-            row[:HEADER_SIZE] = np.frombuffer(header, np.uint8)
+    def seal(self, group: int, digests: Sequence[bytes], records: Tensor, sums: Bytes) -> None:
+        """Write names and checksums into `records`, uint8 [len(digests), record_bytes].
 
-    def good(self, group: int, digests: Sequence[bytes], records: Tensor) -> int:
-        """Return how many leading `records` are those of `digests`, unchanged and finite."""
-        rows = records.numpy()
-        headers = self._headers(group, digests[: len(rows)], rows)
-        values = self.shape.values(group, self.shape.data(records))
-        finite = torch.stack([_finite(each) for each in values]).all(0).tolist()
-        for index, (row, header, is_finite) in enumerate(zip(rows, headers, finite, strict=True)):
-            if not is_finite or row[:HEADER_SIZE].tobytes() != header:
+        Args:
+            group: of the pages.
+            digests: their names.
+            records: with their data.
+            sums: of the data.
+        """
+        headers = records.numpy()[:, :HEADER_SIZE]
+        for row, digest, own in zip(headers, digests, sums, strict=True):
+            row[:] = np.frombuffer(self._header(group, digest, own), np.uint8)
+
+    def good(self, group: int, digests: Sequence[bytes], records: Tensor, sums: Bytes) -> int:
+        """Return how many leading records are those of `digests`; `sums` [n, ...] are of them."""
+        headers = records.numpy()[: len(sums), :HEADER_SIZE]
+        for index, (row, digest, own) in enumerate(zip(headers, digests, sums, strict=False)):
+            if row.tobytes() != self._header(group, digest, own):
                 return index
-        return len(rows)
+        return len(headers)
 
-    def _headers(self, group: int, digests: Sequence[bytes], rows: Bytes) -> list[bytes]:
-        """Return names and checksums of records, whatever theirs say."""
-        sums = self._sums(rows[:, HEADER_SIZE:])
-        return [
-            digest + self._checksum(group, digest, own)
-            for digest, own in zip(digests, sums, strict=True)
-        ]
-
-    def _checksum(self, group: int, digest: bytes, sums: Bytes) -> bytes:
+    def _header(self, group: int, digest: bytes, sums: Bytes) -> bytes:
         hasher = blake3(f"{self.shape.layout}/{group}/".encode() + digest, key=self._key)
-        return hasher.update(sums.data).digest(CHECKSUM_SIZE)
+        checksum = hasher.update(sums.data).digest(CHECKSUM_SIZE)
+        return (digest + checksum).ljust(HEADER_SIZE, b"\0")
 
 
 class PageCopier:
-    """Copies between pages and the data of records. For the thread that runs the model.
+    """Copies between pages and records. For the thread that runs the model.
 
     On a CUDA device through pinned memory, in the order of the model's own work there: a page may
     be given to another sequence as soon as a call returns.
@@ -199,35 +190,66 @@ class PageCopier:
             [tensor for layer in group.layers for tensor in pages.stored(layer)] for group in groups
         ]
         self._device = self._tensors[0][0].device
-        self._kernels = kernels() if self._device.type == "cpu" else None
-        self._tables = [PageTable.of(each) for each in self._tensors] if self._kernels else []
+        self._runs = [
+            PageRuns.of(each) if self._device.type == "cpu" else None for each in self._tensors
+        ]
 
     def empty(self, group: int, count: int) -> Tensor:
         """Return memory for records, uint8 [count, record_bytes] on the host."""
         return torch.empty(count, self.shape.record_bytes(group), dtype=torch.uint8)
 
-    def read(self, group: int, page_ids: Sequence[int], records: Tensor) -> None:
-        """Write pages into `records`, uint8 [n, record_bytes] on the host, without headers."""
-        data = self.shape.data(records)
-        index = torch.tensor(page_ids, dtype=torch.int64)
-        if self._kernels is not None:
-            self._kernels.copy_pages(self._tables[group], index, data, to_pages=False)
-            return
+    def read(
+        self,
+        sealer: Sealer,
+        group: int,
+        page_ids: Sequence[int],
+        digests: Sequence[bytes],
+        records: Tensor,
+    ) -> None:
+        """Write pages with these names into `records`, uint8 [n, record_bytes] on the host."""
+        data, runs = self.shape.data(records), self._runs[group]
+        if runs is not None and sealer.sums.copies:
+            sums = sealer.sums.read(runs, page_ids, data.numpy())
+        else:
+            self._gather(group, page_ids, data)
+            sums = sealer.sums(data.numpy())
+        sealer.seal(group, digests, records, sums)
+
+    def write(
+        self,
+        sealer: Sealer,
+        group: int,
+        page_ids: Sequence[int],
+        digests: Sequence[bytes],
+        records: Tensor,
+    ) -> int:
+        """Overwrite pages with `records`, uint8 [n, record_bytes] on the host.
+
+        Returns the number of leading ones that are those of `digests`, unchanged and finite. What
+        is in the other pages then is finite.
+        """
+        data, runs = self.shape.data(records), self._runs[group]
+        if runs is not None and sealer.sums.copies:
+            _, sums = sealer.sums.write(runs, page_ids, data.numpy())
+            return sealer.good(group, digests, records, sums)
+        finite = torch.stack([_finite(each) for each in self.shape.values(group, data)]).all(0)
+        count = int(finite.cummin(0).values.sum())
+        good = sealer.good(group, digests, records, sealer.sums(data[:count].numpy()))
+        if good:
+            self._scatter(group, page_ids[:good], data[:good])
+        return good
+
+    def _gather(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
         on_cpu = self._device.type == "cpu"
         staged = data if on_cpu else torch.empty_like(data, device=self._device)
-        index = upload(index, self._device)
+        index = upload(torch.tensor(page_ids, dtype=torch.int64), self._device)
         for tensor, part in self._parts(group, staged):
             part.copy_(tensor.index_select(1, index).transpose(0, 1))
         if staged is not data:
             data.copy_(Download(staged).wait()[0])
 
-    def write(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
-        """Overwrite pages with the data of records, uint8 [n, bytes] on the host."""
-        index = torch.tensor(page_ids, dtype=torch.int64)
-        if self._kernels is not None:
-            self._kernels.copy_pages(self._tables[group], index, data, to_pages=True)
-            return
-        index = upload(index, self._device)
+    def _scatter(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
+        index = upload(torch.tensor(page_ids, dtype=torch.int64), self._device)
         staged = data if self._device.type == "cpu" else upload(data.contiguous(), self._device)
         for tensor, part in self._parts(group, staged):
             tensor.index_copy_(1, index, part.transpose(0, 1))
@@ -246,17 +268,17 @@ class PageCopier:
 
 def _finite(data: Tensor) -> Tensor:
     """Return bool [n]: True for rows of `data` [n, elements] that are wholly finite."""
-    known = _INFINITY.get(data.dtype)
-    if known is None:
+    infinity = INFINITIES.get(data.dtype)
+    if infinity is None:
         # The largest of each: NaN and infinity stay what they are, and no mask is made of all.
         return torch.isfinite(data.abs().amax(dim=1))
     # As integers floats of one sign have the order of their sizes, and NaN is above infinity. The
     # largest with a sign is of those above zero, without one of those below. No mask: in a copy of
     # all without their signs it would be one look, and take six times as long.
-    as_integer, infinity = known
-    signed = data.view(as_integer).numpy()
-    unsigned = signed.view(f"u{signed.itemsize}")
-    below = infinity | 1 << (8 * signed.itemsize - 1)
+    size = data.element_size()
+    unsigned = data.view(torch.uint8).numpy().view(f"u{size}")
+    below = infinity | 1 << (8 * size - 1)
+    signed = unsigned.view(f"i{size}")
     return torch.from_numpy((signed.max(axis=1) < infinity) & (unsigned.max(axis=1) < below))
 
 

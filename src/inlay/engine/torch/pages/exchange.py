@@ -82,7 +82,7 @@ class PageExchange:
 
     For one event loop.
 
-    At most one piece is copied between two steps, whoever asks, so that running sequences go on.
+    While sequences run, at most one piece is copied between two steps, whoever asks.
 
     Args:
         ask: reaches the core.
@@ -151,7 +151,7 @@ class PageExchange:
         sources = [] if request.prefetch else self._tier_sources()
         if peers is not None:
             sources += [
-                PeerSource(request, address, peers, self._sealer)
+                PeerSource(request, address, peers, self._sealer.shape)
                 for address in request.peers_of(PAGES)
             ]
         if not sources:
@@ -290,9 +290,7 @@ class PageExchange:
             while lack.positions:
                 if not self.price.is_worth(source.name, lack.positions, lack.num_bytes):
                     return
-                fetch = Fetch(
-                    lack, source, self._between_steps, self._sealer.shape, _SILENCE_SECONDS
-                )
+                fetch = Fetch(lack, source, self._between_steps, self._sealer, _SILENCE_SECONDS)
                 try:
                     await fetch.run()
                 finally:
@@ -301,7 +299,7 @@ class PageExchange:
 
     async def _fetch_from(self, source: PageSource, lack: Lack, silence: float) -> int:
         """Return the number of pages that a source gave."""
-        fetch = Fetch(lack, source, self._between_steps, self._sealer.shape, silence)
+        fetch = Fetch(lack, source, self._between_steps, self._sealer, silence)
         began = liveness.now()
         slow = False
         try:
@@ -381,8 +379,6 @@ class PageExchange:
         try:
             await self._computed(query, digests[0])
             count = await self._read(query.group, digests, answer)
-            seal = partial(self._sealer.seal, query.group, digests[:count])
-            await asyncio.to_thread(answer.write, 0, count, seal)
             data = answer.data(count)
             if answer.num_bytes and len(data):
                 answer.is_held = True
@@ -403,22 +399,19 @@ class PageExchange:
         emit(output)
 
     async def _read(self, group: int, digests: Run[bytes], answer: PageAnswer) -> int:
-        """Write records of the first `digests`, without their headers; return their number.
+        """Write records of the first `digests`; return their number."""
+        done = 0
+        while done < len(digests):
+            start, rest = done, digests[done:]
 
-        A piece between two steps.
-        """
-        shape, done = self._sealer.shape, 0
-        for start in range(0, len(digests), shape.piece(group)):
-            part = digests[start : start + shape.piece(group)]
+            def read(cached: CachedPages, start: int = start, rest: Run[bytes] = rest) -> int:
+                reading = partial(cached.read, self._sealer, group, rest)
+                return answer.write(start, len(digests), reading) or 0
 
-            def read(cached: CachedPages, start: int = start, part: Run[bytes] = part) -> int:
-                return (
-                    answer.write(start, start + len(part), partial(cached.read, group, part)) or 0
-                )
-
-            done += await self._between_steps(read)
-            if done < start + len(part):
+            count = await self._between_steps(read)
+            if not count:
                 break
+            done += count
         return done
 
     async def _computed(self, query: PageQuery, digest: bytes) -> None:

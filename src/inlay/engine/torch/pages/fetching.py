@@ -51,11 +51,15 @@ class PageSource(Protocol):
         """True if it computes the pages now, so that more may come later."""
         ...
 
-    async def given(self, piece: Piece) -> tuple[Tensor, int]:
-        """Return records of the first pages of `piece`, and how many of them are good.
+    async def given(self, piece: Piece) -> Tensor:
+        """Return records of the first pages of `piece`: uint8 [n, record_bytes].
 
         Raises `InlayError` if it gives none.
         """
+        ...
+
+    def damaged(self, group: int, digest: bytes) -> None:
+        """Take note that the record it gave of a page is none of it."""
         ...
 
 
@@ -78,25 +82,27 @@ class PeerSource:
         request: that lacks the pages.
         address: of the peer.
         peers: reaches it.
-        sealer: checks what comes.
+        shape: of the records.
     """
 
-    def __init__(self, request: Request, address: Address, peers: Peers, sealer: Sealer) -> None:
+    def __init__(
+        self, request: Request, address: Address, peers: Peers, shape: RecordShape
+    ) -> None:
         self.name = address
         self.waits = request.prefetch
         self._request = request
         self._peers = peers
-        self._sealer = sealer
+        self._shape = shape
 
-    async def given(self, piece: Piece) -> tuple[Tensor, int]:
+    async def given(self, piece: Piece) -> Tensor:
         """Ask the peer. Raises `EngineError` if its answer is none to what was asked."""
-        width = self._sealer.shape.record_bytes(piece.group)
+        width = self._shape.record_bytes(piece.group)
         asked = Request(
             id=f"{self._request.id}/pages/{piece.group}/{piece.first}",
             task=Task.PAGES,
             prompts=(),
             params=PageQuery(
-                self._sealer.shape.layout,
+                self._shape.layout,
                 piece.group,
                 b"".join(piece.digests),
                 WAIT_SECONDS if self.waits else 0.0,
@@ -113,20 +119,18 @@ class PeerSource:
                 and count <= len(piece.digests)
                 and len(data) == count * width
             ):
-                return await asyncio.to_thread(self._checked, piece, data.view, count)
+                received = np.asarray(_Received(data.view))
+                if received.ctypes.data % _ALIGNMENT:
+                    # A small answer lies where its message does.
+                    received = received.copy()
+                return torch.from_numpy(received).view(count, width)
         raise EngineError(
             f"it answered with {[(one.port, one.dtype, one.shape) for one in payloads]}, asked for "
             f"at most {len(piece.digests)} records of {width} bytes"
         )
 
-    def _checked(self, piece: Piece, view: memoryview, count: int) -> tuple[Tensor, int]:
-        received = np.asarray(_Received(view))
-        if received.ctypes.data % _ALIGNMENT:
-            # A small answer lies where its message does.
-            received = received.copy()
-        records = torch.from_numpy(received)
-        records = records.view(count, self._sealer.shape.record_bytes(piece.group))
-        return records, self._sealer.good(piece.group, piece.digests, records)
+    def damaged(self, group: int, digest: bytes) -> None:
+        """Do nothing: it is not asked any more."""
 
 
 class TierSource:
@@ -144,10 +148,13 @@ class TierSource:
         self._tiers = tiers
         self._tier = tier
 
-    async def given(self, piece: Piece) -> tuple[Tensor, int]:
+    async def given(self, piece: Piece) -> Tensor:
         """Read the tier."""
-        records = await self._tiers.reading(self._tier, piece.group, piece.digests)
-        return records, len(records)
+        return await self._tiers.reading(self._tier, piece.group, piece.digests)
+
+    def damaged(self, group: int, digest: bytes) -> None:
+        """Drop the record."""
+        self._tiers.drop(self._tier, group, digest)
 
 
 class Fetch:
@@ -157,7 +164,7 @@ class Fetch:
         lack: pages that a request lacks.
         source: gives them.
         ask: reaches the cache.
-        shape: of the records.
+        sealer: of the records.
         silence: seconds that the source may take for its next piece.
 
     Attributes:
@@ -166,14 +173,14 @@ class Fetch:
     """
 
     def __init__(
-        self, lack: Lack, source: PageSource, ask: Ask, shape: RecordShape, silence: float
+        self, lack: Lack, source: PageSource, ask: Ask, sealer: Sealer, silence: float
     ) -> None:
         self.num_pages = 0
         self.num_bytes = 0
         self._lack = lack
         self._source = source
         self._ask = ask
-        self._shape = shape
+        self._sealer = sealer
         self._silence = silence
 
     async def run(self) -> None:
@@ -197,7 +204,7 @@ class Fetch:
     async def _take(self, pieces: Iterator[Piece]) -> int:
         """Take pieces until one is not whole; return the page index that all groups reached."""
         reached = self._lack.stop
-        ahead: deque[tuple[Piece, asyncio.Task[tuple[Tensor, int]]]] = deque()
+        ahead: deque[tuple[Piece, asyncio.Task[Tensor]]] = deque()
         try:
             while True:
                 while len(ahead) < AHEAD and (piece := next(pieces, None)) is not None:
@@ -205,9 +212,9 @@ class Fetch:
                 if not ahead:
                     return reached
                 piece, giving = ahead[0]
-                records, good = await self._in_time(giving)
+                records = await self._in_time(giving)
                 ahead.popleft()
-                whole = await self._put(piece, records, good)
+                whole = await self._put(piece, records)
                 if not whole:
                     return min(reached, piece.first + len(records))
         finally:
@@ -215,34 +222,38 @@ class Fetch:
                 giving.cancel()
             await asyncio.gather(*(giving for _, giving in ahead), return_exceptions=True)
 
-    async def _in_time(self, giving: "asyncio.Task[tuple[Tensor, int]]") -> tuple[Tensor, int]:
+    async def _in_time(self, giving: "asyncio.Task[Tensor]") -> Tensor:
         try:
             async with liveness.timeout(self._silence):
                 return await giving
         except TimeoutError as error:
             raise DeadlineExceededError(f"no page came for {self._silence:.3g} s") from error
 
-    async def _given(self, piece: Piece) -> tuple[Tensor, int]:
+    async def _given(self, piece: Piece) -> Tensor:
         return await self._source.given(piece)
 
-    async def _put(self, piece: Piece, records: Tensor, good: int) -> bool:
-        """Put good records into the cache; True if they are all of the piece's, and had room."""
-        self.num_pages += good
-        self.num_bytes += good * records.shape[1]
-        fits, count = True, self._shape.piece(piece.group)
-        for start in range(0, good, count):
-            part = Piece(
-                piece.group, piece.first + start, piece.digests[start : min(start + count, good)]
+    async def _put(self, piece: Piece, records: Tensor) -> bool:
+        """Put records into the cache; True if they are all of the piece's, and had room."""
+        done = 0
+        while done < len(records):
+            rest = Piece(piece.group, piece.first + done, piece.digests[done:])
+            fill = partial(
+                CachedPages.fill,
+                sealer=self._sealer,
+                lack=self._lack,
+                piece=rest,
+                records=records[done:],
             )
-            data = self._shape.data(records[start : start + len(part.digests)])
-            fits = await self._ask(
-                partial(CachedPages.fill, lack=self._lack, piece=part, data=data)
-            )
-            if not fits:
-                break
-        if good < len(records):
-            raise EngineError(f"page {piece.first + good} is damaged")
-        return fits and good == len(piece.digests)
+            filled = await self._ask(fill)
+            if filled is None:
+                return False
+            done += filled.pages
+            self.num_pages += filled.pages
+            self.num_bytes += filled.pages * records.shape[1]
+            if filled.damaged:
+                self._source.damaged(piece.group, piece.digests[done])
+                raise EngineError(f"page {piece.first + done} is damaged")
+        return done == len(piece.digests)
 
 
 __all__ = ["WAIT_SECONDS", "Ask", "Fetch", "PageSource", "PeerSource", "TierSource"]

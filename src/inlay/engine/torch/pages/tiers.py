@@ -20,7 +20,7 @@ from inlay.routing import Priced
 from inlay.store.background import Background
 
 MAX_QUEUED_BYTES = 64 << 20
-"""Of evicted pages that wait to be sealed; pages that come meanwhile are not kept."""
+"""Of evicted pages that wait to be kept; pages that come meanwhile are not kept."""
 _MAX_READS = 8
 """Pieces that are read at a time."""
 
@@ -67,7 +67,7 @@ class Tier(Protocol):
 class PageTiers:
     """Tiers that evicted pages go to, and are looked for in, the fastest first.
 
-    Pages are sealed in a thread of its own. What comes faster than that is not kept.
+    Pages are kept in a thread of its own. What comes faster than that is not kept.
 
     Args:
         sealer: of the model's records.
@@ -75,6 +75,7 @@ class PageTiers:
         disk: files that take what gives way there, or None.
 
     Attributes:
+        sealer: as above.
         num_kept: pages that were kept when the cache evicted them.
         num_damaged: records that were dropped, as they are not what was kept.
     """
@@ -89,7 +90,7 @@ class PageTiers:
         self._tell: Tell | None = None
         self._prices: dict[str, float] = {}
         self._runs: dict[int, list[tuple[bytes, Tensor]]] = {}
-        self._sealer = sealer
+        self.sealer = sealer
         self._lock = threading.Lock()
         self._queued = 0
         self._closed = False
@@ -130,14 +131,13 @@ class PageTiers:
         return not any(store.has(group, digest) for store in self.stores)
 
     def keep(self, group: int, digests: Sequence[bytes], records: Tensor) -> None:
-        """Keep pages, uint8 [n, record_bytes], without headers. Does not wait."""
+        """Keep pages, uint8 [n, record_bytes]. Does not wait."""
         with self._lock:
             self._queued += records.nbytes
         self._background.submit(partial(self._keep, group, digests, records))
 
     def _keep(self, group: int, digests: Sequence[bytes], records: Tensor) -> None:
         try:
-            self._sealer.seal(group, digests, records)
             for digest, record in zip(digests, records, strict=True):
                 if self.host is None:
                     # Its own memory: a run must not keep that of others.
@@ -156,7 +156,7 @@ class PageTiers:
             return
         run = self._runs.setdefault(group, [])
         run.append((digest, record))
-        if len(run) >= min(MAX_RUN, self._sealer.shape.piece(group)):
+        if len(run) >= min(MAX_RUN, self.sealer.shape.piece(group)):
             self._write(group)
 
     def _write(self, group: int) -> None:
@@ -177,17 +177,22 @@ class PageTiers:
         )
 
     def read(self, store: Tier, group: int, digests: Sequence[bytes]) -> Tensor:
-        """Return good records of the first `digests` that `store` has: uint8 [n, record_bytes].
+        """Return records of the first `digests` that `store` has: uint8 [n, record_bytes]. Blocks.
 
-        One that is damaged is dropped. Blocks.
+        They are not checked.
         """
         records = store.read(group, digests)
-        good = self._sealer.good(group, digests, records)
-        if good < len(records):
-            self.num_damaged += 1
-            store.drop(group, digests[good])
         self._flush_events()
-        return records[:good]
+        return records
+
+    def drop(self, store: Tier, group: int, digest: bytes) -> None:
+        """Forget a record that is damaged. Does not wait."""
+        self.num_damaged += 1
+        self._background.submit(partial(self._drop, store, group, digest))
+
+    def _drop(self, store: Tier, group: int, digest: bytes) -> None:
+        store.drop(group, digest)
+        self._flush_events()
 
     async def reading(self, store: Tier, group: int, digests: Sequence[bytes]) -> Tensor:
         """As `read`, in a thread. One that nobody waits for any more goes on until `close`."""
@@ -269,8 +274,9 @@ class Offloading:
                 piece = pages[start : start + count]
                 if self._tiers.room:
                     records = self._copier.empty(group, len(piece))
-                    self._copier.read(group, [page for _, page in piece], records)
-                    self._tiers.keep(group, [digest for digest, _ in piece], records)
+                    digests, numbers = zip(*piece, strict=True)
+                    self._copier.read(self._tiers.sealer, group, numbers, digests, records)
+                    self._tiers.keep(group, digests, records)
 
 
 __all__ = ["Offloading", "PageTiers", "Tier"]
