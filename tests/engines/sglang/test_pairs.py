@@ -106,6 +106,9 @@ def tokens_of(answer: Sequence[Output]) -> list[int]:
 async def started_pair(directory: Path) -> AsyncIterator[Pair]:
     processes: dict[Phase, WorkerProcess] = {}
     roles: tuple[Phase, ...] = ("prefill", "decode")
+    # Imported here, SGLang sets uvloop's policy, by which this loop can start no process.
+    policy = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
     try:
         for role in roles:
             processes[role] = await spawn(
@@ -114,6 +117,7 @@ async def started_pair(directory: Path) -> AsyncIterator[Pair]:
         plane = LocalPlane([process.channel for process in processes.values()])
         await plane.start()
         await plane.wait_ready()
+        asyncio.set_event_loop_policy(policy)
         yield Pair(processes, plane)
         await plane.close()
     finally:
