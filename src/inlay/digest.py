@@ -319,17 +319,3 @@ def prompt_digest(
     for segment in prompt.segments:
         hasher.update(_items(segment, secret)[0])
     return hasher.digest(BLOCK_DIGEST_SIZE)
-
-
-__all__ = [
-    "BLOCK_DIGEST_SIZE",
-    "BLOCK_SIZE",
-    "Chain",
-    "Secret",
-    "chain",
-    "media_digest",
-    "prompt_digest",
-    "root_digest",
-    "row_digests",
-    "with_digests",
-]

@@ -95,5 +95,3 @@ def renamed(port: str, ports: Ports) -> str | None:
 
 HeldReason = Literal["stop", "length"]
 """Reason for the end of a request whose payloads are kept."""
-
-__all__ = ["Feed", "Fetch", "HeldReason", "Lease", "Ports", "Window", "renamed"]

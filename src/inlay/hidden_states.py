@@ -33,6 +33,3 @@ class HiddenStates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def hidden_port(layer: int) -> str:
     """Return the port of the payloads of a layer's hidden states."""
     return f"hidden_states.{layer}"
-
-
-__all__ = ["HiddenStates", "hidden_port"]

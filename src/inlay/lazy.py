@@ -19,6 +19,3 @@ def exported(package: str, found_in: Mapping[str, str]) -> Callable[[str], objec
         return getattr(import_module(f"{package}.{found_in[name]}"), name)
 
     return get
-
-
-__all__ = ["exported"]

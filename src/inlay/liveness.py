@@ -120,6 +120,3 @@ async def timeout(seconds: float) -> AsyncIterator[Timer]:
 
 def _time() -> float:
     return asyncio.get_running_loop().time()
-
-
-__all__ = ["MOST_SECONDS", "LivenessClock", "Timer", "clock", "now", "timeout"]

@@ -60,6 +60,3 @@ def _continues(feature: str, request: Request, card: ModelCard) -> bool:
             return feature == "sampling" and request.sampling.unseeded
         case _:
             return False
-
-
-__all__ = ["behind", "features", "inexact"]

@@ -121,6 +121,3 @@ def _heard(task: "asyncio.Task[Any]") -> None:
     """Retrieve an error that no caller waits for any more."""
     if not task.cancelled():
         task.exception()
-
-
-__all__ = ["SingleFlight", "ThreadSingleFlight"]

@@ -29,6 +29,3 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defau
     top_p: float = 0.8
     repetition_penalty: float = 1.05
     chunk: int = 0
-
-
-__all__ = ["Speech"]

@@ -145,6 +145,3 @@ def _below(address: Address, prefix: Address) -> bool:
         # Compare resolved paths: symbolic links may lead elsewhere.
         return Path(address.path).resolve().is_relative_to(Path(prefix.path).resolve())
     return address.segments[: len(prefix.segments)] == prefix.segments
-
-
-__all__ = ["SCHEMES", "Address", "AllowedSources", "is_hub_name", "parse"]

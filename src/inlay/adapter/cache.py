@@ -134,6 +134,3 @@ class AdapterCache:
         """Remove the directory if it is temporary."""
         if self._own and self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
-
-
-__all__ = ["AdapterCache", "Lease"]

@@ -135,6 +135,3 @@ def _write(
 
 def _shown(url: str) -> str:
     return url.partition("?")[0][:200]
-
-
-__all__ = ["download"]

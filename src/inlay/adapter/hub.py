@@ -64,6 +64,3 @@ def _check_hub_size(size_of: Callable[[], int | None], file: str, max_bytes: int
         raise InvalidRequestError(
             f"{file} has {size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)"
         )
-
-
-__all__ = ["from_hub"]

@@ -167,6 +167,3 @@ def _hold(found: str, sha256: str | None) -> None:
         raise InvalidRequestError(
             f"the adapter's {WEIGHTS} has the SHA-256 {found}; expected was {sha256}"
         )
-
-
-__all__ = ["AdapterLibrary", "Opened"]

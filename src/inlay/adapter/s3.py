@@ -64,6 +64,3 @@ def _authorization(url: str, headers: Mapping[str, str], region: str, key: str, 
         signing = hmac.new(signing, part.encode(), hashlib.sha256).digest()
     signature = hmac.new(signing, to_sign.encode(), hashlib.sha256).hexdigest()
     return f"{_ALGORITHM} Credential={key}/{scope}, SignedHeaders={names}, Signature={signature}"
-
-
-__all__ = ["request_of"]

@@ -96,6 +96,3 @@ def python(url: str, model: str, interpreter: str) -> str:
         with open("drawn.png", "wb") as file:
             file.write(base64.b64decode(image["image_url"]["url"].partition(",")[2]))
         EOF""")
-
-
-__all__ = ["SHOWN", "blocks", "curl", "demonstration", "fields", "python"]

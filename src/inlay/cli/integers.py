@@ -27,6 +27,3 @@ def expand_suffix(text: str) -> str:
     if "." in number:
         raise ValueError(f"{suffix} takes whole numbers, did you mean {number}{suffix.lower()}?")
     return str(int(number) * 1024 ** _POWERS[suffix.lower()])
-
-
-__all__ = ["expand_suffix"]

@@ -104,6 +104,3 @@ def _base_of(directory: Path) -> str:
     except (OSError, ValueError, AttributeError):
         base = None
     return shlex.quote(base) if isinstance(base, str) and base else "MODEL"
-
-
-__all__ = ["check_model"]

@@ -249,15 +249,3 @@ def _text_config(model: str) -> Mapping[str, Any]:
 
 def _model(name: str, folder: Path) -> str:
     return str((folder / name).resolve()) if (folder / name).is_dir() else name
-
-
-__all__ = [
-    "Deployment",
-    "StageEngine",
-    "is_graph",
-    "read_deployment",
-    "read_graph",
-    "stage_engine",
-    "stage_engines",
-    "stage_settings",
-]

@@ -264,6 +264,3 @@ def _long(flag: Unknown) -> tuple[str, str | None]:
         return SHORT["-O"], flag.name[2:]
     head, dot, tail = SHORT.get(flag.name, flag.name).partition(".")
     return head.replace("_", "-") + dot + tail, flag.value
-
-
-__all__ = ["ENGINE_SWITCHES", "ENGINE_VALUES", "INSTEAD", "REMOVED", "SHORT", "Unknown", "advice"]

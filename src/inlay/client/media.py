@@ -233,15 +233,3 @@ class MediaEncoder:
         if len(found) != len(files):
             raise EngineError(f"/encode answered {len(found)} elements for {len(files)} files")
         return [one.media() for one in found]
-
-
-__all__ = [
-    "EmbeddedMedia",
-    "MediaEncoder",
-    "MediaFile",
-    "audio_part",
-    "image_part",
-    "load_media",
-    "media_bytes",
-    "media_of",
-]

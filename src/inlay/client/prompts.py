@@ -282,6 +282,3 @@ def _peft_config(path: Path) -> _PeftConfig:
         ) from error
     except msgspec.MsgspecError as error:
         raise InvalidRequestError(f"{path}: not a PEFT configuration: {error}") from error
-
-
-__all__ = ["Array", "EmbeddedPrompt", "SoftPrompt", "container", "load", "loads"]

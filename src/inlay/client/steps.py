@@ -71,6 +71,3 @@ def wait_after(error: OverloadedError | RateLimitedError, tries: int) -> float:
         return error.retry_after
     wait: float = min(_FIRST_WAIT * 2.0**tries, _MOST_WAIT)
     return wait * (1 - random.random() / 4)
-
-
-__all__ = ["MAX_WAIT", "RETRIES", "Question", "Steps", "asked", "wait_after"]

@@ -157,6 +157,3 @@ def _owned(bundle: Bundle) -> Bundle:
         own.setflags(write=False)
         owned[name] = own
     return owned
-
-
-__all__ = ["Bundle", "ResultCache", "size_of"]

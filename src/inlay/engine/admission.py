@@ -277,6 +277,3 @@ class Admission(PromptAdmission):
             )
         if not all(sampling.bad_words):
             raise InvalidRequestError("bad_words must not hold an empty word", param="bad_words")
-
-
-__all__ = ["Admission", "LengthLimits", "MaxModelLen", "PromptAdmission"]

@@ -59,6 +59,3 @@ class ComputeThread:
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()
-
-
-__all__ = ["ComputeThread"]

@@ -219,20 +219,3 @@ class Room:
                 self._places -= 1
                 self.free -= wanted
                 turn.set_result(None)
-
-
-__all__ = [
-    "DECODING_THREADS",
-    "MEMORY_BYTES",
-    "PLACES",
-    "Room",
-    "SizedImage",
-    "SizedSound",
-    "SizedVideo",
-    "finished",
-    "image_key",
-    "in_thread",
-    "sized_image",
-    "sized_sound",
-    "sized_video",
-]

@@ -168,6 +168,3 @@ def shares_of_places(total: int, num_clients: int, sequences: Iterable[S]) -> Sh
     """Shares of places in a batch. A client's first sequence is never in excess."""
     pairs = ((sequence, Pages()) for sequence in sequences)
     return Shares(PlaceHoldings(), total, num_clients, pairs, first_is_free=True)
-
-
-__all__ = ["TURN", "Holdings", "Pages", "Shares", "Sharing", "excess", "shares_of_places"]

@@ -81,6 +81,3 @@ class Inflow:
                 return window.left(*size)
             self._room.clear()
             await self._room.wait()
-
-
-__all__ = ["Inflow"]

@@ -121,6 +121,3 @@ class Jobs(Generic[J]):
     def _expire(self, job: J) -> None:
         late = f"the deadline passed before {self._made}"
         self.fail(job, DeadlineExceededError(late))
-
-
-__all__ = ["Job", "Jobs"]

@@ -312,6 +312,3 @@ def _read(extra: Sequence[object] | None) -> _Extra | None:
             case _:
                 return None
     return _Extra(rows, items)
-
-
-__all__ = ["KvChain", "NotedBlock", "NotedItem", "blocks_of"]

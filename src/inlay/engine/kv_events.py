@@ -117,19 +117,3 @@ class BlockEventSource(Protocol):
         Returns False if the engine's settings do not allow it.
         """
         ...
-
-
-__all__ = [
-    "END_OF_REPLAY",
-    "SEQUENCE_SIZE",
-    "AllBlocksCleared",
-    "BlockEventSource",
-    "BlockHash",
-    "BlockRemoved",
-    "BlockStored",
-    "Event",
-    "EventBatch",
-    "ExtraKeys",
-    "decode",
-    "encode",
-]

@@ -113,6 +113,3 @@ def endpoint_of(endpoint: str, rank: int) -> str:
             param=PARAM,
         )
     return f"tcp://{host}:{number}"
-
-
-__all__ = ["PARAM", "KvEventsConfig", "endpoint_of"]

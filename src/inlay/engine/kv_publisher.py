@@ -139,6 +139,3 @@ def _bound(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
             f"{PARAM}: {endpoint} cannot be bound: {error}", param=PARAM
         ) from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-__all__ = ["KvPublisher"]

@@ -112,6 +112,3 @@ class KvSubscriber:
 def _reached(endpoint: str) -> str:
     """Replace a publisher's wildcard address by an address of this machine."""
     return endpoint.replace("*", "127.0.0.1").replace("//[::]:", "//[::1]:")
-
-
-__all__ = ["KvSubscriber"]

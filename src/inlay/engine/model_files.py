@@ -118,13 +118,3 @@ def row_facts(
         bound = abs_max * _TIMES_TABLE
         bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
     return RowFacts(refused, table_id, abs_max, bound or None)
-
-
-__all__ = [
-    "RowFacts",
-    "default_sampling",
-    "dtype_name",
-    "eos_token_ids",
-    "generation_config",
-    "row_facts",
-]

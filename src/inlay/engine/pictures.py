@@ -116,6 +116,3 @@ def _broken(error: Exception) -> InvalidRequestError:
     if isinstance(error, UnidentifiedImageError):
         return InvalidRequestError("an image cannot be decoded: its format is not what it says")
     return InvalidRequestError(f"an image cannot be decoded: {error}")
-
-
-__all__ = ["decode", "decode_frames"]

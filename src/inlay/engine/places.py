@@ -253,6 +253,3 @@ class Places:
         self._waiting[place.client] -= 1
         if not self._waiting[place.client]:
             del self._waiting[place.client]
-
-
-__all__ = ["PROBES", "Place", "Places"]

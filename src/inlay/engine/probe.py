@@ -44,6 +44,3 @@ async def probe(engine: GenerateEngine) -> float:
             last.error.message if last.error else "the engine closed during the probe"
         )
     return time.monotonic() - started
-
-
-__all__ = ["FIRST", "probe"]

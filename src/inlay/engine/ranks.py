@@ -201,6 +201,3 @@ def tied(engine: EngineSettings) -> bool:
 
     directory = local_directory(engine.model)
     return directory is None or has_experts(directory)
-
-
-__all__ = ["Rank", "check_ranks", "has_experts", "ranks_of", "tied", "with_ranks"]

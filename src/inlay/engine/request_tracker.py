@@ -125,6 +125,3 @@ class RequestTracker:
                 payloads,
             )
         )
-
-
-__all__ = ["NOT_FINITE", "RequestTracker"]

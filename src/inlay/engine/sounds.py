@@ -120,6 +120,3 @@ def _filter() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     places = np.arange(_ZEROS * _STEPS + 1, dtype=np.float64)
     window = np.i0(_BETA * np.sqrt(1 - (places / places[-1]) ** 2)) / np.i0(_BETA)
     return places, np.sinc(places / _STEPS) * window
-
-
-__all__ = ["Sound", "decode_sound", "resampled"]

@@ -214,5 +214,3 @@ ENGINES: Mapping[str, EngineSpec] = {
     ),
 }
 """The engines by the name of `--engine`."""
-
-__all__ = ["ENGINES", "EngineSpec", "check_options", "environment_of"]

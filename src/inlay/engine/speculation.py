@@ -65,6 +65,3 @@ def speculative_config(settings: EngineSettings) -> SpeculativeConfig | None:
         raise InvalidRequestError(
             f"--speculative-config: {faults}", param="speculative_config"
         ) from None
-
-
-__all__ = ["SpeculativeConfig", "speculative_config"]

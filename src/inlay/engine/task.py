@@ -77,6 +77,3 @@ def _of_architecture(config: Mapping[str, Any]) -> tuple[ChosenTask, str]:
             if name.endswith(suffix):
                 return task, f"its architecture is {name}"
     return "generate", f"its architecture is {', '.join(names) or 'not named'}"
-
-
-__all__ = ["task_of", "with_engine", "with_task"]

@@ -70,6 +70,3 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
         return tuple(ip_network(text) for text in texts)
     except ValueError as error:
         raise InvalidRequestError(f"not a network, like 10.0.0.0/8: {error}") from error
-
-
-__all__ = ["Address", "Network", "address_of", "is_public", "networks"]

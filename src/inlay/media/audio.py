@@ -329,14 +329,3 @@ def _unpack(layout: str, view: memoryview, at: int, format_: str) -> tuple[Any, 
 
 def _malformed(format_: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"audio is a malformed {format_}: {why}")
-
-
-__all__ = [
-    "FORMATS",
-    "MAX_SECONDS",
-    "AudioChunks",
-    "AudioFrames",
-    "AudioGeometry",
-    "AudioHeader",
-    "read_audio_header",
-]

@@ -89,6 +89,3 @@ def decode_frames_url(url: str, *, max_bytes: int, only: memoryview | None = Non
         except (binascii.Error, ValueError) as error:
             raise InvalidRequestError(f"frame {index} of a video is not valid base64") from error
     return pack_frames(frames, fps)
-
-
-__all__ = ["data_url_body", "decode_data_url", "decode_frames_url", "is_frames"]

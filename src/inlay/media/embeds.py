@@ -260,6 +260,3 @@ def _check(right: bool, rows: int, allowed: str, kind: Kind = "image") -> None:
         raise InvalidRequestError(
             f"{kind}_embeds have {rows} rows; this model's have {allowed}", param=f"{kind}_embeds"
         )
-
-
-__all__ = ["GRID", "EmbedsPart", "embeds_segments", "parse_embeds", "read_grid"]

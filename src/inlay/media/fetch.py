@@ -394,6 +394,3 @@ class _Answer:
 
 def _normal(host: str) -> str:
     return host.lower().removesuffix(".")
-
-
-__all__ = ["FetchSettings", "Fetcher"]

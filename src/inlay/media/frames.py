@@ -221,6 +221,3 @@ def _unpack(layout: struct.Struct, view: memoryview, at: int) -> tuple[Any, ...]
 
 def _malformed(format_: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"a video is malformed ({format_}): {why}")
-
-
-__all__ = ["FORMATS", "FPS", "VideoHeader", "pack_frames", "read_video_header", "unpack_frames"]

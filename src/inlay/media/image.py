@@ -375,6 +375,3 @@ def _unpack(layout: str, view: memoryview, at: int, format_: str) -> tuple[Any, 
 
 def _malformed(format_: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"an image is a malformed {format_}: {why}")
-
-
-__all__ = ["FORMATS", "ImageHeader", "after_blocks", "read_image_header"]

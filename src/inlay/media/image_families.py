@@ -366,5 +366,3 @@ IMAGE_FAMILIES: dict[str, Callable[[ModelFiles], MediaSpec]] = {
     "smolvlm": _idefics3,
 }
 """Reader of each family; family and identity of the encoder are left empty."""
-
-__all__ = ["IMAGE_FAMILIES", "area_of", "placeholder_of", "qwen_vl"]

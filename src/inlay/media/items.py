@@ -105,6 +105,3 @@ def _item(
         rate=spec.video.rate if kind == "video" and spec.video is not None else 0.0,
     )
     return Item(tuple(segments), laid.positions, decoded_bytes)
-
-
-__all__ = ["Item", "audio_item", "image_item", "video_item"]

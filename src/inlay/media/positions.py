@@ -175,16 +175,3 @@ def _given(rows: Rows) -> Positions | None:
             index = np.frombuffer(field.data.view, "<i4").reshape(-1, 3)
             return np.ascontiguousarray(index.T, np.int32)
     return None
-
-
-__all__ = [
-    "GRID_FIELD",
-    "Positions",
-    "grid_field",
-    "grid_positions",
-    "line_field",
-    "media_runs",
-    "merged",
-    "placed",
-    "rope_positions",
-]

@@ -343,6 +343,3 @@ def _divide(first: int, second: int) -> float:
 
 def _rounded(number: float) -> float:
     return float(_single.unpack(_single.pack(number))[0])
-
-
-__all__ = ["SPLIT_MAX_SIDE", "Canvas", "Chunks", "Lines", "Pooled", "Split"]

@@ -91,6 +91,3 @@ class Turns:
             self.free -= 1
             self._open[client] += 1
             turn.set_result(None)
-
-
-__all__ = ["Place", "Turns"]

@@ -134,6 +134,3 @@ class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
 
 def _rounded(number: float) -> float:
     return float(_single.unpack(_single.pack(number))[0])
-
-
-__all__ = ["Encode", "FrameGrid", "VideoLayout"]

@@ -362,6 +362,3 @@ class StageCard(msgspec.Struct, frozen=True):
 
     graph: Graph
     name: str
-
-
-__all__ = ["Graph", "Port", "Stage", "StageCard", "check"]

@@ -86,5 +86,3 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 """Kinds of stages by their name in a graph."""
-
-__all__ = ["KINDS", "Kind", "PortType"]

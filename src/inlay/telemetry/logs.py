@@ -61,6 +61,3 @@ def log_fields(
     In JSON members of the object, in text after it as `name=value`.
     """
     logger.log(level, message, extra={FIELDS: fields})
-
-
-__all__ = ["FIELDS", "JsonLines", "TextLines", "configure", "log_fields"]

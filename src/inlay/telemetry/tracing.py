@@ -124,6 +124,3 @@ def _context(parent: str | None) -> "Context":
         return Context()
     carrier: dict[str, Any] = {"traceparent": parent}
     return TraceContextTextMapPropagator().extract(carrier, Context())
-
-
-__all__ = ["Kind", "Span", "Tracing", "Value"]

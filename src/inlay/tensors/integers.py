@@ -37,6 +37,3 @@ def read_integers(container: bytes, *, count: int) -> tuple[int, ...]:
     if found.size != count:
         raise EmbeddingsError(f"a tensor of shape {shape} where {count} integers belong")
     return tuple(int(number) for number in found)
-
-
-__all__ = ["MAX_BYTES", "read_integers"]

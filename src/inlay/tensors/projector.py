@@ -63,6 +63,3 @@ def projector_layers(file: Path) -> list[ProjectorLayer]:
     if not found or biases != sum(layer.bias for layer in found):
         raise InvalidRequestError(f"{file}: a projector has weights, and no bias without one")
     return found
-
-
-__all__ = ["ProjectorLayer", "projector_layers"]

@@ -30,6 +30,3 @@ class BufferNames:
             dead = ref(buffer, lambda _: self._known.pop(key, None))
             known = self._known[key] = dead, f"{self._prefix}{self._next}"
         return known[1]
-
-
-__all__ = ["NAMED_BYTES", "OWN_NAME", "BufferNames"]

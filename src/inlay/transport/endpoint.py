@@ -140,6 +140,3 @@ class Endpoint:
             connection.abort()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-__all__ = ["RECEIVE_BYTES", "Endpoint"]

@@ -109,6 +109,3 @@ class Lending:
 
 def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
-
-
-__all__ = ["Lending"]

@@ -23,6 +23,3 @@ class Lent:
     def __init__(self, place: Place, view: memoryview) -> None:
         self.place = place
         self.view = view
-
-
-__all__ = ["Lent", "Place"]

@@ -100,6 +100,3 @@ class OutputQueue:
         error, self._error = self._error, None
         self._ended = True
         return error or StopAsyncIteration()
-
-
-__all__ = ["MAX_LOGPROBS", "MERGED", "OutputQueue"]

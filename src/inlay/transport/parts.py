@@ -110,6 +110,3 @@ class Incoming:
             part if isinstance(part, Buffer) else Buffer(part, name)
             for part, name in zip(self._parts, self._names, strict=True)
         ]
-
-
-__all__ = ["Incoming", "Outgoing"]

@@ -174,6 +174,3 @@ class PeerConnections:
         for peer in tuple(self._peers.values()):
             self._end(peer)
         await asyncio.gather(*dialling, *self._ending, return_exceptions=True)
-
-
-__all__ = ["PeerConnections"]

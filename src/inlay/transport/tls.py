@@ -63,6 +63,3 @@ def load_identity(pem: bytes) -> Identity:
     certificate = pem[pem.index(b"-----BEGIN CERTIFICATE-----") :]
     der = ssl.PEM_cert_to_DER_cert(certificate.decode("ascii"))
     return Identity(context, hashlib.sha256(der).digest())
-
-
-__all__ = ["Identity", "load_identity", "make_certificate"]

@@ -434,6 +434,3 @@ def _heard(task: "asyncio.Task[None]") -> None:
     """An error that nobody waits for any more has been logged where it came from."""
     if not task.cancelled():
         task.exception()
-
-
-__all__ = ["AdapterRegistry", "AdmittedRequest", "Library"]

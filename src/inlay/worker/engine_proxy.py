@@ -99,6 +99,3 @@ class EngineProxy:
         """As `RequestHandler.forget_prompt`; a process that comes later has no copies."""
         if self._link is not None:
             self._link.forget_prompt(key)
-
-
-__all__ = ["EngineProxy"]

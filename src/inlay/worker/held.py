@@ -287,6 +287,3 @@ class HeldPayloads:
 
 def _lost() -> NotFoundError:
     return NotFoundError("the payload is not kept any more", code=LEASE_LOST)
-
-
-__all__ = ["HELD_BYTES", "HeldPayloads"]

@@ -160,6 +160,3 @@ def _numbers(version: str) -> tuple[int, ...]:
             break
         found.append(int(digits))
     return tuple(found)
-
-
-__all__ = ["LEAST_PYTHON", "NEEDED", "Interpreter", "interpreter"]

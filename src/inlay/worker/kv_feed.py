@@ -101,6 +101,3 @@ class KvFeed:
 
 def _cut(keys: bytes) -> Iterator[bytes]:
     return (keys[start : start + KEY_SIZE] for start in range(0, len(keys), KEY_SIZE))
-
-
-__all__ = ["KvFeed"]

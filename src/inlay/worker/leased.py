@@ -160,6 +160,3 @@ def _until_end(emit: Emit, following: "asyncio.Task[None]", inflow: Inflow) -> E
         emit(output)
 
     return take
-
-
-__all__ = ["LeasedInputs"]

@@ -94,6 +94,3 @@ def _parsed(module: str) -> LoadAdapter:
             f"a LoRA module is name=path, got {module[:80]!r}", param="lora_modules"
         )
     return LoadAdapter(name, path)
-
-
-__all__ = ["check_adapters", "parse_modules"]

@@ -197,6 +197,3 @@ def _check_tensor(payload: Payload, shape: tuple[int, ...]) -> None:
             f"{len(payload.data)}",
             reason="shape",
         )
-
-
-__all__ = ["MAX_COUNT", "MAX_SIDE", "Bounds"]

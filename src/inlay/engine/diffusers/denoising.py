@@ -80,6 +80,3 @@ def _rows(painting: Painting, negative: bool) -> list[Row]:
 
 def _next(found: Iterator[torch.Tensor], painting: Painting) -> torch.Tensor:
     return torch.stack([next(found) for _ in painting.latents])
-
-
-__all__ = ["step"]

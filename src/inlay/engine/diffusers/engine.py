@@ -372,6 +372,3 @@ def _read(painter: Painter, bounds: Bounds, job: Job) -> dict[str, torch.Tensor]
 def _begin(painter: Painter, bounds: Bounds, job: Job) -> tuple[Painting, int]:
     embeds, tokens = _encode(painter, bounds, job)
     return painter.begin(embeds, job.params), tokens
-
-
-__all__ = ["DiffusersEngine"]

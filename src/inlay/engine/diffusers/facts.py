@@ -126,6 +126,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidRequestError(f"{path} holds {type(found).__name__}, not an object")
     return found
-
-
-__all__ = ["INDEX", "Configs", "Facts", "is_pipeline", "read_configs", "read_index"]

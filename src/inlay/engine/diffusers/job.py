@@ -118,6 +118,3 @@ class Job:
             self.ended = True
             failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
             self._emit(self.request.end("error", failed))
-
-
-__all__ = ["Job", "Sketch"]

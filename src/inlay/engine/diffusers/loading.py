@@ -168,6 +168,3 @@ def _identity(directory: Path, wanted: Sequence[str]) -> str:
         else:
             hasher.update(f"{name} {weights_id(directory / name)}\n".encode())
     return hasher.digest(16).hex()
-
-
-__all__ = ["Loaded", "Part", "load"]

@@ -69,6 +69,3 @@ def card_of(settings: EngineSettings, loaded: Loaded, bounds: Bounds, secret: Se
             part=loaded.part,
         ),
     )
-
-
-__all__ = ["bounds_of", "card_of"]

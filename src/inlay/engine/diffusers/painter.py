@@ -179,6 +179,3 @@ def image_file(image: Image.Image, image_format: ImageFormat) -> bytes:
     file = BytesIO()
     image.save(file, image_format.upper(), **_OPTIONS[image_format])
     return file.getvalue()
-
-
-__all__ = ["EMBEDS", "NEGATIVE", "Painter", "has_negative", "image_file", "payload"]

@@ -50,6 +50,3 @@ def probe_request(id_: str, loaded: Loaded) -> tuple[Request, Diffusion]:
 
 def _zeros(port: str, shape: tuple[int, ...]) -> Payload:
     return payload(port, torch.zeros(shape))
-
-
-__all__ = ["probe_request", "text_payload"]

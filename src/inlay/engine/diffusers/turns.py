@@ -66,6 +66,3 @@ def put_back(queue: FairQueue[J], jobs: Sequence[J]) -> None:
     """Put jobs that were taken before others of their clients, in the same order."""
     for job in reversed(jobs):
         queue.put_back(job, job.client, job.priority)
-
-
-__all__ = ["Turn", "put_back", "take"]

@@ -385,6 +385,3 @@ class EmbedEngine:
 def _asked(request: Request, index: int) -> EmbedInput:
     prompt, seconds = request.prompts[index], request.pooling.second_from
     return EmbedInput(prompt, seconds[index] if seconds else len(prompt), request.salt)
-
-
-__all__ = ["EmbedEngine"]

@@ -175,13 +175,3 @@ def identity(config: EmbeddingConfig, modes: Sequence[PoolingMode], *, unit: boo
     if unit:
         hasher.update(b"unit")
     return hasher.digest(16).hex()
-
-
-__all__ = [
-    "card_of",
-    "check_task",
-    "first_position",
-    "identity",
-    "max_model_len",
-    "pooling_modes",
-]

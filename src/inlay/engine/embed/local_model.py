@@ -91,6 +91,3 @@ def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCa
         secret_fingerprint=secret.fingerprint,
         embedding=encoder.card,
     )
-
-
-__all__ = ["LocalModel"]

@@ -69,6 +69,3 @@ def _encoded(prompt: Prompt, rows: Mapping[bytes, Rows]) -> Prompt:
         else:
             segments.append(segment)
     return Prompt.of(*segments)
-
-
-__all__ = ["has_media", "with_rows"]

@@ -83,6 +83,3 @@ class EmbeddingModel(Protocol):
     async def close(self) -> None:
         """Release the model. No batch is running."""
         ...
-
-
-__all__ = ["EmbedInput", "EmbeddingModel", "LoadedEmbeddingModel", "MediaRows"]

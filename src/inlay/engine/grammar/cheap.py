@@ -77,6 +77,3 @@ def _properties(schema: Any) -> float:
         elif key != "$ref" and key not in _NOTES | _VALUES:
             return float("inf")
     return count
-
-
-__all__ = ["is_cheap"]

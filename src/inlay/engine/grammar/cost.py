@@ -201,19 +201,3 @@ def _check(what: str, name: str, value: int, most: int) -> None:
         raise InvalidRequestError(
             f"the grammar is too large: {what} {came} {name}; at most {most} are allowed"
         )
-
-
-__all__ = [
-    "MAX_INTERSECTION",
-    "MAX_STATES",
-    "MAX_TRANSITIONS",
-    "MAX_WALK",
-    "Cost",
-    "alternatives",
-    "check_all",
-    "check_expression",
-    "check_intersection",
-    "check_rules",
-    "intersection",
-    "sequence",
-]

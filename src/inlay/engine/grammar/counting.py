@@ -50,6 +50,3 @@ class GrammarCounter:
         finally:
             if self._turns.unsubscribe(task, client):
                 task.stop()
-
-
-__all__ = ["THREADS", "GrammarCounter"]

@@ -141,6 +141,3 @@ def yield_to_others() -> None:
     """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-
-
-__all__ = ["FairExecutor", "Task", "yield_to_others"]

@@ -174,6 +174,3 @@ def _schema_end(lark: str, place: int, costs: list[Cost]) -> int:
         raise InvalidRequestError(f"the schema after %json is not JSON: {error}") from error
     costs += check_schema(schema)
     return end
-
-
-__all__ = ["check_lark"]

@@ -84,6 +84,3 @@ def refusal(message: str) -> InlayError:
         lines = [line.strip() for line in message.split("<non-verbose/>")[0].splitlines()]
         text = " ".join(line for line in lines if line)
     return InvalidRequestError(f"the grammar cannot be used: {text[:400]}", param=PARAM)
-
-
-__all__ = ["LIMITS", "PARAM", "matcher_of", "refusal", "tokenizer_of"]

@@ -196,6 +196,3 @@ def _class_end(regex: str, place: int) -> int:
         place += 2 if character == "\\" else 1
         depth += (character == "[") - (character == "]")
     return place
-
-
-__all__ = ["MAX_DEPTH", "Tree", "check_regex", "cost_of_regex", "counted"]

@@ -221,6 +221,3 @@ def _divisor(value: int | float) -> int:
     # A power of ten below the point only moves it; above, the remainder must be kept in full.
     power: int = 10 ** max(0, int(exponent))
     return coefficient * power
-
-
-__all__ = ["MAX_DIVISOR", "MAX_PROPERTIES", "MAX_PROPERTIES_OF_ONE", "check_schema"]

@@ -91,6 +91,3 @@ def _alternatives(choices: Any) -> str:
     ):
         raise InvalidRequestError("choice must be a list of at least one string")
     return "(" + "|".join(_LITERAL.sub(r"\\\g<0>", item) for item in choices) + ")"
-
-
-__all__ = ["source_of"]

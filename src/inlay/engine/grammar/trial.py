@@ -185,6 +185,3 @@ def checked_source(grammar: Grammar, trial: Trial) -> Checked:
     Raises as `Trial.run`.
     """
     return Checked(source_of(grammar), CHEAP_BYTES) if is_cheap(grammar) else trial.run()
-
-
-__all__ = ["CHEAP_BYTES", "Checked", "Trial", "TrialProcess", "checked_source"]

@@ -80,6 +80,3 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
         yield "--disable-radix-cache"
     if settings.enforce_eager and settings.device != "cpu":
         yield "--disable-cuda-graph"
-
-
-__all__ = ["server_args"]

@@ -50,6 +50,3 @@ SEEDED_MIN_P = Refusal(
     "min_p", "any", "SGLang ends when min_p meets --enable-deterministic-inference"
 )
 """Likewise, where SGLang draws from seeds."""
-
-
-__all__ = ["NOT_ALONE", "POOLS", "REFUSALS", "ROWS_FROM", "SEEDED_MIN_P", "TESTED"]

@@ -195,6 +195,3 @@ def _check(config: EmbeddingConfig, modes: Sequence[PoolingMode], model_type: st
         raise InvalidRequestError(
             f"SGLang gives vectors length 1 and nothing else; this model has {wants}"
         )
-
-
-__all__ = ["SglangEmbedding"]

@@ -279,6 +279,3 @@ def _error_of(error: Exception, follower: SglangRequestTracker) -> InlayError:
         return rooms.lost(getattr(error, "detail", error))
     log.error("request %s failed in SGLang", follower.request.id, exc_info=error)
     return EngineError(f"SGLang failed to run the request: {type(error).__name__}")
-
-
-__all__ = ["SglangEngine"]

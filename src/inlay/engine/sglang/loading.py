@@ -148,6 +148,3 @@ def _card(
         refusals=(*capabilities.REFUSALS, *((capabilities.SEEDED_MIN_P,) if seeded else ())),
         secret_fingerprint=secret.fingerprint,
     )
-
-
-__all__ = ["LoadedSglang", "dtype_of", "load", "longest", "rows_refused"]

@@ -190,6 +190,3 @@ def _end(engine: Any) -> None:
         watchdog.stop()
     for pid in engine.get_all_child_pids():
         kill_process_tree(pid, wait_timeout=60)
-
-
-__all__ = ["Process", "open_contexts"]

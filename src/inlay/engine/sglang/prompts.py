@@ -38,6 +38,3 @@ def input_of(prompt: Prompt) -> dict[str, Any]:
             parts.append(values.view(segment.shape))
     embeds = PositionalEmbeds(embeds=torch.cat(parts), positions=list(chain.from_iterable(places)))
     return {"input_ids": ids, "positional_embed_overrides": embeds}
-
-
-__all__ = ["input_of"]

@@ -87,6 +87,3 @@ class SglangRequestTracker(RequestTracker):
             TokenLogprobs(one[0], tuple((int(id_), value) for value, id_, _ in top or ()))
             for one, top in zip(chosen, best, strict=True)
         )
-
-
-__all__ = ["SglangRequestTracker"]

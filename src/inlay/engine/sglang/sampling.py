@@ -28,6 +28,3 @@ def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:
         "sampling_seed": sampling.seed if seeded else None,
         "ignore_eos": True,
     }
-
-
-__all__ = ["params_of"]

@@ -198,6 +198,3 @@ def _card(settings: EngineSettings, loaded: Loaded, secret: Secret) -> ModelCard
             system=SYSTEM,
         ),
     )
-
-
-__all__ = ["SpeechEngine"]

@@ -138,6 +138,3 @@ def tensor_of(payload: Payload) -> Tensor:
         return torch.zeros(payload.shape, dtype=dtype)
     # A copy: the memory may be used for another message.
     return torch.frombuffer(bytearray(payload.data.view), dtype=dtype).reshape(payload.shape)
-
-
-__all__ = ["Job", "Model", "Piece", "Progress", "tensor_of"]

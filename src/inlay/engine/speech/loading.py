@@ -193,6 +193,3 @@ def _speakers(directory: Path) -> dict[str, dict[str, Tensor]]:
     if not voices:
         raise InvalidRequestError(f"{path} has no voices")
     return voices
-
-
-__all__ = ["SPEAKERS", "SYSTEM", "Loaded", "load"]

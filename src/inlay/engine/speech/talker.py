@@ -259,6 +259,3 @@ def _positions(params: Speech) -> tuple[Tensor, int]:
 def _payload(codes: list[int], *, last: bool) -> Payload:
     data = torch.tensor(codes, dtype=torch.int32).numpy().tobytes()
     return Payload(CODES, "int32", (len(codes),), Buffer(data), last)
-
-
-__all__ = ["CODES", "Talk", "Talker", "TextRows"]

@@ -244,6 +244,3 @@ _FILTER = 12
 def _payload(sound: Tensor, *, last: bool) -> Payload:
     data = sound.to(torch.float32).cpu().contiguous().numpy().tobytes()
     return Payload(AUDIO, "float32", (len(sound),), Buffer(data), last)
-
-
-__all__ = ["AUDIO", "SAMPLE_RATE", "Sounding", "Vocoder", "Voice", "reach_of"]

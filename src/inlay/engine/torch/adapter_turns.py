@@ -74,6 +74,3 @@ class AdapterTurns:
         if steps is None:
             return rests < STARVED, priority, 1, -rests, arrival
         return True, priority, 0 if steps < TURN else 2, steps, arrival
-
-
-__all__ = ["STARVED", "TURN", "AdapterTurns"]

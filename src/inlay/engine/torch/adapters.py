@@ -168,6 +168,3 @@ def _tensor(stored: StoredTensor) -> Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view("<i2")).view(torch.bfloat16)
     return torch.from_numpy(array)
-
-
-__all__ = ["LoraAdapters", "bank_of", "read_lows"]

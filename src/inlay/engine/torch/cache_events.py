@@ -220,6 +220,3 @@ def _kind(window: Window) -> str:
     if isinstance(window, Chunk):
         return "chunked_local_attention"
     return "full_attention" if window is None else "sliding_window"
-
-
-__all__ = ["CacheEvents", "Publisher"]

@@ -185,6 +185,3 @@ def cuda_lack() -> str | None:
         return "this machine has no NVIDIA driver"
     status: int = driver.cuInit(0)
     return None if status == 0 else f"the NVIDIA driver finds no GPU (cuInit: {status})"
-
-
-__all__ = ["check_ranks", "check_settings", "cuda_lack", "dtype_name", "refuse_gpu_settings"]

@@ -339,13 +339,3 @@ def _batch(inputs: _Inputs, pages: Pages, kernel: AttentionKernel) -> tuple[Batc
     starts = torch.arange(size + 1, dtype=torch.int32, device=device)
     sequences = Sequences(starts, inputs.contexts, size, single=True, several=False)
     return batch, with_kernel(batch, pages, kernel, sequences)
-
-
-__all__ = [
-    "MOST_SEQUENCES",
-    "Capture",
-    "CudaCapture",
-    "DecodeGraphs",
-    "reason_unsupported",
-    "sizes",
-]

@@ -488,6 +488,3 @@ class TorchEngine:
         encodes = encoder is not None and encoder.is_here
         self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None
         return core
-
-
-__all__ = ["TorchEngine"]

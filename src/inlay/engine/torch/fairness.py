@@ -143,6 +143,3 @@ def pass_over(sequence: Sequence) -> None:
     sequence.waited += 1
     if sequence.waited == STARVED:
         sequence.turn_ends = len(sequence.output) + TURN
-
-
-__all__ = ["STARVED", "Gain", "StepShares", "pass_over", "shares_of_pages"]

@@ -190,6 +190,3 @@ def _payload(port: str, rows: Tensor, last: bool) -> Payload:
     return Payload(
         port, str(rows.dtype).removeprefix("torch."), tuple(rows.shape), Buffer(data), last
     )
-
-
-__all__ = ["Recorder", "SpanStates", "StateReader"]

@@ -156,6 +156,3 @@ def finite(rows: Tensor) -> Tensor:
         return native.finite(rows)
     low, high = rows.aminmax(dim=-1)
     return low.isfinite() & high.isfinite()
-
-
-__all__ = ["InFlightStep", "SpanResult", "finite"]

@@ -319,6 +319,3 @@ def card_of(
         secret_fingerprint=secret.fingerprint,
         media=None if encoder is None else encoder.spec,
     )
-
-
-__all__ = ["admission_of", "card_of", "core_of", "exchange_of"]

@@ -277,6 +277,3 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
     memory = np.zeros(prod(shape) * like.dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(memory).view(like.dtype).view(shape)
-
-
-__all__ = ["BASE", "NATIVE_POSITIONS", "AdaptedLinear", "LoraBank", "LowRankPair", "Selection"]

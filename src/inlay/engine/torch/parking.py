@@ -61,6 +61,3 @@ class Parking:
         """A sequence waits no more: what came is in the cache, or it has ended."""
         self._preempted.discard(sequence)
         self._waiting.discard(sequence)
-
-
-__all__ = ["Parking"]

@@ -71,6 +71,3 @@ class PartialPlan:
         """True if `sequence` may be planned and is not."""
         known = sequence in self.chunks or sequence in self.preempted
         return not known and sequence.request.adapter not in self.resting
-
-
-__all__ = ["PartialPlan", "ScheduledChunk", "SchedulerOutput"]

@@ -148,6 +148,3 @@ class PagesInProgress:
 def may_stop(sequence: Sequence, position: int) -> bool:
     """Return True if a chunk or a hit may end at `position`: not inside an atomic segment."""
     return split_point(sequence.atomic, position) == position
-
-
-__all__ = ["Hits", "PagesInProgress", "PrefixLookup", "may_stop"]

@@ -48,6 +48,3 @@ class Projector:
         for number, (weight, bias) in enumerate(self._layers):
             states = F.linear(F.gelu(states) if number else states, weight, bias)
         return states
-
-
-__all__ = ["Projector"]

@@ -96,6 +96,3 @@ def _piece(logits_NV: Tensor, targets_N: Tensor, top: int) -> tuple[Tensor, Tens
         logprobs_NV.gather(1, ids_NK),
         ranks_N.to(torch.int32),
     )
-
-
-__all__ = ["score"]

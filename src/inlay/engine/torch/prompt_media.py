@@ -103,6 +103,3 @@ class RopePositions:
         if self._of_prompt is None or start >= length:
             return after
         return np.concatenate([self._of_prompt[:, start:stop], after], axis=1, dtype=np.int64)
-
-
-__all__ = ["PromptMedia", "RopePositions"]

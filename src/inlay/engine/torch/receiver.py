@@ -96,6 +96,3 @@ def admit(
     except Exception as error:
         log.exception("request %s was not admitted", receiver.request.id)
         return [receiver.lost(EngineError(f"the request was not admitted: {type(error).__name__}"))]
-
-
-__all__ = ["Receiver", "Receivers", "admit"]

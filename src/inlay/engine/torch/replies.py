@@ -41,6 +41,3 @@ def answering(
         return ()
 
     return answer
-
-
-__all__ = ["answering", "reject", "resolve"]

@@ -495,6 +495,3 @@ class Scheduler:
                 if not self._preempt(other):
                     return
                 plan.preempted.add(other)
-
-
-__all__ = ["MAX_STARVED_STEPS", "Scheduler"]

@@ -320,6 +320,3 @@ class Sequence:
             prompt_logprobs=prompt_logprobs,
             payloads=payloads,
         )
-
-
-__all__ = ["Sequence"]

@@ -60,6 +60,3 @@ class SequenceFactory:
         )
         self._arrivals += 1
         return sequence
-
-
-__all__ = ["SequenceFactory"]

@@ -190,6 +190,3 @@ def add_stats(before: Stats, now: Stats) -> Stats:
         if name not in _GAUGES
     }
     return msgspec.structs.replace(now, **totals)
-
-
-__all__ = ["TAGS", "HostCopy", "SleepState", "add_stats", "give_back", "storages"]

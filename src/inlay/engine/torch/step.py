@@ -481,6 +481,3 @@ class Core:
         if self._speculator is not None:
             self._speculator.forget(sequence)
         del self._sequences[sequence.request.id]
-
-
-__all__ = ["Core"]

@@ -31,6 +31,3 @@ class Totals:
         self.rows_served += sum(
             len(segment) for segment in sequence.prompt.segments if isinstance(segment, Rows)
         )
-
-
-__all__ = ["Totals"]

@@ -40,6 +40,3 @@ class Download:
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensors
-
-
-__all__ = ["Download", "upload"]

@@ -28,6 +28,3 @@ def first_seen(window: Window, position: int) -> int:
 def size_of(window: Window) -> int | None:
     """Return the most positions that a position sees; None for no limit."""
     return window.size if isinstance(window, Chunk) else window
-
-
-__all__ = ["Chunk", "Window", "first_seen", "size_of"]

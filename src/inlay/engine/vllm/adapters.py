@@ -75,6 +75,3 @@ class VllmAdapters:
         """Forget one; vLLM's number of it, or None when it is not known."""
         request = self._by_name.pop(name, None)
         return None if request is None else int(request.lora_int_id)
-
-
-__all__ = ["VllmAdapters"]

@@ -161,6 +161,3 @@ def _flag(name: str) -> str:
 def _named_twice(own: list[str], flags: set[str]) -> list[str]:
     bare = {flag.replace("--no-", "--") for flag in flags}
     return [word for word in own if word.startswith("--") and word.replace("--no-", "--") in bare]
-
-
-__all__ = ["engine_args"]

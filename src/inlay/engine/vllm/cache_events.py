@@ -188,6 +188,3 @@ def _arrive(
 ) -> None:
     with suppress(RuntimeError):  # the loop is gone, and its listener
         loop.call_soon_threadsafe(arrived.put_nowait, batch)
-
-
-__all__ = ["VllmCacheEvents"]

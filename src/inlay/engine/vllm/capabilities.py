@@ -133,19 +133,3 @@ def refusals(
         *([Refusal("repetition_penalty", "rows", _LOOKED_UP_PENALTY)] if penalised else []),
         *([Refusal("adapter", "rows", _ADAPTED_IMAGES)] if takes_images else []),
     )
-
-
-__all__ = [
-    "ADAPTED_TABLE",
-    "IMAGES_OF",
-    "NOT_ALONE",
-    "NOT_COMPARED",
-    "NOT_ENABLED",
-    "NOT_THESE",
-    "NO_LEVEL_2",
-    "ROWS_FROM",
-    "TESTED",
-    "UNGUARDED",
-    "WINDOWED",
-    "refusals",
-]

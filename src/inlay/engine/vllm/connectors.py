@@ -158,14 +158,3 @@ def block_layout(config: Any, version: str) -> str:
         f"vllm-{version}/block-{cache.block_size}/{dtype}/{cache.cache_dtype}/{backend}/"
         f"tp-{tensor}/dcp-{positions}/pp-{pipeline}/path-{path}"
     )
-
-
-__all__ = [
-    "CONNECTORS",
-    "block_layout",
-    "check_hand_over",
-    "expanded",
-    "gives_tickets",
-    "ranks_of",
-    "transfer_config",
-]

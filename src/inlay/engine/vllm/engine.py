@@ -475,6 +475,3 @@ class VllmEngine:
         finally:
             task.cancel()
             failing.cancel()
-
-
-__all__ = ["VllmEngine"]

@@ -42,6 +42,3 @@ def check(inherited: Mapping[str, str]) -> None:
             f"{_NANS}=0 is set: NaN from one prompt could reach the answers of others; unset it, "
             "or set it to 1"
         )
-
-
-__all__ = ["check", "environment"]

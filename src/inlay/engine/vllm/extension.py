@@ -48,6 +48,3 @@ class Extension:
         return (
             0 if pooler is None else sum(isinstance(layer, nn.Linear) for layer in pooler.modules())
         )
-
-
-__all__ = ["Extension"]

@@ -145,6 +145,3 @@ class Handovers:
         if self._office is None:
             raise EngineError("this worker has no tickets")
         return self._office.ranks
-
-
-__all__ = ["Handovers"]

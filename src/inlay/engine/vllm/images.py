@@ -111,6 +111,3 @@ def _versions() -> list[str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-__all__ = ["image_spec", "processor_settings", "takes_images"]

@@ -54,6 +54,3 @@ async def shut_down(llm: Any) -> None:
 
 def _said(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-__all__ = ["launch", "refused", "shut_down"]

@@ -274,6 +274,3 @@ def _described(
         media=media,
         tickets=tickets,
     )
-
-
-__all__ = ["LoadedVllm", "load"]

@@ -335,6 +335,3 @@ def _cut(rows: Rows, position: int) -> Iterator[Rows]:
         stop = min(len(rows), start + _ROWS_OF_AN_ITEM - (position + start) % _ROWS_OF_AN_ITEM)
         yield rows.slice(start, stop)
         start = stop
-
-
-__all__ = ["MediaInputs"]

@@ -124,6 +124,3 @@ def _tensors(caches: Any) -> Iterator[Tensor]:
     elif isinstance(caches, list | tuple):
         for cache in caches:
             yield from _tensors(cache)
-
-
-__all__ = ["guard", "overwrite_not_finite", "per_request", "reduced"]

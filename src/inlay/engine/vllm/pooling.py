@@ -219,6 +219,3 @@ def _pooler_words(settings: EngineSettings, modes: Sequence[PoolingMode]) -> lis
             param="pooling",
         )
     return ["--pooler-config", json.dumps({"seq_pooling_type": _TYPES[modes[0]]})]
-
-
-__all__ = ["VllmPooling"]

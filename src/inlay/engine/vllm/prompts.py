@@ -45,6 +45,3 @@ def engine_input(prompt: Prompt, salt: str | None, placeholder: int) -> Any:
             ids += [placeholder] * len(segment)
             are_ids += [False] * len(segment)
     return embeds_input(embeds, prompt_token_ids=ids, is_token_ids=are_ids, cache_salt=salt)
-
-
-__all__ = ["input_of"]

@@ -88,6 +88,3 @@ class GrammarStart(ReasoningParser):  # type: ignore[misc]
     def extract_reasoning_streaming(self, *texts: Any) -> Any:
         """Not asked by an engine."""
         raise NotImplementedError(_NO_TEXTS)
-
-
-__all__ = ["NAME", "GrammarStart", "bind", "turn_on"]

@@ -96,6 +96,3 @@ def _reason(said: str | None) -> FinishReason | None:
             return "stop"
         case _:
             return "error"
-
-
-__all__ = ["VllmRequestTracker"]

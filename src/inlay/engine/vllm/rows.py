@@ -38,6 +38,3 @@ def rows_refused(
     if half and config.model_config.get_sliding_window() is not None:
         return capabilities.WINDOWED
     return None
-
-
-__all__ = ["ids_are_looked_up", "rows_refused"]

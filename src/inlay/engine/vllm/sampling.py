@@ -84,6 +84,3 @@ def _structured(grammar: Grammar) -> Any:
     raise InvalidRequestError(
         f"a grammar of kind {grammar.kind!r} is not supported by this engine", param="grammar"
     )
-
-
-__all__ = ["KINDS", "params_of"]

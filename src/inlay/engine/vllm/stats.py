@@ -77,6 +77,3 @@ class Counters(StatLoggerBase):  # type: ignore[misc]
             steps=self._steps,
             progress=self._prompt + self._generated + self._steps,
         )
-
-
-__all__ = ["Counters"]

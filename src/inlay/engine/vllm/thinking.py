@@ -53,6 +53,3 @@ def check(request: Request, config: Any) -> None:
             f"{known.reasoning_start_str!r}, and vLLM would not count it",
             param=PARAM,
         )
-
-
-__all__ = ["PARAM", "check", "counts", "turn_on"]

@@ -211,6 +211,3 @@ class TicketOffice:
 
     def _mac(self, body: bytes) -> bytes:
         return blake3(body, key=self._secret.tickets).digest(_MAC)
-
-
-__all__ = ["LEASE_SECONDS", "TO_KEEP", "Ranks", "Ticket", "TicketOffice"]

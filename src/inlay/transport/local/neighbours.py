@@ -199,13 +199,3 @@ async def _readable(sock: socket.socket) -> None:
         await came.wait()
     finally:
         loop.remove_reader(sock)
-
-
-__all__ = [
-    "ARENA_BYTES",
-    "NOTHING_SHARED",
-    "SharedMemory",
-    "dialled",
-    "greeted",
-    "listening",
-]

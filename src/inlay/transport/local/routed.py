@@ -50,6 +50,3 @@ class RoutedPlane(LocalPlane):
             if link.ready and link.card.kv_events and link not in self._watched:
                 self._watched.add(link)
                 link.watch_cache(partial(self._events, link.id))
-
-
-__all__ = ["RoutedPlane"]

@@ -42,6 +42,3 @@ class NatsClient(Client):
         """Forget what has not left; the library would try, and end in the middle of its closing."""
         self._pending.clear()
         self._pending_data_size = 0
-
-
-__all__ = ["NatsClient"]

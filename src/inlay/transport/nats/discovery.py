@@ -235,5 +235,3 @@ class Discovery:
 
 
 _STATES = {"draining": "it is draining", "away": "it has no engine now"}
-
-__all__ = ["GONE_SECONDS", "LOADING", "TICK_SECONDS", "Discovery", "FleetWorker"]

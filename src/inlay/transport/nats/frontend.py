@@ -308,6 +308,3 @@ class NatsPlane:
             log.warning("the load of %s is not understood: %s", message.subject, error)
             return
         self._on_load(load)
-
-
-__all__ = ["NatsPlane"]

@@ -45,5 +45,3 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
 OLDEST = PROTOCOL
 """The oldest version of the protocol that is understood."""
-
-__all__ = ["OLDEST", "Beat", "CacheEvents", "Invitation"]

@@ -266,6 +266,3 @@ class NatsWorker:
                 self._stats = await self._engine.call(ReadStats())
                 self._stats_at = liveness.now()
             await asyncio.sleep(_STATS_SECONDS)
-
-
-__all__ = ["AnnouncedEngine", "NatsWorker"]

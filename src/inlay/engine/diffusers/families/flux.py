@@ -116,6 +116,3 @@ class Flux:
         latents = latents / vae.config.scaling_factor + vae.config.shift_factor
         found: torch.Tensor = vae.decode(latents, return_dict=False)[0]
         return found
-
-
-__all__ = ["Flux"]

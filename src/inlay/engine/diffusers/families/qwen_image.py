@@ -110,6 +110,3 @@ class QwenImage:
         scale = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents)
         found: torch.Tensor = vae.decode(latents / scale + mean, return_dict=False)[0]
         return found[:, :, 0]
-
-
-__all__ = ["QwenImage"]

@@ -118,6 +118,3 @@ class StableDiffusion:
         vae = self._pipeline.vae
         found: torch.Tensor = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
         return found
-
-
-__all__ = ["StableDiffusion"]

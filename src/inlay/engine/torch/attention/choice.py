@@ -85,6 +85,3 @@ def _plain(
     if native is not None and native.attends(pages.keys[0].dtype):
         return NativeAttention(batch, pages, workspace, native, invariant=invariant)
     return GatheredAttention(batch, pages, workspace, float32_scores=float32_scores)
-
-
-__all__ = ["attention", "cuda_kernel", "with_kernel"]

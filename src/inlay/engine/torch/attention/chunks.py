@@ -45,6 +45,3 @@ def see_chunks(model: nn.Module) -> bool:
             needed = True
         layer.attn_temperature_tuning = False
     return needed
-
-
-__all__ = ["Temperature", "see_chunks"]

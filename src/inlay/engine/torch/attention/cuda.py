@@ -116,6 +116,3 @@ class CudaAttention:
             base = batch.contexts[span] - batch.counts[span]
             seen[span][first - base : end - base] = end - 1
         return upload(torch.from_numpy(np.concatenate(seen)), batch.slots.device)
-
-
-__all__ = ["AttentionKernel", "CudaAttention", "Sequences"]

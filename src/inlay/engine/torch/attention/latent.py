@@ -128,6 +128,3 @@ def _adapted(batch: Batch) -> list[tuple[int, Tensor]]:
         (slot, (slots == slot).nonzero().squeeze(1).to(batch.slots.device))
         for slot in sorted({*batch.adapters} - {BASE})
     ]
-
-
-__all__ = ["LatentAttention"]

@@ -320,6 +320,3 @@ def _pages_of(
     spans, positions = upload(torch.tensor(places), table.device).T
     before = table[:, spans, (positions - 1).clamp(min=0) // size] * (positions > 0)
     return before.long(), table[:, spans, positions // size].long()
-
-
-__all__ = ["WINDOW", "Recurrence", "RecurrentStates", "keep_states"]

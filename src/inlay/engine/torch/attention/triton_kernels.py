@@ -282,6 +282,3 @@ def attend(
 def _warps(rows: int, value_block: int) -> int:
     """Return the warps whose registers hold the float32 sums of a program."""
     return 8 if rows * value_block >= 128 * 128 else 4
-
-
-__all__ = ["SPLITS", "attend"]

@@ -313,20 +313,3 @@ def _group_memory() -> int | None:
     if text == "max":
         return None
     return max(0, int(text) - int(current.read_text(encoding="ascii")))
-
-
-__all__ = [
-    "MAX_GROUPS",
-    "MAX_PLACES",
-    "SHARE",
-    "TYPICAL_LENGTH",
-    "EngineLimits",
-    "PageGroup",
-    "available_memory",
-    "first_page",
-    "group_layers",
-    "most_pages",
-    "num_pages",
-    "pages_for",
-    "share_of_gpu",
-]

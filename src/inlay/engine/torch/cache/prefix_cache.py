@@ -98,6 +98,3 @@ class PrefixCache:
         if self._forgotten is not None:
             self._forgotten(digest, group)
         return True
-
-
-__all__ = ["PrefixCache"]

@@ -207,6 +207,3 @@ class PageTable:
                 self._cache.mark_idle(page)
             else:
                 self._free.append(page)
-
-
-__all__ = ["PageRun", "PageTable"]

@@ -230,6 +230,3 @@ def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
     return InvalidRequestError(
         f"the grammar took more than {MAX_SECONDS:g} s to compile; make it simpler", param=PARAM
     )
-
-
-__all__ = ["KINDS", "MAX_SECONDS", "Grammars", "Waiting", "too_late"]

@@ -97,6 +97,3 @@ class Masks:
 
 def _is_slow(sequence: MaskedSequence) -> bool:
     return sequence.grammar is not None and sequence.grammar.slow
-
-
-__all__ = ["Masks"]

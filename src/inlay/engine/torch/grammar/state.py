@@ -193,6 +193,3 @@ class GrammarState:
 
 def _too_costly(what: str) -> InlayError:
     return InvalidRequestError(f"the grammar took more than {what}; make it simpler", param=PARAM)
-
-
-__all__ = ["GrammarState", "Mask"]

@@ -88,6 +88,3 @@ class GrammarWaits:
     def close(self) -> None:
         """Stop compiling."""
         self._grammars.close()
-
-
-__all__ = ["GrammarWaits"]

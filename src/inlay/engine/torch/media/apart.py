@@ -121,6 +121,3 @@ def _array(payload: Payload) -> npt.NDArray[np.generic]:
         return np.frombuffer(payload.data.view, dtype).reshape(payload.shape)
     except ValueError as error:
         raise EngineError(f"{payload.port} have {len(payload.data)} bytes") from error
-
-
-__all__ = ["PATIENCE_SECONDS", "EncodersApart"]

@@ -147,6 +147,3 @@ class EncodeRequests:
             log.exception("the receiver of request %s failed", request_id)
             failed = EngineError(f"the answer could not be sent: {type(error).__name__}: {error}")
             running.emit(running.request.end("error", failed))
-
-
-__all__ = ["EncodeRequests"]

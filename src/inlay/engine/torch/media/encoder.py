@@ -232,6 +232,3 @@ class MediaEncoder:
             pixels += waiting.pixels
             batch.append(waiting)
         return batch
-
-
-__all__ = ["MediaEncoder"]

@@ -166,6 +166,3 @@ def _probe_item(spec: MediaSpec, secret: Secret) -> Item:
         return image_item(spec, Buffer(file.getvalue()), secret)
     soundfile.write(file, np.zeros(_PROBE_SAMPLES), _PROBE_RATE, format="WAV")
     return audio_item(spec, Buffer(file.getvalue()), secret)
-
-
-__all__ = ["EncodeEngine"]

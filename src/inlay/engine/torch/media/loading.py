@@ -201,6 +201,3 @@ def _spec_of(directory: Path, **options: Any) -> MediaSpec | None:
         found = spec_of(directory, **options)
         _logger.warning("the model takes no videos: %s", error.message)
         return found
-
-
-__all__ = ["LoadedTower", "encoder_of", "load_tower", "media_encoder"]

@@ -104,6 +104,3 @@ class PatchProcessor:
                 ordered = cut.transpose(1, 4, 2, 5, 0, 3, 6)
                 found[group, line : line + step, ..., after:, :, :] = ordered[..., None, :, :]
         return torch.from_numpy(found.reshape(time * height * width, -1))
-
-
-__all__ = ["PatchProcessor"]

@@ -87,6 +87,3 @@ def refuse_left_out_steps(settings: Section) -> None:
             f"the image processor leaves out {', '.join(skipped)}; supported: all of "
             f"{', '.join(steps)}"
         )
-
-
-__all__ = ["Normalization", "mode_of", "pixels_of", "refuse_left_out_steps", "resized"]

@@ -177,6 +177,3 @@ def _joined(parts: list[Tensor]) -> Tensor:
         ]
         padded.append(F.pad(part, room) if any(room) else part)
     return torch.cat(padded)
-
-
-__all__ = ["BACKEND", "ImageProcessor", "collate"]

@@ -193,9 +193,3 @@ def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Re
     if spec.audio is not None:
         found["audio"] = SoundReader(directory, spec)
     return found
-
-
-__all__ = [
-    "FrameReader", "Inputs", "PictureReader", "Plan", "Reader", "Readers", "SoundReader",
-    "processor_of", "readers_of",
-]  # fmt: skip

@@ -80,6 +80,3 @@ class MediaRequests:
             peers, encoder.spec, encoder.dtype, encoder.hidden_size, last=not encoder.is_here
         )
         return lambda: apart.arrays(request, run)
-
-
-__all__ = ["MediaRequests"]

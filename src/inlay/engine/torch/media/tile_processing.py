@@ -86,6 +86,3 @@ def _fitted(size: tuple[int, int], room: tuple[int, int]) -> tuple[int, int]:
     if by_width < by_height:
         return max(1, min(math.floor(height * by_width), most_height)), most_width
     return most_height, max(1, min(math.floor(width * by_height), most_width))
-
-
-__all__ = ["TileProcessor"]

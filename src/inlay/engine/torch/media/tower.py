@@ -167,6 +167,3 @@ def as_rows(arrays: Arrays, *, atomic: bool = False) -> Rows:
 
 def _buffer(array: npt.NDArray[Any]) -> Buffer:
     return Buffer(array.view(np.uint8).data)
-
-
-__all__ = ["ROWS", "Arrays", "Tower", "as_rows"]

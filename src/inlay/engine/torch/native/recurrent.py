@@ -124,6 +124,3 @@ def delta_step() -> DeltaStep | None:
     """Return the kernel, compiled at the first call; None if not available."""
     library = load("recurrent")
     return None if library is None else DeltaStep(library)
-
-
-__all__ = ["DeltaRule", "DeltaStep", "delta_step"]

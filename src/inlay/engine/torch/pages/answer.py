@@ -57,6 +57,3 @@ class PageAnswer:
         """Return once nothing is written to it any more."""
         with self._lock:
             self._closed = True
-
-
-__all__ = ["PageAnswer"]

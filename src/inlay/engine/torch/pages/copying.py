@@ -280,6 +280,3 @@ def _finite(data: Tensor) -> Tensor:
     below = infinity | 1 << (8 * size - 1)
     signed = unsigned.view(f"i{size}")
     return torch.from_numpy((signed.max(axis=1) < infinity) & (unsigned.max(axis=1) < below))
-
-
-__all__ = ["HEADER_SIZE", "PageCopier", "RecordShape", "Sealer"]

@@ -275,6 +275,3 @@ class DiskPages:
             log.warning("the run of pages %s cannot be removed: %s", file.name, error.strerror)
             return False
         return True
-
-
-__all__ = ["MAX_RUN", "DiskPages"]

@@ -452,6 +452,3 @@ class PageExchange:
         """Call `question` with the pages after others' questions, one between two steps."""
         async with self._turn:
             return await self._core(lambda core: question(core.cached))
-
-
-__all__ = ["MAX_ASKED", "MAX_FETCHES", "PageExchange"]

@@ -181,6 +181,3 @@ class HostPages:
             group,
             self._uses,
         )
-
-
-__all__ = ["HostPages"]

@@ -82,6 +82,3 @@ class FetchPrice:
     def _computing(self, positions: int) -> float | None:
         rate = self._positions_per_second
         return None if rate is None else positions / rate
-
-
-__all__ = ["LEAST_SECONDS", "FetchPrice"]

@@ -56,6 +56,3 @@ class TierEvents:
             if events:
                 # Within the lock: what was recorded later must be told later.
                 self._tell(tuple(events))
-
-
-__all__ = ["TierEvents"]

@@ -102,6 +102,3 @@ class TokenChooser:
                 log.exception("sampling for request %s failed", span.sequence.request.id)
                 message = f"the next token could not be chosen: {type(error).__name__}"
                 chosen.failures[span] = EngineError(message)
-
-
-__all__ = ["ChosenTokens", "TokenChooser"]

@@ -183,6 +183,3 @@ class Constraints:
         allowed = np.zeros(self._vocab_size, dtype=np.bool_)
         allowed[: len(found)] = found
         return allowed
-
-
-__all__ = ["Constraints"]

@@ -273,14 +273,3 @@ def _prefix(order_RV: Tensor, weights_RV: Tensor, target_R: Tensor) -> Tensor:
     each_R = (weights_RV * equal_RV).amax(dim=-1)
     needed_R = (missing_R / each_R).ceil().clamp(min=1)
     return above_RV | (equal_RV & (equal_RV.cumsum(dim=-1) <= needed_R[:, None]))
-
-
-__all__ = [
-    "CDF_BLOCK",
-    "WIDTHS",
-    "TruncationParams",
-    "inverse_cdf",
-    "ranked",
-    "ranked_by_key",
-    "uniform",
-]

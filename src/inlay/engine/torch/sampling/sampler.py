@@ -335,6 +335,3 @@ class Sampler:
             if row in named:
                 ids_RC[place, : wanted[row]] = self._tensor(named[row], torch.int64)
         return own_R, ids_RC, logprobs_RV.gather(1, ids_RC)
-
-
-__all__ = ["SampledToken", "SampledTokens", "Sampler"]

@@ -93,6 +93,3 @@ def only(logits_SV: Tensor, ids: Mapping[int, int]) -> Tensor:
 def _ends_with(output: Run[int], length: int, run: tuple[int, ...]) -> bool:
     """Return True if the first `length` ids end with `run`."""
     return length >= len(run) and tuple(output[length - len(run) : length]) == run
-
-
-__all__ = ["Thinking", "Thoughts", "only"]

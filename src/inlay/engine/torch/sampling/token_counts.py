@@ -57,6 +57,3 @@ class TokenCounts:
     def counts(self) -> np.ndarray:
         """float32: count of each id in the output; 0 for ids of the prompt only."""
         return self._counts[: self._size]
-
-
-__all__ = ["TokenCounts"]

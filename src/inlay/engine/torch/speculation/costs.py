@@ -99,6 +99,3 @@ def _counted(keys: Iterable[int]) -> dict[int, int]:
     for key in keys:
         found[key] = found.get(key, 0) + 1
     return found
-
-
-__all__ = ["RISE", "StepCosts", "best_lengths"]

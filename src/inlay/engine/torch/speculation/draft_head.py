@@ -238,6 +238,3 @@ def refusal(method: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"--speculative-config: {method}: {reason}", param="speculative_config"
     )
-
-
-__all__ = ["DraftHead", "HeadDrafter", "check_served", "refusal"]

@@ -155,6 +155,3 @@ def check_draft_model(draft: CausalModel, served: CausalModel) -> None:
             "--speculative-config: the draft model takes images; use a model of text alone",
             param="speculative_config",
         )
-
-
-__all__ = ["DraftModel", "check_draft_model"]

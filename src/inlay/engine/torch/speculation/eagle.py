@@ -237,6 +237,3 @@ def _assign(head: EagleHead, tensors: Mapping[str, Tensor]) -> None:
                 METHOD, f"{name} is {tuple(shape)}; {tuple(place.shape)} goes with the model"
             )
     head.load_state_dict({name: tensors[name] for name in own}, assign=True)
-
-
-__all__ = ["METHOD", "EagleHead", "load_eagle"]

@@ -207,6 +207,3 @@ def _named(place: str, names: Mapping[str, str | None]) -> Callable[[str], str |
         return None if inside is None else inside + own.removeprefix(outside or "")
 
     return rename
-
-
-__all__ = ["METHOD", "NextTokenHead", "load_mtp"]

@@ -116,6 +116,3 @@ def _agreement(ids: NDArray[np.int64], place: int, end: int, most: int) -> int:
         if ids[place - back] != ids[end - back] or ids[place - back] < 0:
             return back - 1
     return min(most, place)
-
-
-__all__ = ["MAX_CANDIDATES", "History", "NgramDrafter", "lookup"]

@@ -207,6 +207,3 @@ class Speculator:
                 return
             rows += chunk.count
         self._costs.learn(rows, seconds)
-
-
-__all__ = ["AcceptedRun", "SpeculationCounts", "Speculator"]

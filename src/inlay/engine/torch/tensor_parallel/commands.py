@@ -57,5 +57,3 @@ def _unpacked(_: type, value: Any) -> Tensor:
 
 encode = msgspec.msgpack.Encoder(enc_hook=_packed).encode
 decode = msgspec.msgpack.Decoder[Command](Command, dec_hook=_unpacked).decode
-
-__all__ = ["Allocate", "Command", "Forward", "Logits", "Scrub", "decode", "encode"]

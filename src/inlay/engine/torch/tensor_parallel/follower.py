@@ -81,6 +81,3 @@ class _Follower:
         if self._allocated is None:
             raise EngineError("a rank has no pages yet")
         return self._allocated
-
-
-__all__ = ["follow"]

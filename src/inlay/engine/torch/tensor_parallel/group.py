@@ -113,6 +113,3 @@ class TensorParallelGroup:
         parts = [[torch.empty_like(part) for _ in range(self.size)]] if self.rank == 0 else []
         self._group.gather(parts, [part.contiguous()], options).wait()
         return torch.cat(parts[0], dim=-1) if parts else part
-
-
-__all__ = ["TensorParallelGroup"]

@@ -79,6 +79,3 @@ def _follower(settings: EngineSettings, rank: int, store: Path) -> Iterator[Conn
         if process.is_alive():
             process.kill()
             process.join()
-
-
-__all__ = ["load"]

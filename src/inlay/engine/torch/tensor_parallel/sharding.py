@@ -144,6 +144,3 @@ def _not_divided(path: str, module: nn.Module) -> InvalidRequestError:
 
 def _refused(reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"--tensor-parallel-size: {reason}", param="tensor_parallel_size")
-
-
-__all__ = ["GatheredLinear", "Summed", "is_divided", "shard"]

@@ -201,6 +201,3 @@ def dtype_of(name: str, config: dict[str, Any], device: torch.device) -> torch.d
         )
     dtype: torch.dtype = getattr(torch, chosen)
     return dtype
-
-
-__all__ = ["device_of", "dtype_of", "load", "parsed_config"]

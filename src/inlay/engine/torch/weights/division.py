@@ -72,6 +72,3 @@ def head_of(model: Any) -> Any:
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _EmbeddingStub()}
     return head
-
-
-__all__ = ["drop_tower_layers", "head_of", "split_tower"]

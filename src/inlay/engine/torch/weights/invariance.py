@@ -95,6 +95,3 @@ def make_invariant(
             return f"{path} is not computed by native kernels"
     body.rotary_emb = RotaryTable(cast("nn.Module", body.rotary_emb))
     return None
-
-
-__all__ = ["RotaryTable", "make_invariant"]

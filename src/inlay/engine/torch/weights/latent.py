@@ -144,6 +144,3 @@ def keep_latent(model: nn.Module, bank: LoraBank | None) -> None:
 def _latent_keys(latent: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
     """Return a key of both [1, 1, T, C + R], and `latent` [1, 1, T, C] as its value."""
     return torch.cat((latent, rotary), -1), latent
-
-
-__all__ = ["LatentWeights", "keep_latent"]

@@ -197,14 +197,3 @@ def packs(dtype: torch.dtype) -> bool:
         _logger.warning("packed linears are not available in %s: %s", dtype, error)
         return False
     return True
-
-
-__all__ = [
-    "TOLERANCE",
-    "LinearMethod",
-    "PackedLinear",
-    "PlainLinear",
-    "QuantisedLinear",
-    "differ",
-    "packs",
-]

@@ -84,6 +84,3 @@ def log_progress(directory: Path) -> Iterator[None]:
         yield
     finally:
         set_tqdm_hook(before)
-
-
-__all__ = ["SECONDS", "Progress", "log_progress"]

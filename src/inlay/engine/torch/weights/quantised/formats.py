@@ -325,6 +325,3 @@ def _placed(
         codes = codes ^ 128
     codes = codes if order is None else codes[:, order]
     return Codes(kind, codes, scales, zeros, group, order)
-
-
-__all__ = ["Codes", "Found", "find"]

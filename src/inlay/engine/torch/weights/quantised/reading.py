@@ -138,6 +138,3 @@ def dequantise(model: nn.Module, where: Callable[[nn.Module], bool] = lambda mod
             if isinstance(weight, KeptWeight):
                 dense = weight.quantised.dense().to(weight.dtype)
                 setattr(module, name, nn.Parameter(dense, requires_grad=False))
-
-
-__all__ = ["KeptWeights", "check_has_scales", "dequantise", "quantised_weights"]

@@ -134,6 +134,3 @@ def _group(quantised: dict[str, Any], default: object) -> int:
 
 def _refused(said: str) -> InvalidRequestError:
     return InvalidRequestError(f"the checkpoint is quantised ({said}); {_SERVED}")
-
-
-__all__ = ["Block", "Method", "Scheme", "scheme_of"]

@@ -202,6 +202,3 @@ class KeptWeight(nn.Parameter):
         found = KeptWeight(kept, requires_grad=False)
         found.quantised = quantised
         return found
-
-
-__all__ = ["KeptWeight", "Kind", "QuantisedWeight"]
