@@ -362,7 +362,7 @@ def test_two_options_of_one_name_are_refused_where_they_are_declared() -> None:
 def test_help_names_every_option_and_every_option_has_a_description(command: Command) -> None:
     text = usage(command)
     for option in command.options.by_name.values():
-        assert option.field.description
+        assert option.description
         assert option.flag in text or f"--[no-]{option.key}" in text
     assert max(map(len, text.splitlines())) <= 110
 

@@ -53,7 +53,7 @@ def _choices(option: Option) -> Sequence[str]:
 
 def _flags(command: Command) -> Iterator[_Flag]:
     for option in command.options.flags:
-        said = _first_sentence(option.field.description or "")
+        said = _first_sentence(option.description)
         if option.kind == "switch":
             yield _Flag(f"--{option.key}", said)
             yield _Flag(f"--no-{option.key}", f"Not: {said}")

@@ -1,7 +1,8 @@
 """Options: fields of a settings class as flags, environment variables and keys of a file.
 
 A settings class is a pydantic model. Its fields are values, or sections: models of the rooms a
-command joins, whose fields become options of the command itself. One field is one option:
+command joins, whose fields become options of the command itself. One field is one option, described
+by the docstring below it:
 
     max_num_seqs: int        --max-num-seqs N          INLAY_MAX_NUM_SEQS        max-num-seqs: N
                              (also --max_num_seqs; N may be 8k or 8K)
@@ -9,11 +10,15 @@ command joins, whose fields become options of the command itself. One field is o
     api_key: list[str]       --api-key A B, or repeated; separated by spaces in the environment
 """
 
+import ast
+import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, SecretStr
@@ -38,6 +43,25 @@ def _word(element: Any) -> str:
     return _METAVARS.get(_bare(element), "FILE")
 
 
+@cache
+def _descriptions(settings: type[BaseModel]) -> dict[str, str]:
+    """Docstrings below the fields of a settings class and its bases, by field.
+
+    pydantic's `use_attribute_docstrings` would read them at each start of a command.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(settings.mro()[: settings.mro().index(BaseModel)]):
+        (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for field, said in pairwise(typing.cast("ast.ClassDef", parsed).body):
+            match field, said:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = " ".join(text.split())
+    return found
+
+
 _SHORT = {"output_format": "o"}
 """One-letter flags by field, the same in all commands."""
 
@@ -51,7 +75,8 @@ class Option:
         section: the settings class's attribute that holds the field's model, or None for a field of
             its own.
         title: heading under which it is listed.
-        field: where type, default, bounds and description come from.
+        field: where type, default and bounds come from.
+        settings: class whose field it is.
         positional: given by its place instead of a flag.
         short: one-letter flag, or None.
     """
@@ -60,6 +85,7 @@ class Option:
     section: str | None
     title: str
     field: FieldInfo
+    settings: type[BaseModel]
     positional: bool = False
     short: str | None = None
 
@@ -92,6 +118,11 @@ class Option:
     def element(self) -> Any:
         """The type of one value: of a list's elements, or the type itself."""
         return _bare(typing.get_args(self.type)[0] if self.kind == "list" else self.type)
+
+    @property
+    def description(self) -> str:
+        """One sentence or more."""
+        return _descriptions(self.settings).get(self.name, "")
 
     @property
     def takes_integers(self) -> bool:
@@ -184,17 +215,18 @@ class Options:
         """
         found: dict[str, Option] = {}
 
-        def add(name: str, section: str | None, title: str, field: FieldInfo) -> None:
+        def add(name: str, section: str | None, title: str, owner: type[BaseModel]) -> None:
             if name in found:
                 raise ValueError(f"{settings.__name__} has two options named {name!r}")
-            found[name] = Option(name, section, title, field, name in positional, _SHORT.get(name))
+            field, place = owner.model_fields[name], name in positional
+            found[name] = Option(name, section, title, field, owner, place, _SHORT.get(name))
 
         for name, field in settings.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                for inner, inner_field in field.annotation.model_fields.items():
-                    add(inner, name, field.title or name.capitalize(), inner_field)
+                for inner in field.annotation.model_fields:
+                    add(inner, name, field.title or name.capitalize(), field.annotation)
             else:
-                add(name, None, field.title or "Options", field)
+                add(name, None, field.title or "Options", settings)
         unknown = sorted({*positional} - set(found))
         if unknown:
             raise ValueError(f"{settings.__name__} has no field {unknown[0]!r}")

@@ -94,6 +94,6 @@ def _table(options: list[Option]) -> Iterator[str]:
         short = f"`-{option.short}` " if option.short else ""
         default = "required" if option.field.is_required() else (option.default or "")
         bounds = f" {option.bounds[:1].upper()}{option.bounds[1:]}." if option.bounds else ""
-        said = f"{option.field.description or ''}{bounds}"
+        said = f"{option.description}{bounds}"
         yield f"| {short}`{words}` | `{option.variable}` | {default} | {said} |"
     yield ""

@@ -13,12 +13,6 @@ from inlay.telemetry import TelemetrySettings
 from inlay.transport.embeds_cache import KEPT_BYTES
 from inlay.transport.nats.settings import NatsSettings
 
-_DEPLOY = (
-    "Deployment of the stages of a pipeline, where the model is a graph, GRAPH.yaml: engine, "
-    "workers, device and the like of each stage."
-)
-_MODEL = Field(description="Directory of the model, or its name on the hub.")
-
 
 class ServeSettings(BaseModel):
     """`inlay serve`: one engine, or those of a pipeline, and the HTTP in front of it."""
@@ -26,7 +20,9 @@ class ServeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
-    deploy: Path | None = Field(default=None, title="Model and engine", description=_DEPLOY)
+    deploy: Path | None = Field(default=None, title="Model and engine")
+    """Deployment of the stages of a pipeline, where the model is a graph, GRAPH.yaml: engine,
+    workers, device and the like of each stage."""
     frontend: FrontendSettings = Field(title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: StoreSettings = Field(default_factory=StoreSettings, title="Stored embeddings")
@@ -38,31 +34,21 @@ class NatsServerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    host: str = Field(
-        default="127.0.0.1", description="Address to listen on; 0.0.0.0 for other machines."
-    )
-    port: int = Field(default=4222, ge=1, le=65535, description="Port to listen on.")
-    max_payload: int = Field(
-        default=15 * 1024 * 1024,
-        ge=64 * 1024,
-        le=64 * 1024 * 1024,
-        description="Bytes of a message at most. Prompts of any size go through any value.",
-    )
-    store_dir: Path | None = Field(
-        default=None,
-        description="Data directory of the server: cards, the namespace's secret, stored prompts. "
-        "$XDG_STATE_HOME/inlay/nats-PORT, or ~/.local/state in its place, unless set.",
-    )
-    credentials: bool | None = Field(
-        default=None,
-        description="Ask members for the key of nats_nkey_seed. Unless set, yes where other "
-        "machines can reach the server and the words after -- set up no access of their own.",
-    )
-    nats_nkey_seed: Path | None = Field(
-        default=None,
-        description="File of the nkey seed that members log in with, made when there is none; "
-        "members.nk in the store directory unless set.",
-    )
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for other machines."""
+    port: int = Field(default=4222, ge=1, le=65535)
+    """Port to listen on."""
+    max_payload: int = Field(default=15 * 1024 * 1024, ge=64 * 1024, le=64 * 1024 * 1024)
+    """Bytes of a message at most. Prompts of any size go through any value."""
+    store_dir: Path | None = None
+    """Data directory of the server: cards, the namespace's secret, stored prompts.
+    $XDG_STATE_HOME/inlay/nats-PORT, or ~/.local/state in its place, unless set."""
+    credentials: bool | None = None
+    """Ask members for the key of nats_nkey_seed. Unless set, yes where other machines can reach the
+    server and the words after -- set up no access of their own."""
+    nats_nkey_seed: Path | None = None
+    """File of the nkey seed that members log in with, made when there is none; members.nk in the
+    store directory unless set."""
 
 
 class WorkerSettings(BaseModel):
@@ -71,83 +57,46 @@ class WorkerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
-    stage: str | None = Field(
-        default=None,
-        title="Model and engine",
-        description="Stage of the pipeline that the worker is, where the model is a graph, "
-        "GRAPH.yaml.",
-    )
-    deploy: Path | None = Field(default=None, title="Model and engine", description=_DEPLOY)
-    enable_prompt_embeds: bool = Field(
-        default=False,
-        title="Model and engine",
-        description="Accept embeddings as prompts; frontends follow the setting of each worker.",
-    )
+    stage: str | None = Field(default=None, title="Model and engine")
+    """Stage of the pipeline that the worker is, where the model is a graph, GRAPH.yaml."""
+    deploy: Path | None = Field(default=None, title="Model and engine")
+    """Deployment of the stages of a pipeline, where the model is a graph, GRAPH.yaml: engine,
+    workers, device and the like of each stage."""
+    enable_prompt_embeds: bool = Field(default=False, title="Model and engine")
+    """Accept embeddings as prompts; frontends follow the setting of each worker."""
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
-    drain_timeout: float = Field(
-        default=30.0,
-        ge=0,
-        title="Fleet",
-        description="Seconds that running requests may take to end after the first signal; the "
-        "rest continue at other workers.",
-    )
-    health_process_timeout: float = Field(
-        default=20.0,
-        gt=0,
-        title="Fleet",
-        description="Seconds after which an engine's process that answers nothing is ended and "
-        "started again; time in which the whole machine stood still does not count.",
-    )
-    secret_file: Path | None = Field(
-        default=None,
-        title="Fleet",
-        description="File of the namespace's 32-byte secret, the same for all; one made and kept "
-        "in NATS unless set.",
-    )
-    prompt_store_memory_bytes: int = Field(
-        default=KEPT_BYTES,
-        ge=0,
-        title="Fleet",
-        description="Memory for the rows of stored prompts that were used here, so that their next "
-        "use moves none; for each engine. 0 keeps none.",
-    )
-    transport_host: str | None = Field(
-        default=None,
-        title="Fleet",
-        description="Name or IP address at which frontends reach this machine; that of its way to "
-        "NATS unless set.",
-    )
-    transport_bind: str | None = Field(
-        default=None,
-        title="Fleet",
-        description="Address to listen on for frontends, such as 0.0.0.0; --transport-host unless "
-        "set.",
-    )
-    transport_port: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        title="Fleet",
-        description="TCP port for frontends, of the first engine; further engines take the next "
-        "ports. 0: any free one.",
-    )
-    transport_dial: bool = Field(
-        default=False,
-        title="Fleet",
-        description="Connect to the frontends, as behind NAT, where they cannot connect here. They "
-        "need --transport-host.",
-    )
+    drain_timeout: float = Field(default=30.0, ge=0, title="Fleet")
+    """Seconds that running requests may take to end after the first signal; the rest continue at
+    other workers."""
+    health_process_timeout: float = Field(default=20.0, gt=0, title="Fleet")
+    """Seconds after which an engine's process that answers nothing is ended and started again; time
+    in which the whole machine stood still does not count."""
+    secret_file: Path | None = Field(default=None, title="Fleet")
+    """File of the namespace's 32-byte secret, the same for all; one made and kept in NATS unless
+    set."""
+    prompt_store_memory_bytes: int = Field(default=KEPT_BYTES, ge=0, title="Fleet")
+    """Memory for the rows of stored prompts that were used here, so that their next use moves none;
+    for each engine. 0 keeps none."""
+    transport_host: str | None = Field(default=None, title="Fleet")
+    """Name or IP address at which frontends reach this machine; that of its way to NATS unless
+    set."""
+    transport_bind: str | None = Field(default=None, title="Fleet")
+    """Address to listen on for frontends, such as 0.0.0.0; --transport-host unless set."""
+    transport_port: int = Field(default=0, ge=0, le=65535, title="Fleet")
+    """TCP port for frontends, of the first engine; further engines take the next ports. 0: any free
+    one."""
+    transport_dial: bool = Field(default=False, title="Fleet")
+    """Connect to the frontends, as behind NAT, where they cannot connect here. They need
+    --transport-host."""
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
 class FleetHttpSettings(FrontendSettings):
     """The HTTP side of a fleet's frontend."""
 
-    enable_prompt_embeds: bool = Field(
-        default=True,
-        description="Accept embeddings as prompts for the models whose workers do (inlay worker "
-        "--enable-prompt-embeds).",
-    )
+    enable_prompt_embeds: bool = True
+    """Accept embeddings as prompts for the models whose workers do (inlay worker
+    --enable-prompt-embeds)."""
 
 
 class FleetFrontendSettings(BaseModel):
@@ -159,24 +108,13 @@ class FleetFrontendSettings(BaseModel):
     frontend: FleetHttpSettings = Field(default_factory=FleetHttpSettings, title="HTTP")
     router: RouterSettings = Field(default_factory=RouterSettings, title="Routing")
     store: FleetStoreSettings = Field(default_factory=FleetStoreSettings, title="Stored embeddings")
-    transport_host: str | None = Field(
-        default=None,
-        title="Fleet",
-        description="Name or IP address at which workers with --transport-dial reach this machine; "
-        "such workers are not used unless set.",
-    )
-    transport_bind: str | None = Field(
-        default=None,
-        title="Fleet",
-        description="Address to listen on for such workers; --transport-host unless set.",
-    )
-    transport_port: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        title="Fleet",
-        description="TCP port for such workers. 0: any free one.",
-    )
+    transport_host: str | None = Field(default=None, title="Fleet")
+    """Name or IP address at which workers with --transport-dial reach this machine; such workers
+    are not used unless set."""
+    transport_bind: str | None = Field(default=None, title="Fleet")
+    """Address to listen on for such workers; --transport-host unless set."""
+    transport_port: int = Field(default=0, ge=0, le=65535, title="Fleet")
+    """TCP port for such workers. 0: any free one."""
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
@@ -186,12 +124,14 @@ class StatusSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
-    watch: bool = Field(default=False, description="Show it repeatedly, until Ctrl-C.")
-    interval: float = Field(default=1.0, ge=0.1, description="Seconds between two tables.")
-    output_json: bool = Field(default=False, description="The same as --output-format json.")
-    output_format: Literal["text", "json"] = Field(
-        default="text", description="Print a table, or JSON, one line each time."
-    )
+    watch: bool = False
+    """Show it repeatedly, until Ctrl-C."""
+    interval: float = Field(default=1.0, ge=0.1)
+    """Seconds between two tables."""
+    output_json: bool = False
+    """The same as --output-format json."""
+    output_format: Literal["text", "json"] = "text"
+    """Print a table, or JSON, one line each time."""
 
 
 class DoctorSettings(BaseModel):
@@ -200,22 +140,18 @@ class DoctorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
-    reach: list[str] = Field(
-        default=[], description="Connect to these, HOST:PORT: workers, frontends, a collector."
-    )
-    free_ports: list[int] = Field(
-        default=[], description="Ports that a server is to listen on here, and that must be free."
-    )
-    ssl_certfile: Path | None = Field(
-        default=None, description="Certificate chain of HTTPS to check, PEM."
-    )
-    ssl_keyfile: Path | None = Field(
-        default=None, description="Its private key; in the certificate's file unless set."
-    )
-    output_json: bool = Field(default=False, description="The same as --output-format json.")
-    output_format: Literal["text", "json"] = Field(
-        default="text", description="Print a list for people, or JSON."
-    )
+    reach: list[str] = []
+    """Connect to these, HOST:PORT: workers, frontends, a collector."""
+    free_ports: list[int] = []
+    """Ports that a server is to listen on here, and that must be free."""
+    ssl_certfile: Path | None = None
+    """Certificate chain of HTTPS to check, PEM."""
+    ssl_keyfile: Path | None = None
+    """Its private key; in the certificate's file unless set."""
+    output_json: bool = False
+    """The same as --output-format json."""
+    output_format: Literal["text", "json"] = "text"
+    """Print a list for people, or JSON."""
 
 
 class DemoSettings(BaseModel):
@@ -223,28 +159,19 @@ class DemoSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Port to listen on; 0 takes a free one. 8000 or, where that is taken, a free "
-        "one unless set.",
-    )
-    images: bool = Field(
-        default=False,
-        description="Serve a model that reads pictures of digits instead, and show images, image "
-        "embeddings and prompt embeddings in its chats.",
-    )
-    draw: bool = Field(
-        default=False,
-        description="Serve a pipeline of two models instead, which answers a question and draws "
-        "the answer. Needs diffusers.",
-    )
-    keep_serving: bool = Field(
-        default=True,
-        description="Keep serving after the demonstration until Ctrl-C, instead of exiting.",
-    )
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int | None = Field(default=None, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one. 8000 or, where that is taken, a free one unless
+    set."""
+    images: bool = False
+    """Serve a model that reads pictures of digits instead, and show images, image embeddings and
+    prompt embeddings in its chats."""
+    draw: bool = False
+    """Serve a pipeline of two models instead, which answers a question and draws the answer. Needs
+    diffusers."""
+    keep_serving: bool = True
+    """Keep serving after the demonstration until Ctrl-C, instead of exiting."""
 
 
 class EncodeSettings(BaseModel):
@@ -252,57 +179,34 @@ class EncodeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    model: str | None = Field(
-        default=None,
-        description="Directory of the model, or its name on the hub; with url, its name there.",
-    )
-    image: Path | None = Field(
-        default=None,
-        description="Image to encode, by a server (url) or by the model's own encoder here, which "
-        "needs torch. Its grid, where it has one, is in the safetensors file.",
-    )
-    audio: Path | None = Field(
-        default=None, description="Audio to encode, WAV, FLAC or MP3, as image."
-    )
-    detail: Literal["auto", "low", "high"] | None = Field(
-        default=None, description="Detail of the image; low takes fewer positions."
-    )
-    url: str | None = Field(
-        default=None,
-        description="Base URL of the server that encodes it, as OpenAI clients take it.",
-    )
-    api_key: SecretStr | None = Field(default=None, description="Key to ask that server with.")
-    text: str | None = Field(
-        default=None,
-        description="Text to encode; standard input is read when neither this nor messages is "
-        "given.",
-    )
-    messages: Path | None = Field(
-        default=None,
-        description="JSON file of chat messages, - for standard input; the model's chat template "
-        "is applied.",
-    )
-    format: Literal["safetensors", "torch", "npy"] = Field(
-        default="safetensors",
-        description="Container. torch is read by vLLM as well; npy knows no bfloat16 and carries "
-        "no table id.",
-    )
-    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = Field(
-        default="auto",
-        description="Write the same values in another dtype that holds them, as npy needs for a "
-        "bfloat16 model; auto is the table's own.",
-    )
-    base64: bool = Field(
-        default=False, description="Write base64 text, as prompt_embeds takes it, instead of bytes."
-    )
-    output: Path | None = Field(
-        default=None, description="File to write; standard output unless set."
-    )
-    output_format: Literal["text", "json"] = Field(
-        default="text",
-        description="Say what was written as text, or as JSON on standard output; JSON needs "
-        "--output.",
-    )
+    model: str | None = None
+    """Directory of the model, or its name on the hub; with url, its name there."""
+    image: Path | None = None
+    """Image to encode, by a server (url) or by the model's own encoder here, which needs torch. Its
+    grid, where it has one, is in the safetensors file."""
+    audio: Path | None = None
+    """Audio to encode, WAV, FLAC or MP3, as image."""
+    detail: Literal["auto", "low", "high"] | None = None
+    """Detail of the image; low takes fewer positions."""
+    url: str | None = None
+    """Base URL of the server that encodes it, as OpenAI clients take it."""
+    api_key: SecretStr | None = None
+    """Key to ask that server with."""
+    text: str | None = None
+    """Text to encode; standard input is read when neither this nor messages is given."""
+    messages: Path | None = None
+    """JSON file of chat messages, - for standard input; the model's chat template is applied."""
+    format: Literal["safetensors", "torch", "npy"] = "safetensors"
+    """Container. torch is read by vLLM as well; npy knows no bfloat16 and carries no table id."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = "auto"
+    """Write the same values in another dtype that holds them, as npy needs for a bfloat16 model;
+    auto is the table's own."""
+    base64: bool = False
+    """Write base64 text, as prompt_embeds takes it, instead of bytes."""
+    output: Path | None = None
+    """File to write; standard output unless set."""
+    output_format: Literal["text", "json"] = "text"
+    """Say what was written as text, or as JSON on standard output; JSON needs --output."""
 
 
 class InspectSettings(BaseModel):
@@ -310,16 +214,14 @@ class InspectSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    file: Path = Field(description="File of embeddings, bytes or base64; - is standard input.")
-    model: str | None = Field(
-        default=None,
-        description="Directory of the model, or its name on the hub. With it the nearest tokens "
-        "are shown.",
-    )
-    top: int = Field(default=1, ge=1, le=100, description="Nearest tokens shown for each row.")
-    output_format: Literal["text", "json"] = Field(
-        default="text", description="Print a table, or JSON: a list with an object for each prompt."
-    )
+    file: Path
+    """File of embeddings, bytes or base64; - is standard input."""
+    model: str | None = None
+    """Directory of the model, or its name on the hub. With it the nearest tokens are shown."""
+    top: int = Field(default=1, ge=1, le=100)
+    """Nearest tokens shown for each row."""
+    output_format: Literal["text", "json"] = "text"
+    """Print a table, or JSON: a list with an object for each prompt."""
 
 
 class UploadSettings(BaseModel):
@@ -327,21 +229,17 @@ class UploadSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    file: Path = Field(
-        description="File of embeddings, bytes or base64, or an image; - is standard input."
-    )
-    url: str = Field(
-        default="http://127.0.0.1:8000/v1",
-        description="Base URL of the server, as OpenAI clients take it.",
-    )
-    api_key: SecretStr | None = Field(
-        default=None, description="Key to ask with; what is uploaded is found with this key alone."
-    )
-    model: str | None = Field(
-        default=None, description="Check the embeddings against this model at once."
-    )
-    pin: bool = Field(default=False, description="Keep them until they are unpinned or deleted.")
-    output_json: bool = Field(default=False, description="The same as --output-format json.")
-    output_format: Literal["text", "json"] = Field(
-        default="text", description="Print the id, or all the server says as JSON."
-    )
+    file: Path
+    """File of embeddings, bytes or base64, or an image; - is standard input."""
+    url: str = "http://127.0.0.1:8000/v1"
+    """Base URL of the server, as OpenAI clients take it."""
+    api_key: SecretStr | None = None
+    """Key to ask with; what is uploaded is found with this key alone."""
+    model: str | None = None
+    """Check the embeddings against this model at once."""
+    pin: bool = False
+    """Keep them until they are unpinned or deleted."""
+    output_json: bool = False
+    """The same as --output-format json."""
+    output_format: Literal["text", "json"] = "text"
+    """Print the id, or all the server says as JSON."""

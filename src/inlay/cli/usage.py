@@ -71,7 +71,7 @@ def _words(option: Option) -> str:
 
 
 def _description(option: Option) -> str:
-    said = option.field.description or ""
+    said = option.description
     notes = [
         note for note in (option.bounds, option.default and f"default {option.default}") if note
     ]

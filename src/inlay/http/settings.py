@@ -49,134 +49,79 @@ class FrontendSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(
-        default=8000, ge=0, le=65535, description="Port to listen on; 0 for a free port."
-    )
-    api_key: list[SecretStr] = Field(
-        default=[],
-        description="API keys; without any, and without a key file, no key is required. Other "
-        "users of the machine can read flags: prefer the variable or the file.",
-    )
-    admin_api_key: list[SecretStr] = Field(
-        default=[], description="Keys that may also use the admin routes."
-    )
-    api_key_file: Path | None = Field(
-        default=None,
-        description="YAML or JSON file of keys with names, rates and rights; reloaded when it "
-        "changes and on SIGHUP.",
-    )
-    enable_prompt_embeds: bool = Field(default=False, description="Accept embeddings as prompts.")
-    max_prompt_embeds_bytes: Annotated[int, Field(ge=100)] | Literal["auto"] = Field(
-        default=10 * MIB,
-        description="Maximum bytes of one tensor file, decoded; at least 100. auto is the size "
-        "of the model's whole context in its dtype.",
-    )
-    max_prompt_embeds_parts: int = Field(
-        default=128, ge=1, description="Maximum embeddings in one request, references included."
-    )
-    max_request_embeds_bytes: int = Field(
-        default=64 * MIB,
-        ge=100,
-        description="Maximum bytes of all embeddings of one request, decoded.",
-    )
-    allowed_media_domains: list[str] = Field(
-        default=[],
-        description="Hosts that images may be fetched from, exactly; any public host unless set.",
-    )
-    allowed_media_networks: list[Network] = Field(
-        default=[],
-        description="Networks beside the public internet that images may be fetched from, such "
-        "as 10.1.0.0/16.",
-    )
-    allowed_local_media_path: Path | None = Field(
-        default=None,
-        description="Directory below which file: URLs of images are read; none by default.",
-    )
-    max_media_bytes: int = Field(
-        default=32 * MIB, ge=1024, description="Maximum bytes of one image file."
-    )
-    media_timeout: float = Field(
-        default=10.0, gt=0, description="Maximum seconds to fetch one image."
-    )
-    max_media_fetches: int = Field(
-        default=128,
-        ge=1,
-        description="Maximum images that are fetched at a time. One client may have as many open "
-        "as remain free, so that there is always a place for the next.",
-    )
-    max_body_bytes: int = Field(
-        default=64 * MIB, ge=1024, description="Maximum bytes of a request body."
-    )
-    max_json_bytes: int = Field(
-        default=16 * MIB,
-        ge=1024,
-        description="Maximum bytes of JSON in a request body, without tensor data in base64 "
-        "strings of 64 KB or more. Parsing blocks other requests, 5 to 15 ms for each MiB.",
-    )
-    max_inflight_bytes: int = Field(
-        default=256 * MIB,
-        ge=MIB,
-        description="Maximum bytes of bodies and their decoded data, held at a time.",
-    )
-    max_inflight_requests: int = Field(default=1024, ge=1, description="Maximum running requests.")
-    max_client_bytes: int | None = Field(
-        default=None,
-        ge=1,
-        description="Maximum bytes of one client (a key, or an IP address without keys) within "
-        "max_inflight_bytes; half of it, or the largest request, unless set.",
-    )
-    max_client_requests: int | None = Field(
-        default=None,
-        ge=1,
-        description="Maximum running requests of one client; by default half of all.",
-    )
-    max_client_rate: float | None = Field(
-        default=None,
-        gt=0,
-        description="Maximum requests of one client in a minute; unlimited unless set. A key file "
-        "may set it for each key.",
-    )
-    body_timeout: float = Field(
-        default=30.0, gt=0, description="Maximum seconds without a byte of a body arriving."
-    )
-    request_timeout: float | None = Field(
-        default=None,
-        gt=0,
-        description="Maximum seconds of a request in all; unlimited unless set. A client may set "
-        "less with the header X-Request-Timeout.",
-    )
-    asleep_requests: Literal["reject", "wait"] = Field(
-        default="reject",
-        description="Requests for a model that is asleep: reject them with 503, or let them wait "
-        "until it is awake.",
-    )
-    drain_timeout: float = Field(
-        default=5.0, ge=0, description="Seconds for open requests to end after SIGTERM or Ctrl-C."
-    )
-    max_choices: int = Field(
-        default=128, ge=1, description="Maximum choices of one request, over all its prompts."
-    )
-    max_embedding_inputs: int = Field(
-        default=2048,
-        ge=1,
-        description="Maximum texts, or pairs of texts, to embed or score in one request.",
-    )
-    embedding_cache_bytes: int = Field(
-        default=0,
-        ge=0,
-        description="Bytes of the cache of embeddings for repeated texts; 0 disables it. Equal "
-        "texts in running requests are always computed once.",
-    )
-    scheduling_policy: Literal["fcfs", "priority"] = Field(
-        default="fcfs",
-        description="Scheduling: first come, first served, or by the priority in requests. Every "
-        "client may set one, so use it only for clients that trust each other.",
-    )
-    chat_template: str | None = Field(
-        default=None,
-        description="Chat template instead of the model's own: a file, or the template itself.",
-    )
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 for a free port."""
+    api_key: list[SecretStr] = []
+    """API keys; without any, and without a key file, no key is required. Other users of the machine
+    can read flags: prefer the variable or the file."""
+    admin_api_key: list[SecretStr] = []
+    """Keys that may also use the admin routes."""
+    api_key_file: Path | None = None
+    """YAML or JSON file of keys with names, rates and rights; reloaded when it changes and on
+    SIGHUP."""
+    enable_prompt_embeds: bool = False
+    """Accept embeddings as prompts."""
+    max_prompt_embeds_bytes: Annotated[int, Field(ge=100)] | Literal["auto"] = 10 * MIB
+    """Maximum bytes of one tensor file, decoded; at least 100. auto is the size of the model's
+    whole context in its dtype."""
+    max_prompt_embeds_parts: int = Field(default=128, ge=1)
+    """Maximum embeddings in one request, references included."""
+    max_request_embeds_bytes: int = Field(default=64 * MIB, ge=100)
+    """Maximum bytes of all embeddings of one request, decoded."""
+    allowed_media_domains: list[str] = []
+    """Hosts that images may be fetched from, exactly; any public host unless set."""
+    allowed_media_networks: list[Network] = []
+    """Networks beside the public internet that images may be fetched from, such as 10.1.0.0/16."""
+    allowed_local_media_path: Path | None = None
+    """Directory below which file: URLs of images are read; none by default."""
+    max_media_bytes: int = Field(default=32 * MIB, ge=1024)
+    """Maximum bytes of one image file."""
+    media_timeout: float = Field(default=10.0, gt=0)
+    """Maximum seconds to fetch one image."""
+    max_media_fetches: int = Field(default=128, ge=1)
+    """Maximum images that are fetched at a time. One client may have as many open as remain free,
+    so that there is always a place for the next."""
+    max_body_bytes: int = Field(default=64 * MIB, ge=1024)
+    """Maximum bytes of a request body."""
+    max_json_bytes: int = Field(default=16 * MIB, ge=1024)
+    """Maximum bytes of JSON in a request body, without tensor data in base64 strings of 64 KB or
+    more. Parsing blocks other requests, 5 to 15 ms for each MiB."""
+    max_inflight_bytes: int = Field(default=256 * MIB, ge=MIB)
+    """Maximum bytes of bodies and their decoded data, held at a time."""
+    max_inflight_requests: int = Field(default=1024, ge=1)
+    """Maximum running requests."""
+    max_client_bytes: int | None = Field(default=None, ge=1)
+    """Maximum bytes of one client (a key, or an IP address without keys) within max_inflight_bytes;
+    half of it, or the largest request, unless set."""
+    max_client_requests: int | None = Field(default=None, ge=1)
+    """Maximum running requests of one client; by default half of all."""
+    max_client_rate: float | None = Field(default=None, gt=0)
+    """Maximum requests of one client in a minute; unlimited unless set. A key file may set it for
+    each key."""
+    body_timeout: float = Field(default=30.0, gt=0)
+    """Maximum seconds without a byte of a body arriving."""
+    request_timeout: float | None = Field(default=None, gt=0)
+    """Maximum seconds of a request in all; unlimited unless set. A client may set less with the
+    header X-Request-Timeout."""
+    asleep_requests: Literal["reject", "wait"] = "reject"
+    """Requests for a model that is asleep: reject them with 503, or let them wait until it is
+    awake."""
+    drain_timeout: float = Field(default=5.0, ge=0)
+    """Seconds for open requests to end after SIGTERM or Ctrl-C."""
+    max_choices: int = Field(default=128, ge=1)
+    """Maximum choices of one request, over all its prompts."""
+    max_embedding_inputs: int = Field(default=2048, ge=1)
+    """Maximum texts, or pairs of texts, to embed or score in one request."""
+    embedding_cache_bytes: int = Field(default=0, ge=0)
+    """Bytes of the cache of embeddings for repeated texts; 0 disables it. Equal texts in running
+    requests are always computed once."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Scheduling: first come, first served, or by the priority in requests. Every client may set
+    one, so use it only for clients that trust each other."""
+    chat_template: str | None = None
+    """Chat template instead of the model's own: a file, or the template itself."""
     tool_call_parser: Literal[
         "auto",
         "none",
@@ -187,74 +132,44 @@ class FrontendSettings(BaseModel):
         "deepseek_v31",
         "qwen3_coder",
         "openai",
-    ] = Field(
-        default=AUTO,
-        description="Format of the model's tool calls; auto detects it in the chat template.",
-    )
-    enable_auto_tool_choice: bool = Field(
-        default=True,
-        description="Let the model decide to call tools; needs a known format of tool calls.",
-    )
+    ] = AUTO
+    """Format of the model's tool calls; auto detects it in the chat template."""
+    enable_auto_tool_choice: bool = True
+    """Let the model decide to call tools; needs a known format of tool calls."""
     reasoning_parser: Literal[
         "auto", "none", "deepseek_r1", "deepseek_v3", "qwen3", "mistral", "openai_gptoss"
-    ] = Field(
-        default=AUTO,
-        description="Format of the model's reasoning, which is separated from the answer; auto "
-        "detects it in the chat template.",
-    )
-    share_prefix_cache: bool = Field(
-        default=False,
-        description="Share cached prefixes among API keys. By default each key has its own: a "
-        "shared cache would reveal to one client what another has sent.",
-    )
-    admin_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Port on which admin routes need no key; 0 for a free port. Off by default.",
-    )
-    admin_host: str = Field(default="127.0.0.1", description="Address the admin port listens on.")
-    metrics_public: bool = Field(
-        default=True,
-        description="Show /metrics and /load to everyone; otherwise they are admin routes.",
-    )
-    enable_tokenizer_info_endpoint: bool = Field(
-        default=False,
-        description="Show /tokenizer_info, which has the chat template, to clients; otherwise it "
-        "is an admin route.",
-    )
-    enable_embedding_lookup: bool = Field(
-        default=False,
-        description="Make embeddings of texts, and show clients the tokens nearest to their own "
-        "uploads, as the page at / does. Both show the model's embedding table.",
-    )
-    log_requests: bool = Field(
-        default=True,
-        description="Log one line for each request: counts and times, never its text or answer.",
-    )
-    allowed_origins: list[Origin] = Field(
-        default=[],
-        description="Web origins whose pages may call the API; * for all; none by default.",
-    )
-    ssl_certfile: Path | None = Field(
-        default=None,
-        description="Certificate chain, PEM; enables HTTPS. Reloaded on SIGHUP.",
-    )
-    ssl_keyfile: Annotated[Path | None, AfterValidator(_with_certfile)] = Field(
-        default=None,
-        description="Private key of the certificate, PEM; by default in the certificate's file.",
-    )
-    ssl_ca_certs: Annotated[Path | None, AfterValidator(_with_certfile)] = Field(
-        default=None,
-        description="Certificates of the authorities that sign clients' certificates, PEM.",
-    )
-    ssl_cert_reqs: Annotated[int, AfterValidator(_with_certfile)] = Field(
-        default=0,
-        ge=0,
-        le=2,
-        description="Clients' certificates: 0 not requested, 1 optional, 2 required.",
-    )
-    root_path: str = Field(default="", description="Path prefix that a proxy in front removes.")
+    ] = AUTO
+    """Format of the model's reasoning, which is separated from the answer; auto detects it in the
+    chat template."""
+    share_prefix_cache: bool = False
+    """Share cached prefixes among API keys. By default each key has its own: a shared cache would
+    reveal to one client what another has sent."""
+    admin_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port on which admin routes need no key; 0 for a free port. Off by default."""
+    admin_host: str = "127.0.0.1"
+    """Address the admin port listens on."""
+    metrics_public: bool = True
+    """Show /metrics and /load to everyone; otherwise they are admin routes."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Show /tokenizer_info, which has the chat template, to clients; otherwise it is an admin
+    route."""
+    enable_embedding_lookup: bool = False
+    """Make embeddings of texts, and show clients the tokens nearest to their own uploads, as the
+    page at / does. Both show the model's embedding table."""
+    log_requests: bool = True
+    """Log one line for each request: counts and times, never its text or answer."""
+    allowed_origins: list[Origin] = []
+    """Web origins whose pages may call the API; * for all; none by default."""
+    ssl_certfile: Path | None = None
+    """Certificate chain, PEM; enables HTTPS. Reloaded on SIGHUP."""
+    ssl_keyfile: Annotated[Path | None, AfterValidator(_with_certfile)] = None
+    """Private key of the certificate, PEM; by default in the certificate's file."""
+    ssl_ca_certs: Annotated[Path | None, AfterValidator(_with_certfile)] = None
+    """Certificates of the authorities that sign clients' certificates, PEM."""
+    ssl_cert_reqs: Annotated[int, AfterValidator(_with_certfile)] = Field(default=0, ge=0, le=2)
+    """Clients' certificates: 0 not requested, 1 optional, 2 required."""
+    root_path: str = ""
+    """Path prefix that a proxy in front removes."""
 
     @property
     def fetching(self) -> FetchSettings:

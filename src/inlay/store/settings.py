@@ -24,43 +24,26 @@ class StoreSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    prompt_store_memory_bytes: int = Field(
-        default=256 * MIB, ge=0, description="Memory for uploaded embeddings at most."
-    )
-    prompt_store_dir: Path | None = Field(
-        default=None,
-        description="Directory that uploaded embeddings are also written to, so that they outlive "
-        "the process; needs state_dir or secret_file. Memory alone unless set.",
-    )
-    prompt_store_disk_bytes: int = Field(
-        default=10 * 1024 * MIB, ge=MIB, description="Bytes of files in prompt_store_dir at most."
-    )
-    prompt_store_ttl: float = Field(
-        default=24 * 3600,
-        gt=0,
-        description="Seconds uploaded embeddings are kept after their last use.",
-    )
-    prompt_store_tenant_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="Bytes one API key may keep uploaded, in memory and on disk together; the "
-        "whole store unless set.",
-    )
-    prompt_store_key_file: Path | None = Field(
-        default=None,
-        description="File of a 32-byte key that uploaded embeddings are encrypted with "
-        "(AES-256-GCM) where they are kept outside of memory; the same for all frontends of a "
-        "fleet.",
-    )
-    state_dir: Path | None = Field(
-        default=None,
-        description="Directory of what must outlive the process: the secret from which references "
-        "and digests are made.",
-    )
-    secret_file: Path | None = Field(
-        default=None,
-        description="File of that 32-byte secret, instead of one made and kept in state_dir.",
-    )
+    prompt_store_memory_bytes: int = Field(default=256 * MIB, ge=0)
+    """Memory for uploaded embeddings at most."""
+    prompt_store_dir: Path | None = None
+    """Directory that uploaded embeddings are also written to, so that they outlive the process;
+    needs state_dir or secret_file. Memory alone unless set."""
+    prompt_store_disk_bytes: int = Field(default=10 * 1024 * MIB, ge=MIB)
+    """Bytes of files in prompt_store_dir at most."""
+    prompt_store_ttl: float = Field(default=24 * 3600, gt=0)
+    """Seconds uploaded embeddings are kept after their last use."""
+    prompt_store_tenant_bytes: int | None = Field(default=None, ge=0)
+    """Bytes one API key may keep uploaded, in memory and on disk together; the whole store unless
+    set."""
+    prompt_store_key_file: Path | None = None
+    """File of a 32-byte key that uploaded embeddings are encrypted with (AES-256-GCM) where they
+    are kept outside of memory; the same for all frontends of a fleet."""
+    state_dir: Path | None = None
+    """Directory of what must outlive the process: the secret from which references and digests are
+    made."""
+    secret_file: Path | None = None
+    """File of that 32-byte secret, instead of one made and kept in state_dir."""
 
     def secret(self) -> "Secret":
         """The root secret these settings name, or one that lives as long as the process.
@@ -123,15 +106,11 @@ class StoreSettings(BaseModel):
 class FleetStoreSettings(StoreSettings):
     """The same for a frontend of a fleet."""
 
-    prompt_store_nats: bool = Field(
-        default=True,
-        description="Keep uploaded embeddings in NATS, so that every frontend serves every "
-        "reference; memory, and the directory if there is one, are caches then. Otherwise each "
-        "stays at its frontend.",
-    )
-    prompt_store_nats_bytes: int = Field(
-        default=10 * 1024 * MIB, ge=MIB, description="Bytes of uploaded embeddings in NATS at most."
-    )
+    prompt_store_nats: bool = True
+    """Keep uploaded embeddings in NATS, so that every frontend serves every reference; memory, and
+    the directory if there is one, are caches then. Otherwise each stays at its frontend."""
+    prompt_store_nats_bytes: int = Field(default=10 * 1024 * MIB, ge=MIB)
+    """Bytes of uploaded embeddings in NATS at most."""
 
     def open_shared(self, secret: "Secret", shared: "Shared") -> "FleetStore":
         """The store these settings describe, over a fleet's storage.

@@ -10,12 +10,8 @@ class TelemetrySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    log_format: Literal["text", "json"] = Field(
-        default="text", description="Lines of log as text, or each a JSON object."
-    )
-    otlp_traces_endpoint: str | None = Field(
-        default=None,
-        pattern="^https?://",
-        description="URL that takes OpenTelemetry traces over HTTP, such as "
-        "http://localhost:4318/v1/traces; needs the extra inlay[otel]. None are made unless set.",
-    )
+    log_format: Literal["text", "json"] = "text"
+    """Lines of log as text, or each a JSON object."""
+    otlp_traces_endpoint: str | None = Field(default=None, pattern="^https?://")
+    """URL that takes OpenTelemetry traces over HTTP, such as http://localhost:4318/v1/traces; needs
+    the extra inlay[otel]. None are made unless set."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from inlay.errors import InvalidRequestError
 
-DEFAULT_URL = "nats://127.0.0.1:4222"
+_DEFAULT_URL = "nats://127.0.0.1:4222"
 _SCHEMES = ("nats", "tls", "ws", "wss")
 _namespace = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -23,43 +23,27 @@ class NatsSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    nats: list[SecretStr] = Field(
-        default=[],
-        description="URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; "
-        "one that answers is enough. "
-        f"{DEFAULT_URL} unless set.",
-    )
-    nats_wait: float = Field(
-        default=2.0,
-        ge=0,
-        le=3600,
-        description="Seconds to go on trying at the start while nothing listens at the URLs; more "
-        "where nothing restarts this process.",
-    )
-    nats_creds: Path | None = Field(
-        default=None, description="File of NATS credentials: a user's JWT and its key."
-    )
-    nats_nkey_seed: Path | None = Field(
-        default=None, description="File of an nkey seed to log in with."
-    )
-    nats_tls_ca: Path | None = Field(
-        default=None, description="Certificates that sign the servers'; the system's unless set."
-    )
-    nats_tls_cert: Path | None = Field(
-        default=None, description="Our own certificate, for servers that ask."
-    )
-    nats_tls_key: Path | None = Field(default=None, description="The key of our own certificate.")
-    nats_replicas: int = Field(
-        default=1,
-        ge=1,
-        le=5,
-        description="Servers of a NATS cluster that each keep cards, the namespace's secret and "
-        "stored prompts; set by the first member, which makes the buckets.",
-    )
-    namespace: str = Field(
-        default="default",
-        description="Fleet to be part of: letters, digits, _ and -; several share NATS unseen.",
-    )
+    nats: list[SecretStr] = []
+    """URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; one that answers is
+    enough. nats://127.0.0.1:4222 unless set."""
+    nats_wait: float = Field(default=2.0, ge=0, le=3600)
+    """Seconds to go on trying at the start while nothing listens at the URLs; more where nothing
+    restarts this process."""
+    nats_creds: Path | None = None
+    """File of NATS credentials: a user's JWT and its key."""
+    nats_nkey_seed: Path | None = None
+    """File of an nkey seed to log in with."""
+    nats_tls_ca: Path | None = None
+    """Certificates that sign the servers'; the system's unless set."""
+    nats_tls_cert: Path | None = None
+    """Our own certificate, for servers that ask."""
+    nats_tls_key: Path | None = None
+    """The key of our own certificate."""
+    nats_replicas: int = Field(default=1, ge=1, le=5)
+    """Servers of a NATS cluster that each keep cards, the namespace's secret and stored prompts;
+    set by the first member, which makes the buckets."""
+    namespace: str = "default"
+    """Fleet to be part of: letters, digits, _ and -; several share NATS unseen."""
 
     @field_validator("namespace")
     @classmethod
@@ -82,7 +66,7 @@ class NatsSettings(BaseModel):
     @property
     def urls(self) -> list[str]:
         """The servers, passwords and all."""
-        return [url.get_secret_value() for url in self.nats] or [DEFAULT_URL]
+        return [url.get_secret_value() for url in self.nats] or [_DEFAULT_URL]
 
     @property
     def shown_urls(self) -> str:
