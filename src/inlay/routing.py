@@ -190,18 +190,15 @@ class RoutingFeed(Protocol):
         self, events: Callable[[str, KvEvents], None], loads: Callable[[FrontendLoad], None]
     ) -> None:
         """Subscribe: `events` gets a worker's id and events, in order; `loads` frontends' loads."""
-        ...
 
     def publish(self, load: FrontendLoad) -> None:
         """Tell the other frontends. Does not block."""
-        ...
 
     async def kv_snapshot(self, worker_id: str) -> KvSnapshot:
         """Ask a worker for all it has cached.
 
         Raises `OverloadedError` when it is gone or does not answer.
         """
-        ...
 
 
 @runtime_checkable
@@ -210,8 +207,6 @@ class CacheEventSource(Protocol):
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
         """From now on call `tell` with what changes, in order, on the event loop."""
-        ...
 
     async def kv_snapshot(self) -> KvSnapshot:
         """All that is cached now. Raises `OverloadedError` where there is no engine."""
-        ...

@@ -21,7 +21,6 @@ class LengthLimits(Protocol):
 
     def check(self, request: Request) -> None:
         """Raise `ContextLengthError` or another `InvalidRequestError` if it can never run."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,18 +19,15 @@ class Engine(Protocol):
     @property
     def card(self) -> ModelCard:
         """Metadata of the served model; available once the engine is started."""
-        ...
 
     async def start(self) -> None:
         """Load the model; return when requests can run.
 
         Raises `EngineError`, or `InvalidRequestError` for a model that is not supported.
         """
-        ...
 
     async def close(self) -> None:
         """Abort all requests and free all memory."""
-        ...
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit a request of one of the card's tasks.
@@ -42,25 +39,21 @@ class Engine(Protocol):
             InvalidRequestError: it can never run here; nothing was admitted.
             OverloadedError: too much is queued, or the engine is closing.
         """
-        ...
 
     def abort(self, request_id: str) -> None:
         """Stop a request and free its memory within one step. Unknown ids are ignored.
 
         Its last output has the finish reason "abort".
         """
-        ...
 
     async def probe(self) -> float:
         """Run one token through the model; return the seconds it took.
 
         Raises `EngineError` if that fails.
         """
-        ...
 
     def stats(self) -> Stats:
         """Return the current counters."""
-        ...
 
 
 @runtime_checkable
@@ -69,7 +62,6 @@ class GenerateEngine(Engine, Protocol):
 
     async def reset_prefix_cache(self) -> int:
         """Evict every cached block that no running request uses; return their number."""
-        ...
 
 
 @runtime_checkable
@@ -78,7 +70,6 @@ class FedEngine(Engine, Protocol):
 
     def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
         """As `submit`, of a request whose inputs come by `inflow`."""
-        ...
 
 
 @runtime_checkable
@@ -90,7 +81,6 @@ class PausingEngine(Protocol):
 
         Unknown ids are ignored. It may be aborted, and its deadline passes, as of any other.
         """
-        ...
 
 
 class Peers(Protocol):
@@ -105,7 +95,6 @@ class Peers(Protocol):
             OverloadedError: it is not reached, is gone, or has not answered `within` seconds.
             InlayError: its own answer.
         """
-        ...
 
 
 @runtime_checkable
@@ -114,7 +103,6 @@ class PeerUser(Protocol):
 
     def use_peers(self, peers: Peers) -> None:
         """Ask through `peers` from now on."""
-        ...
 
 
 @runtime_checkable
@@ -126,7 +114,6 @@ class HostMemoryUser(Protocol):
 
         Called before the start. The descriptor is the engine's from here on.
         """
-        ...
 
 
 @runtime_checkable
@@ -140,7 +127,6 @@ class PageEngine(Protocol):
             InvalidRequestError: it gives none, or none of this layout.
             OverloadedError: too many ask.
         """
-        ...
 
 
 @runtime_checkable
@@ -152,7 +138,6 @@ class FailingEngine(Protocol):
 
     async def failed(self) -> EngineError:
         """Wait for the permanent failure and return it."""
-        ...
 
 
 @runtime_checkable
@@ -169,11 +154,9 @@ class AdapterEngine(Protocol):
 
         Raises `InvalidRequestError` if it does not fit the model or there is no room.
         """
-        ...
 
     async def unload_adapter(self, name: str) -> None:
         """Free an adapter that no request uses."""
-        ...
 
 
 @runtime_checkable
@@ -185,18 +168,15 @@ class SleepingEngine(Protocol):
 
     def check_sleep(self, level: int) -> None:
         """Raise `InvalidRequestError` if the engine does not support sleeping at `level`."""
-        ...
 
     async def sleep(self, level: int) -> None:
         """Release memory: of the KV cache and the weights.
 
         Level 1 keeps a copy of the weights in host memory, level 2 does not.
         """
-        ...
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
         """Restore the parts in `tags`, "weights" and "kv_cache"; none means all.
 
         Returns True if the engine is fully awake.
         """
-        ...

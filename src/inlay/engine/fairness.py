@@ -35,17 +35,14 @@ class Sharing(Protocol):
     @property
     def client(self) -> str | None:
         """The client it belongs to."""
-        ...
 
     @property
     def order(self) -> tuple[int, int]:
         """(priority, arrival), lower first; unique."""
-        ...
 
     @property
     def in_turn(self) -> bool:
         """True if it runs beyond its client's share for a while."""
-        ...
 
 
 S = TypeVar("S", bound=Sharing)
@@ -61,11 +58,9 @@ class Holdings(Protocol):
 
     def add(self, client: str | None, pages: Pages) -> None:
         """Count one more sequence."""
-        ...
 
     def after(self, client: str | None, pages: Pages) -> int:
         """Amount that a client would hold with one more sequence."""
-        ...
 
 
 class PlaceHoldings:

@@ -23,11 +23,9 @@ class Job(Protocol):
     @property
     def request(self) -> Request:
         """The request, as it was sent."""
-        ...
 
     def end(self, reason: FinishReason, *, error: InlayError | None = None) -> None:
         """Emit the last output, unless it was emitted."""
-        ...
 
 
 J = TypeVar("J", bound=Job)

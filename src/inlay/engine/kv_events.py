@@ -116,4 +116,3 @@ class BlockEventSource(Protocol):
 
         Returns False if the engine's settings do not allow it.
         """
-        ...

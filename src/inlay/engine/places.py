@@ -37,12 +37,10 @@ class Tracker(Protocol):
     @property
     def request(self) -> Request:
         """As it was sent."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """Output tokens so far."""
-        ...
 
 
 class Place:

@@ -22,11 +22,9 @@ class Detokenizer(Protocol):
 
     def push(self, ids: Sequence[int]) -> str:
         """Take ids and return the text that is final. The cost is linear in their number."""
-        ...
 
     def flush(self) -> str:
         """Return the rest of the text at the end."""
-        ...
 
 
 class ByteLevelDetokenizer:

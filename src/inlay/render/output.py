@@ -56,11 +56,9 @@ class OutputParser(Protocol):
 
     def push(self, text: str) -> list[OutputDelta]:
         """Take text and return its deltas; only the first delta of a tool call may be empty."""
-        ...
 
     def flush(self) -> list[OutputDelta]:
         """Return the deltas that were held back, at the end of the text."""
-        ...
 
 
 class ContentParser:

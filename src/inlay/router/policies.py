@@ -58,11 +58,9 @@ class Policy(Protocol):
     @property
     def asks_for_cached(self) -> bool:
         """True if it considers which worker has what cached."""
-        ...
 
     def choose(self, view: View) -> int:
         """Which of the view's workers: an index into its arrays."""
-        ...
 
 
 class RoundRobin:

@@ -46,7 +46,6 @@ class Described(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of the payload before it is sealed."""
-        ...
 
 
 class FileKeys(Protocol):
@@ -55,12 +54,10 @@ class FileKeys(Protocol):
     @property
     def file_key(self) -> bytes:
         """32 bytes that authenticate the files."""
-        ...
 
     @property
     def fingerprint(self) -> bytes:
         """8 bytes that tell two secrets apart and reveal neither."""
-        ...
 
 
 D = TypeVar("D", bound=Described)

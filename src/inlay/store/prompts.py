@@ -36,11 +36,9 @@ class StoredPrompts(Protocol):
 
         The same bytes again only start the TTL again.
         """
-        ...
 
     async def get(self, tenant: str, id_: str) -> StoredPrompt:
         """Metadata of a stored prompt. Does not extend its TTL."""
-        ...
 
     async def rows(
         self,
@@ -55,7 +53,6 @@ class StoredPrompts(Protocol):
 
         `look` sees what they are before anything is done for them.
         """
-        ...
 
     async def file(
         self,
@@ -66,27 +63,21 @@ class StoredPrompts(Protocol):
         hold: Callable[[int], None] = nothing,
     ) -> Buffer:
         """The file of the image `id_`. `look` sees what it is before anything is done for it."""
-        ...
 
     async def pin(self, tenant: str, id_: str, pinned: bool) -> StoredPrompt:
         """Keep a prompt until it is unpinned or deleted, or stop to."""
-        ...
 
     async def delete(self, tenant: str, id_: str) -> None:
         """Remove a prompt from every tier."""
-        ...
 
     async def sweep(self) -> None:
         """Remove what has expired; to be called from time to time."""
-        ...
 
     def stats(self) -> StoreStats:
         """The counters now."""
-        ...
 
     def close(self) -> None:
         """Do no more."""
-        ...
 
 
 class Threads:

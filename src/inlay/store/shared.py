@@ -109,47 +109,36 @@ class Shared(Protocol):
 
     async def find(self, key: str) -> tuple[int, bytes | None]:
         """(revision, record) of a key; the record is None where there is none."""
-        ...
 
     async def swap(self, key: str, record: bytes, revision: int) -> bool:
         """Put a record in the place of the one of `revision`; False when another was first."""
-        ...
 
     async def drop(self, key: str, revision: int) -> bool:
         """Remove the record of `revision`; False when another was first."""
-        ...
 
     async def list(self, under: str = "*") -> "list[tuple[str, int, bytes]]":
         """(key, revision, record) of every key `under` a tenant, or of all."""
-        ...
 
     async def write(self, name: str, file: BinaryIO) -> int:
         """Keep a content under a new name; its bytes."""
-        ...
 
     async def read(self, name: str, size: int, file: BinaryIO) -> bool:
         """Copy a content of `size` bytes to a file; False where it is not whole."""
-        ...
 
     async def erase(self, name: str) -> None:
         """Remove a content, or what there is of it."""
-        ...
 
     async def contents(self) -> set[str]:
         """The names of all contents."""
-        ...
 
     async def size(self) -> tuple[int, int]:
         """Bytes of all contents, and how many records there are."""
-        ...
 
     def tell(self, key: str) -> None:
         """Tell the others that a key was removed."""
-        ...
 
     async def listen(self, told: Callable[[str], None], back: Callable[[], None]) -> None:
         """Call `told` with removals by others, and `back` when some may have been missed."""
-        ...
 
 
 async def listed(shared: Shared, under: str = "*") -> list[tuple[str, int, Record]]:

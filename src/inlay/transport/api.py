@@ -20,40 +20,31 @@ class Carrier(Protocol[Heard_co]):
 
     def send(self, message: object) -> Any:
         """Send a message without waiting; return what `release` and `withdraw` take."""
-        ...
 
     def release(self, sent: Any) -> None:
         """Free what a message occupies here, as the other end reads it no more."""
-        ...
 
     def withdraw(self, sent: Any) -> bool:
         """Stop sending a message; False when it has left."""
-        ...
 
     @property
     def unsent_bytes(self) -> int:
         """Bytes of messages that wait to leave, but for large ones, which give way to others."""
-        ...
 
     def room(self, num_bytes: int) -> memoryview | None:
         """Return memory of which a buffer in a message is not copied; None where there is none."""
-        ...
 
     def lend(self, num_bytes: int) -> Lent | None:
         """Return memory that the other end may make an answer in; None where there is none."""
-        ...
 
     def borrowed(self, place: Place) -> memoryview:
         """Return memory that the other end has lent. Raises `ValueError` if it cannot have."""
-        ...
 
     async def receive(self) -> Heard_co:
         """Return the next message. Raises `EOFError` when the other end is gone."""
-        ...
 
     def close(self) -> None:
         """Close the connection. What was sent still leaves."""
-        ...
 
 
 class Stream(Protocol):
@@ -68,11 +59,9 @@ class Stream(Protocol):
             OverloadedError: the worker is gone; the request may be sent again elsewhere.
             InvalidRequestError: the worker refused the request.
         """
-        ...
 
     def cancel(self) -> None:
         """Stop the request; needs no answer. Safe to call again and after the end."""
-        ...
 
 
 class Worker(Protocol):
@@ -81,19 +70,16 @@ class Worker(Protocol):
     @property
     def id(self) -> str:
         """Unique in the plane, never used again."""
-        ...
 
     @property
     def card(self) -> ModelCard:
         """Its last card."""
-        ...
 
     def send(self, request: Request) -> Stream:
         """Send a request. Rows go as raw buffers.
 
         Requests whose prompts share memory share it on the way where the plane can.
         """
-        ...
 
     async def call(self, command: Command[R], within: float = 30.0) -> R:
         """Run an admin command.
@@ -103,7 +89,6 @@ class Worker(Protocol):
             DeadlineExceededError: it did not answer within `within` seconds.
             InlayError: it could not follow the command.
         """
-        ...
 
 
 class Plane(Protocol):
@@ -111,33 +96,27 @@ class Plane(Protocol):
 
     async def start(self) -> None:
         """Connect, and begin to learn of workers."""
-        ...
 
     async def close(self) -> None:
         """Cancel what is under way and disconnect."""
-        ...
 
     def workers(self) -> Sequence[Worker]:
         """The workers that are ready now."""
-        ...
 
     def unavailable(self) -> Mapping[str, str]:
         """The workers that should be there and are not ready, by whatever name, and why."""
-        ...
 
     async def changed(self) -> None:
         """Return at the next change of the set of ready workers or of a card. Any number may wait.
 
         Nothing is missed by `while not condition(): await plane.changed()`.
         """
-        ...
 
     def room(self, num_bytes: int) -> memoryview | None:
         """Writable memory whose bytes are not copied on their way, or None where there is none.
 
         It is free again once neither a view of it nor a request that was sent with one is left.
         """
-        ...
 
 
 class RequestHandler(Protocol):
@@ -145,23 +124,18 @@ class RequestHandler(Protocol):
 
     def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
         """Call `announce` with the card, now and at each change, until the result is called."""
-        ...
 
     def submit(self, request: Request, emit: Emit) -> None:
         """As `Engine.submit`, but what is refused ends with an error output."""
-        ...
 
     def abort(self, request_id: str) -> None:
         """As `Engine.abort`."""
-        ...
 
     async def call(self, command: Command[R]) -> R:
         """Run a command. Raises `InlayError` if it fails."""
-        ...
 
     def forget_prompt(self, key: str | None) -> None:
         """Drop the copy of a stored prompt that was deleted; of every one for None."""
-        ...
 
 
 @runtime_checkable
@@ -170,7 +144,6 @@ class Reaches(Protocol):
 
     def unreachable(self) -> str | None:
         """Say why nothing reaches any worker now, or None."""
-        ...
 
 
 @runtime_checkable
@@ -184,4 +157,3 @@ class Drains(Protocol):
             NotFoundError: no such worker is ready.
             DeadlineExceededError: it did not say in time that it drains.
         """
-        ...

@@ -54,11 +54,9 @@ class Library(Protocol):
 
     def open(self, address: str, sha256: str | None = None) -> Opened:
         """The checked files of an adapter; called in a thread."""
-        ...
 
     def close(self) -> None:
         """No more is asked of it."""
-        ...
 
 
 class AdmittedRequest(NamedTuple):

@@ -29,7 +29,6 @@ class Admit(Protocol):
 
     def __call__(self, request: Request, emit: Emit, inflow: Inflow | None = None, /) -> None:
         """Admit it."""
-        ...
 
 
 class LeasedInputs:

@@ -29,19 +29,15 @@ class ResponseShape(Protocol):
 
     def events(self, pieces: Pieces) -> Sequence[Event]:
         """Return the events for some pieces."""
-        ...
 
     def closing_events(self) -> Sequence[Event]:
         """Return the events after the last choice's end."""
-        ...
 
     def failure_events(self, error: InlayError) -> Sequence[Event]:
         """Return the events that end a stream because of `error`."""
-        ...
 
     def response(self) -> msgspec.Struct:
         """Return the whole response, made of the choices' `pieces`."""
-        ...
 
 
 class NamedWorkers:

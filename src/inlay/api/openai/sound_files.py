@@ -96,15 +96,12 @@ class _Writer(Protocol):
     @property
     def size(self) -> int:
         """Bytes that are kept here."""
-        ...
 
     def add(self, sound: Buffer) -> bytes:
         """As `SoundFile`."""
-        ...
 
     def end(self) -> bytes:
         """As `SoundFile`."""
-        ...
 
 
 def _writer(name: str, rate: int, param: str, *, whole: bool) -> _Writer:

@@ -26,25 +26,20 @@ class Answer(Protocol):
     @property
     def started(self) -> bool:
         """True once its status has been sent."""
-        ...
 
     def __init__(self, call: Call, file: SoundFile) -> None: ...
 
     async def take(self, sound: Buffer) -> None:
         """Take a piece of the sound, float32."""
-        ...
 
     def end(self, output: StageOutput) -> None:
         """Note the last output."""
-        ...
 
     async def fail(self, error: InlayError) -> None:
         """End an answer that has started with an error."""
-        ...
 
     async def finish(self) -> None:
         """Send what is left, and the end."""
-        ...
 
 
 def _media_type(file: SoundFile) -> tuple[bytes, bytes]:

@@ -17,17 +17,14 @@ class Turn(Protocol):
     @property
     def client(self) -> Hashable:
         """The client that it belongs to."""
-        ...
 
     @property
     def priority(self) -> int:
         """Lower is sooner."""
-        ...
 
     @property
     def cost(self) -> int:
         """Positions that its next step computes; 0: its next work is done alone."""
-        ...
 
 
 J = TypeVar("J", bound=Turn)

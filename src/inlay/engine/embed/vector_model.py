@@ -35,11 +35,9 @@ class MediaRows(Protocol):
 
         Raises `InlayError`: the file is not valid, or it cannot be encoded.
         """
-        ...
 
     def counted(self, stats: Stats) -> Stats:
         """Return `stats` with the counters of media."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +65,15 @@ class EmbeddingModel(Protocol):
 
     async def start(self) -> LoadedEmbeddingModel:
         """Load the model. Raises `InvalidRequestError` (unsupported) or `EngineError`."""
-        ...
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
         """Compute the vector of each prompt: [len(batch), size], not normalised.
 
         Logits, if it is a scoring model. An error fails the batch.
         """
-        ...
 
     async def failed(self) -> EngineError:
         """Wait for a permanent failure and return it; never returns if there is none."""
-        ...
 
     async def close(self) -> None:
         """Release the model. No batch is running."""
-        ...

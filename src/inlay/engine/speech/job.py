@@ -33,11 +33,9 @@ class Progress(Protocol):
     @property
     def ready(self) -> bool:
         """True if it can go on without further inputs."""
-        ...
 
     def advance(self, inputs: Sequence[Input], *, ended: bool) -> Piece:
         """Take inputs and go on by one turn; `ended` says that no others come."""
-        ...
 
 
 class Model(Protocol):
@@ -46,15 +44,12 @@ class Model(Protocol):
     @property
     def voices(self) -> tuple[str, ...]:
         """Names of the voices."""
-        ...
 
     def begin(self, params: Speech) -> Progress:
         """Return the state of a request. Raises `InvalidRequestError` if it cannot be served."""
-        ...
 
     def probe(self) -> None:
         """Make a little of nothing."""
-        ...
 
 
 class Job:

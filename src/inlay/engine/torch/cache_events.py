@@ -22,11 +22,9 @@ class Publisher(Protocol):
 
     def publish(self, ts: float, events: Sequence[Event]) -> None:
         """Publish the events of one step, with the seconds since the epoch. Does not block."""
-        ...
 
     def close(self) -> None:
         """Stop publishing."""
-        ...
 
 
 class WatchedTiers(Protocol):
@@ -34,7 +32,6 @@ class WatchedTiers(Protocol):
 
     def watch(self, group: int, tell: Callable[[tuple[KvEvent, ...]], None]) -> None:
         """Call `tell` with what they have of a page group, and what changes, in order."""
-        ...
 
 
 Tell = Callable[[tuple[KvEvent, ...]], None]

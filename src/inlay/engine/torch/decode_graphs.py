@@ -42,7 +42,6 @@ class Capture(Protocol):
 
     def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
         """Return a function that repeats what `function` does now, on the same memory."""
-        ...
 
 
 class CudaCapture:

@@ -63,11 +63,9 @@ class StateReader(Protocol):
     @property
     def layers(self) -> tuple[int, ...]:
         """As above."""
-        ...
 
     def observe(self, chunks: Run[ScheduledChunk], states: Run[Tensor]) -> None:
         """Take the states of a step, [T, C] for each of `layers`."""
-        ...
 
 
 class Recorder:

@@ -33,17 +33,14 @@ class Restorable(Protocol):
     @property
     def path(self) -> str | Path:
         """Its directory."""
-        ...
 
     @property
     def weights_id(self) -> str:
         """Identity of its weights."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Device that it runs on."""
-        ...
 
 
 M = TypeVar("M", bound=Restorable)

@@ -42,19 +42,15 @@ class AnnouncedEngine(Protocol):
 
     def watch(self, announce: Callable[[ModelCard], None]) -> Callable[[], None]:
         """As `RequestHandler.watch`."""
-        ...
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
         """As `inlay.routing.CacheEventSource.watch_cache`."""
-        ...
 
     async def call(self, command: Command[R]) -> R:
         """As `RequestHandler.call`."""
-        ...
 
     def forget_prompt(self, key: str | None) -> None:
         """As `RequestHandler.forget_prompt`."""
-        ...
 
 
 class NatsWorker:

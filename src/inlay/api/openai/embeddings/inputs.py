@@ -39,18 +39,15 @@ class Inputs(Protocol):
 
     def __len__(self) -> int:
         """Return the number of inputs."""
-        ...
 
     def weight(self, index: int) -> int:
         """Return the approximate number of positions of an input."""
-        ...
 
     def pieces(self, start: int, stop: int) -> list[InputPiece]:
         """Return the inputs `start` to `stop` as prompts. CPU work.
 
         Raises `InlayError` for an input that the model cannot take.
         """
-        ...
 
 
 def chunks(inputs: Inputs) -> Iterator[tuple[int, int]]:

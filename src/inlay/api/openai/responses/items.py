@@ -70,19 +70,15 @@ class _Growing(Protocol):
 
     def begin(self) -> list[ResponseEvent]:
         """Return the events of its start."""
-        ...
 
     def grow(self, delta: OutputDelta, logprobs: list[TokenLogprob]) -> list[ResponseEvent] | None:
         """Add a delta; return its events, or None if it belongs to another item."""
-        ...
 
     def end(self, status: ItemStatus) -> list[ResponseEvent]:
         """Return the events of its end."""
-        ...
 
     def item(self, status: ItemStatus) -> OutputItem:
         """Return the item as it is now."""
-        ...
 
 
 class _Message:

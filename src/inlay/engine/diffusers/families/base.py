@@ -86,49 +86,39 @@ class Family(Protocol):
 
     def __init__(self, pipeline: Any, facts: Facts) -> None:
         """Serve `pipeline`, diffusers' own, with the components of a part."""
-        ...
 
     @classmethod
     def facts(cls, configs: Configs) -> Facts:
         """Read what holds for all parts from the configurations of the components."""
-        ...
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """Return the tokens of `text`, and how many the text encoders read."""
-        ...
 
     def encode(self, text: str) -> Embeds:
         """Run the text encoders over one prompt."""
-        ...
 
     def begin(self, painting: Painting, steps: int, count: int) -> None:
         """Set timesteps and draw the noise of `count` images.
 
         Raises `ValueError` if the scheduler cannot do so many steps.
         """
-        ...
 
     def group(self, painting: Painting) -> tuple[object, ...]:
         """Return what paintings that share a forward pass have in common."""
-        ...
 
     def predict(self, rows: Sequence[Row]) -> torch.Tensor:
         """Run the denoiser: [rows, ...]."""
-        ...
 
     def guide(
         self, positive: torch.Tensor, negative: torch.Tensor, guidance: float
     ) -> torch.Tensor:
         """Combine the predictions for a prompt and a negative prompt."""
-        ...
 
     def advance(self, painting: Painting, prediction: torch.Tensor) -> None:
         """Do the scheduler's step: new latents, and an estimate of the last."""
-        ...
 
     def decode(self, latents: torch.Tensor, width: int, height: int) -> torch.Tensor:
         """Decode latents [images, ...] to pixels in -1 to 1 [images, 3, height, width]."""
-        ...
 
 
 def timesteps(rows: Sequence[Row]) -> torch.Tensor:

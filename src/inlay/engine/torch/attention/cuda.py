@@ -60,7 +60,6 @@ class AttentionKernel(Protocol):
         /,
     ) -> None:
         """Write `out`."""
-        ...
 
 
 class CudaAttention:

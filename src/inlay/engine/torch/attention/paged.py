@@ -74,7 +74,6 @@ class PagedAttention(Protocol):
         Returns:
             [T, Q, E].
         """
-        ...
 
 
 def check_options(

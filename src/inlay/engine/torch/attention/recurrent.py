@@ -53,7 +53,6 @@ class Recurrence(Protocol):
         Returns:
             [1, T, C].
         """
-        ...
 
 
 def keep_states(model: nn.Module) -> bool:

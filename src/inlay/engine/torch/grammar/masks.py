@@ -26,17 +26,14 @@ class MaskedSequence(Protocol):
     @property
     def output(self) -> Sequence[int]:
         """Ids so far."""
-        ...
 
     @property
     def client(self) -> Hashable:
         """The client it belongs to."""
-        ...
 
     @property
     def grammar(self) -> GrammarState | None:
         """State of its output in its grammar."""
-        ...
 
 
 _S = TypeVar("_S", bound=MaskedSequence)

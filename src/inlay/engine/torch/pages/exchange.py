@@ -74,7 +74,6 @@ class AskCore(Protocol):
 
     def __call__(self, question: Callable[[Core], T], /) -> Awaitable[T]:
         """Return its result. Raises its error, or `EngineError` if the engine does not run."""
-        ...
 
 
 class PageExchange:

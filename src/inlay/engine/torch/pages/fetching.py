@@ -35,7 +35,6 @@ class Ask(Protocol):
 
     def __call__(self, question: Callable[[CachedPages], T], /) -> Awaitable[T]:
         """Return its result. Raises its error, or `EngineError` if the engine does not run."""
-        ...
 
 
 class PageSource(Protocol):
@@ -44,19 +43,16 @@ class PageSource(Protocol):
     @property
     def name(self) -> Address | str:
         """Name of it, by which its price is known."""
-        ...
 
     @property
     def waits(self) -> bool:
         """True if it computes the pages now, so that more may come later."""
-        ...
 
     async def given(self, piece: Piece) -> Tensor:
         """Return records of the first pages of `piece`: uint8 [n, record_bytes].
 
         Raises `InlayError` if it gives none.
         """
-        ...
 
     def damaged(self, group: int, digest: bytes) -> None:
         """Take note that the record it gave of a page is none of it."""

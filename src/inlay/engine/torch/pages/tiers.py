@@ -33,35 +33,27 @@ class Tier(Protocol):
     @property
     def name(self) -> str:
         """Noun for it."""
-        ...
 
     def names(self) -> list[tuple[int, bytes]]:
         """Group and digest of every record."""
-        ...
 
     def __len__(self) -> int:
         """Number of records."""
-        ...
 
     def has(self, group: int, digest: bytes) -> bool:
         """True if there is a record of that name; it may turn out to be damaged."""
-        ...
 
     def read(self, group: int, digests: Sequence[bytes]) -> Tensor:
         """Return copies of the records of the first `digests`: uint8 [n, record_bytes]."""
-        ...
 
     def drop(self, group: int, digest: bytes) -> None:
         """Forget a record."""
-        ...
 
     def clear(self) -> None:
         """Forget all. Blocks."""
-        ...
 
     def close(self) -> None:
         """Let go of what it lies in."""
-        ...
 
 
 class PageTiers:

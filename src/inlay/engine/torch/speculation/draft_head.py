@@ -51,11 +51,9 @@ class DraftHead(Protocol):
     @property
     def table(self) -> nn.Module | None:
         """As above."""
-        ...
 
     def combine(self, states: Run[Tensor]) -> Tensor:
         """Return [T, C], what it takes of the served model's states, [T, C] for each layer."""
-        ...
 
     def advance(
         self, embeds: Tensor, states: Tensor, positions: Tensor, paged: PagedAttention
@@ -68,11 +66,9 @@ class DraftHead(Protocol):
             positions: [T] int64.
             paged: attention over its pages.
         """
-        ...
 
     def likeliest(self, states: Tensor) -> Tensor:
         """Return int64 [N], the likeliest tokens two positions after its states [N, C]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

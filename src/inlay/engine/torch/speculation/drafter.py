@@ -17,7 +17,6 @@ class Drafter(Protocol):
 
         To be asked in every step for every sequence that decodes: a drafter may follow it so.
         """
-        ...
 
     def draft(
         self, counts: Mapping[Sequence, int], room: int
@@ -29,8 +28,6 @@ class Drafter(Protocol):
                 sequence hold its drafts. Fewer may be returned.
             room: positions that may be computed for the drafts beside the drafts themselves.
         """
-        ...
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of `sequence`, if any."""
-        ...
