@@ -104,11 +104,6 @@ _WITH: Mapping[Prompts, str] = {
 def check(refusals: Iterable[Refusal], request: Request, engine: str) -> None:
     """Return if `request` asks for nothing that is refused.
 
-    Args:
-        refusals: of the engine that is to run it.
-        request: what is asked.
-        engine: its name and version, for the message.
-
     Raises:
         InvalidRequestError: it does; the message names the engine and the reason.
     """

@@ -38,12 +38,7 @@ def inexact(request: Request, card: ModelCard) -> list[str]:
 
 
 def behind(request: Request, given: Mapping[str, int]) -> Request:
-    """Return a request that asks for no hidden states that were given.
-
-    Args:
-        request: the first attempt.
-        given: rows of the payloads that were shown, by port.
-    """
+    """Return a request that asks for no hidden states that were given."""
     params = request.params
     if not isinstance(params, Sampling) or params.hidden_states is None:
         return request

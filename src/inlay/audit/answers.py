@@ -45,14 +45,7 @@ def compared(
     prompts: Sequence[AuditPrompt],
     divergence: float | None = None,
 ) -> Answers:
-    """Shares of answers that are the same and right.
-
-    Args:
-        answers: to the rows that were sent.
-        clean: to the table's own rows.
-        prompts: with the right answers.
-        divergence: see `Answers`.
-    """
+    """Shares of answers that are the same and right."""
     counts = np.zeros((len(prompts), 2, 2))
     for index, (mine, other, prompt) in enumerate(zip(answers, clean, prompts, strict=True)):
         counts[index, 0] = mine == other, 1

@@ -18,11 +18,7 @@ _STYLE = (
 
 
 def chart(found: Sequence[Audited]) -> str:
-    """An SVG document: for each transform the shares of tokens and names that were read.
-
-    Args:
-        found: its transforms.
-    """
+    """An SVG document: for each transform the shares of tokens and names that were read."""
     lines: list[str] = []
     top = 40
     for each in found:

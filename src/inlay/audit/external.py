@@ -31,10 +31,6 @@ def transform_of(spec: str, setting: Setting) -> Transform:
 
     Modules are found where Python finds them, and in the working directory.
 
-    Args:
-        spec: the word.
-        setting: of transforms with a name.
-
     Raises:
         InvalidRequestError: no such transform.
     """
@@ -108,11 +104,6 @@ class GivenRows:
     @classmethod
     def of(cls, file: Path, texts: int, width: int) -> "GivenRows":
         """Read a file of `packed`.
-
-        Args:
-            file: where it lies.
-            texts: how many they are the rows of.
-            width: elements of a row of the table.
 
         Raises:
             InvalidRequestError: no such file, of another number of texts or another width.

@@ -58,10 +58,6 @@ def pack(rows: Sequence[Floats], ids: Sequence[npt.NDArray[np.int64]], seed: int
 def unpack(file: Path, name: str) -> list[Floats]:
     """The rows of each prompt, float32.
 
-    Args:
-        file: where it lies.
-        name: what an error calls it.
-
     Raises:
         InvalidRequestError: not such a file.
     """

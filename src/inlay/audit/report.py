@@ -72,9 +72,6 @@ def as_data(audit: Audit, found: Sequence[Audited]) -> dict[str, Any]:
 def limits(words: Sequence[str]) -> dict[str, float]:
     """The limits of a gate, by metric.
 
-    Args:
-        words: METRIC=SHARE each.
-
     Raises:
         InvalidRequestError: no such metric, or no share.
     """

@@ -23,13 +23,7 @@ Counts = npt.NDArray[np.float64]
 
 
 def counts_of(prompts: Sequence[AuditPrompt], guesses: Sequence[Ids], seen: Ids) -> Counts:
-    """The tokens and entities of prompts that guesses hit.
-
-    Args:
-        prompts: with the true tokens.
-        guesses: of each prompt.
-        seen: tokens of the attackers' pairs.
-    """
+    """The tokens and entities of prompts that guesses hit."""
     return np.stack(
         [
             _of_prompt(prompt, guess, np.isin(prompt.user, seen))

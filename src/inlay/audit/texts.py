@@ -23,10 +23,6 @@ def read_texts(data: bytes, name: str) -> list[Text]:
     A file whose first line begins with a brace is one JSON object a line: `text`, and where known
     `names` and `others`, entities that stand in it, and `answer`.
 
-    Args:
-        data: its bytes.
-        name: what an error calls it.
-
     Raises:
         InvalidRequestError: not UTF-8, a line that is no such object, a text that is too long.
     """

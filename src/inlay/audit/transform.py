@@ -93,10 +93,6 @@ class Setting:
 def named(spec: str, setting: Setting) -> Transform:
     """The transform of a name, with a number behind a colon where it takes one.
 
-    Args:
-        spec: one of `NAMES`.
-        setting: what it is for.
-
     Raises:
         InvalidRequestError: no such name, or a number it does not take.
     """
@@ -155,11 +151,6 @@ def checked(
     sent: Sequence[Floats], prompts: Sequence[AuditPrompt], width: int | None = None
 ) -> list[Floats]:
     """The rows as float32, if they can be sent.
-
-    Args:
-        sent: of each prompt.
-        prompts: whose rows they are.
-        width: elements of a row; those of the first unless given.
 
     Raises:
         InvalidRequestError: not as many arrays as prompts, another shape, NaN or infinity.

@@ -27,14 +27,7 @@ class _Completion(msgspec.Struct):
 
 
 class ServerAnswers:
-    """Greedy answers of a server's model.
-
-    Args:
-        url: of the server.
-        api_key: key to ask with.
-        model_name: of its model; the first one unless given.
-        table_id: of the embedding table the rows are made for, which the server checks.
-    """
+    """Greedy answers of a server's model."""
 
     def __init__(
         self, url: str, api_key: SecretStr | None, model_name: str | None, table_id: str

@@ -23,11 +23,7 @@ def compared() -> Sequence[VisionExample]:
 
 
 def demonstration(chat: Callable[[object], str]) -> Iterator[str]:
-    """Lines that show requests and their answers.
-
-    Args:
-        chat: the answer to the content of one user message.
-    """
+    """Lines that show requests and their answers."""
     embedder = PromptEmbedder.from_pretrained(demo.vision_dir())
     one = asked()
     (picture,) = _pictures(one)

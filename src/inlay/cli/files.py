@@ -23,10 +23,6 @@ def opening(name: str) -> Iterator[None]:
 def read(path: Path, name: str | None = None) -> bytes:
     """All of a file, or of standard input where `path` is -.
 
-    Args:
-        path: the file.
-        name: what an error calls it; the path unless given.
-
     Raises:
         FileError: it cannot be read.
     """

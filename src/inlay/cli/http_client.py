@@ -163,11 +163,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Connections to one server. Close it in the loop that it was used in.
-
-    Args:
-        server: where to.
-    """
+    """Connections to one server. Close it in the loop that it was used in."""
 
     def __init__(self, server: Server) -> None:
         parts = urlsplit(server.url)

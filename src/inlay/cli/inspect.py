@@ -43,11 +43,6 @@ def run(settings: InspectSettings) -> int:
 def described(prompt: EmbeddedPrompt, embedder: PromptEmbedder | None, top: int) -> Iterator[str]:
     """Lines about the rows of a prompt.
 
-    Args:
-        prompt: the rows.
-        embedder: shows the nearest tokens of each row; without it there are only norms.
-        top: number of nearest tokens.
-
     Raises:
         InvalidRequestError: the rows are not of the model's hidden size.
     """

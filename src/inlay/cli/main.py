@@ -23,10 +23,6 @@ EXIT_PIPE = 141
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run `inlay`.
 
-    Args:
-        argv: the words after `inlay`; those of the process unless given.
-        environ: the environment; that of the process unless given.
-
     Returns:
         The exit status: 0 when it did what was asked, 1 when that failed, 2 when the words make no
             sense, 130 when it was
@@ -55,13 +51,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
 
 
 def failing(name: str, console: Console, act: Callable[[], int]) -> int:
-    """The exit status of `act`, whose errors are one line.
-
-    Args:
-        name: begins the line.
-        console: the line goes to its standard error.
-        act: does it and returns the exit status.
-    """
+    """The exit status of `act`, whose errors are one line."""
     try:
         return act()
     except FileError as error:

@@ -206,10 +206,6 @@ class Options:
     def of(cls, settings: type[BaseModel], *, positional: tuple[str, ...] = ()) -> "Options":
         """The options of `settings`.
 
-        Args:
-            settings: a model of values and of sections.
-            positional: names of the fields that are given by their place.
-
         Raises:
             ValueError: two sections have a field of the same name, or a name here is no field's.
         """

@@ -23,10 +23,6 @@ def waiting(console: Console, text: str | Callable[[], str]) -> Iterator[None]:
 
     On a terminal one line is drawn again and again, and wiped out in the end; elsewhere there is a
     line now and then.
-
-    Args:
-        console: its standard error is written to.
-        text: what is going on; a function is asked each time.
     """
     done = threading.Event()
     thread = threading.Thread(

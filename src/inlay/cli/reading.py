@@ -60,12 +60,6 @@ def read(
 ) -> BaseModel:
     """The settings of `command`.
 
-    Args:
-        command: the command.
-        words: its command line.
-        environ: the environment.
-        known_variables: every `INLAY_*` variable that some command reads.
-
     Raises:
         UsageError: anything is unknown, missing or out of bounds.
     """

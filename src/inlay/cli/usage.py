@@ -11,11 +11,7 @@ _NAME_WIDTH = 26
 
 
 def overview(summaries: Iterable[tuple[str, str]]) -> str:
-    """Help of `inlay` itself.
-
-    Args:
-        summaries: (command, one line).
-    """
+    """Help of `inlay` itself."""
     rows = list(summaries)
     lines = [
         "usage: inlay COMMAND [OPTION ...]",

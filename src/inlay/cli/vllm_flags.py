@@ -211,12 +211,7 @@ class Unknown(NamedTuple):
 
 
 def advice(unknown: Sequence[Unknown], engine: str | None) -> tuple[list[str], list[Unknown]]:
-    """Sentences about those that are vLLM's, and the others.
-
-    Args:
-        unknown: in the order in which they were written.
-        engine: what the command runs, None where it runs none.
-    """
+    """Sentences about those that are vLLM's, and the others."""
     said: list[str] = []
     others: list[Unknown] = []
     names: list[str] = []

@@ -37,15 +37,7 @@ def check_destination(settings: Destination) -> None:
 
 
 def as_json(file: Path, format: str, rows: Array, size: int, **more: Any) -> str:
-    """A line of JSON about a file of embeddings that was written.
-
-    Args:
-        file: where it lies.
-        format: container.
-        rows: its values.
-        size: of the file, bytes.
-        more: other facts.
-    """
+    """A line of JSON about a file of embeddings that was written."""
     facts = {"file": str(file), "format": format, "dtype": str(rows.dtype)}
     said = facts | {"shape": list(rows.shape), "bytes": size} | more
     return msgspec.json.encode(said).decode() + "\n"

@@ -11,10 +11,6 @@ from inlay.request import Input
 class Inflow:
     """Inputs in the order they come in, of one stream or several. For one event loop.
 
-    Args:
-        inputs: those that are there.
-        streams: number of streams that bring more.
-
     Attributes:
         error: why it ended before its end, or None.
     """
@@ -70,11 +66,7 @@ class Inflow:
         self._tell()
 
     async def room(self, window: Window) -> Window:
-        """Return how much may come of a stream, once that is something.
-
-        Args:
-            window: of all that waits.
-        """
+        """Return how much may come of a stream, once that is something."""
         while True:
             size = len(self._waiting), sum(len(one.value.data) for one in self._waiting)
             if not window.full(*size):

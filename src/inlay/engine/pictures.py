@@ -43,10 +43,6 @@ _TURNS = {
 def decode(data: memoryview, header: ImageHeader) -> Image.Image:
     """Decode the first frame as 8-bit RGB, turned by its orientation, on white where transparent.
 
-    Args:
-        data: the file.
-        header: of it.
-
     Raises:
         InvalidRequestError: the file is damaged, or not what its header says.
     """
@@ -68,10 +64,6 @@ def decode(data: memoryview, header: ImageHeader) -> Image.Image:
 
 def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image]:
     """Decode the sampled frames of a video as `decode` does, one after the other.
-
-    Args:
-        data: the file.
-        header: of it.
 
     Raises:
         InvalidRequestError: the file is damaged, or not what its header says.

@@ -132,10 +132,6 @@ def ranks_of(engine: EngineSettings, inherited: Mapping[str, str]) -> list[Rank]
     Several ranks share the machine: each gets a part of the cores, unless a number of threads is
     set, and devices of its own.
 
-    Args:
-        engine: checked settings.
-        inherited: environment of this process.
-
     Raises:
         InvalidRequestError: fewer devices than the ranks need.
     """

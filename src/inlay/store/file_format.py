@@ -88,13 +88,7 @@ class Header(msgspec.Struct, Generic[D], frozen=True):
 
 
 class FileFormat(Generic[D]):
-    """Writes and reads files under one secret and, if given, one encryption key.
-
-    Args:
-        keys: of the files.
-        sealer: encrypts them, or None.
-        description: type of their descriptions.
-    """
+    """Writes and reads files under one secret and, if given, one encryption key."""
 
     __slots__ = ("_decoder", "_keys", "_sealer")
 

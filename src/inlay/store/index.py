@@ -308,13 +308,6 @@ class StoreIndex:
         """Keep the results of the checks for `target`.
 
         That it passed, its digests, and its rows where memory allows.
-
-        Args:
-            entry: the entry.
-            target: the model.
-            data: the elements the rows were made of.
-            digests: one item a prompt.
-            made: the rows, one item a prompt.
         """
         if entry.gone:
             return

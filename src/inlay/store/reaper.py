@@ -31,12 +31,6 @@ class Reaper:
     The lease only saves effort: everything is removed by compare-and-set, so two at once
     do no harm.
 
-    Args:
-        shared: what is to be kept clean.
-        holder: this frontend's own name.
-        clock: seconds since the epoch.
-        monotonic: seconds that only grow.
-
     Attributes:
         expired: records removed because they were not used.
     """

@@ -58,9 +58,6 @@ class StoreSettings(BaseModel):
     def open(self, secret: "Secret") -> "PromptStore":
         """The store these settings describe.
 
-        Args:
-            secret: of the namespace.
-
         Raises:
             InvalidRequestError: as `PromptStore`; or a directory without a secret that outlives the
                 process: the next start would find no file of its own there, and remove them all.
@@ -114,10 +111,6 @@ class FleetStoreSettings(StoreSettings):
 
     def open_shared(self, secret: "Secret", shared: "Shared") -> "FleetStore":
         """The store these settings describe, over a fleet's storage.
-
-        Args:
-            secret: of the namespace.
-            shared: the fleet's storage.
 
         Raises:
             InvalidRequestError: as `PromptStore`, or a bad key.

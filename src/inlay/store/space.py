@@ -35,12 +35,6 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
 class SharedSpace:
     """Bytes of a fleet's storage for this frontend's uploads.
 
-    Args:
-        shared: the storage.
-        limits: of it.
-        reaper: removes prompts.
-        clock: seconds since the epoch.
-
     Attributes:
         evictions: prompts removed to make room.
     """

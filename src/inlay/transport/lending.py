@@ -34,12 +34,7 @@ _decode = msgspec.msgpack.Decoder(Placed).decode
 
 
 class Lending:
-    """Memory that one end of a connection has lent, and that it was lent.
-
-    Args:
-        shared: memory of the connection.
-        memory: for large messages.
-    """
+    """Memory that one end of a connection has lent, and that it was lent."""
 
     def __init__(self, shared: SharedMemory, memory: ReceiveMemory) -> None:
         self._shared = shared

@@ -21,13 +21,7 @@ _TOKEN_BYTES = 16
 
 
 class Reception:
-    """Takes the connections of workers that were invited.
-
-    Args:
-        secret: the namespace's.
-        memory: for large messages of all connections together.
-        identity: of the TLS server.
-    """
+    """Takes the connections of workers that were invited."""
 
     def __init__(self, secret: Secret, memory: ReceiveMemory, identity: Identity) -> None:
         self._fingerprint = identity.fingerprint

@@ -47,10 +47,6 @@ class Outbox:
     a fast engine makes for one client delays the others by few bytes. An output that cannot be sent
     ends its request with an error.
 
-    Args:
-        channel: to the frontend.
-        abort: stops a request.
-
     Attributes:
         running: ids of the requests that have not ended.
     """

@@ -34,10 +34,6 @@ class Admit(Protocol):
 class LeasedInputs:
     """Fetches the inputs of requests.
 
-    Args:
-        peers: asks other workers.
-        admit: takes the requests.
-
     Attributes:
         fetched: payloads that have come so far.
     """

@@ -15,11 +15,7 @@ _LONGEST = 512
 
 
 class Reordered:
-    """The tokens of another attacker, in the order that public text makes likely.
-
-    Args:
-        inner: reads the tokens, in whatever order.
-    """
+    """The tokens of another attacker, in the order that public text makes likely."""
 
     name = "reordered"
 

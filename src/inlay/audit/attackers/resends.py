@@ -9,12 +9,7 @@ from inlay.audit.prompts import Ids
 
 
 class Averaged:
-    """The mean of all times that a prompt was sent, read by another attacker.
-
-    Args:
-        name: in the report.
-        inner: reads the mean.
-    """
+    """The mean of all times that a prompt was sent, read by another attacker."""
 
     def __init__(self, name: str, inner: Attacker) -> None:
         self.name = name

@@ -9,13 +9,7 @@ from inlay.audit.prompts import Floats
 
 
 class ModelAnswers:
-    """Greedy answers of a model in this process.
-
-    Args:
-        model: that answers.
-        decode: ids to text.
-        most: tokens of an answer.
-    """
+    """Greedy answers of a model in this process."""
 
     def __init__(
         self, model: LanguageModel, decode: Callable[[Sequence[int]], str], most: int

@@ -132,12 +132,7 @@ class Load:
 
 
 class Sender:
-    """Sends requests to one server.
-
-    Args:
-        client: the server.
-        load: how.
-    """
+    """Sends requests to one server."""
 
     def __init__(self, client: HttpClient, load: Load) -> None:
         self._client = client

@@ -67,12 +67,7 @@ class Measured:
 
 
 def as_text(measured: Measured, configured: Mapping[str, float | None]) -> str:
-    """The report of one server.
-
-    Args:
-        measured: its rounds.
-        configured: `max_concurrency` and `request_rate`, as they were set.
-    """
+    """The report of one server."""
     narrow = columns() < _RULE
     lines = [_rule(" Serving Benchmark Result ", "=", narrow)]
     totals = measured.metrics.totals()

@@ -20,10 +20,6 @@ _END_SECONDS = 20.0
 def serve_settings(model: str, words: Sequence[str]) -> ServeSettings:
     """Settings of the server: a free port, embeddings accepted, quiet, and what `words` say.
 
-    Args:
-        model: directory, or name on the hub.
-        words: options of `inlay serve`.
-
     Raises:
         UsageError: it has no such option.
     """

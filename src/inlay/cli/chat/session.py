@@ -101,10 +101,6 @@ class Session:
 
         After Ctrl-C what had come by then is remembered. After an error nothing is.
 
-        Args:
-            message: of the user.
-            answer: filled as it comes.
-
         Raises:
             InlayError: the server refuses, or is lost.
         """

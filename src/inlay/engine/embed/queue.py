@@ -41,9 +41,6 @@ class _Waiting:
 class BatchQueue:
     """Requests with prompts that wait for a batch.
 
-    Args:
-        budget: positions of a batch.
-
     Attributes:
         positions: total of all waiting prompts.
     """

@@ -36,9 +36,6 @@ class AdapterTurns:
     def choose(self, sequences: Iterable[Sequence]) -> frozenset[str]:
         """Choose the adapters of the next step.
 
-        Args:
-            sequences: all running sequences.
-
         Returns:
             The adapters whose sequences rest in this step.
         """

@@ -81,9 +81,6 @@ class LoraAdapters:
     def place(self, names: Iterable[str | None]) -> dict[str | None, int]:
         """Copy the adapters of a step into the model; return the slot of each, `BASE` for None.
 
-        Args:
-            names: names of adapters, at most as many as there are slots.
-
         Raises:
             NotFoundError: an adapter is not loaded.
             EngineError: one could not be copied into the model.

@@ -71,10 +71,6 @@ def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
 def check_recurrent(settings: EngineSettings, family: Family) -> None:
     """Refuse what a model with recurrent layers does not do.
 
-    Args:
-        settings: settings of the engine.
-        family: of the model.
-
     Raises:
         InvalidRequestError: a setting that it cannot be used with, and why.
     """
@@ -96,11 +92,6 @@ def check_recurrent(settings: EngineSettings, family: Family) -> None:
 
 def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) -> None:
     """Refuse what a model that is divided over ranks does not do.
-
-    Args:
-        settings: settings of the engine.
-        config: the model's `config.json`.
-        task: what the engine does with the model.
 
     Raises:
         InvalidRequestError: a setting that does not go together with `tensor_parallel_size`, or
@@ -138,11 +129,6 @@ def check_ranks(settings: EngineSettings, config: Mapping[str, Any], task: str) 
 
 def dtype_name(name: str, config: Mapping[str, Any], *, on_cpu: bool) -> str:
     """Return the dtype for a setting and a checkpoint, by torch's name.
-
-    Args:
-        name: value of the setting.
-        config: the model's `config.json`.
-        on_cpu: True if the model runs on a CPU.
 
     Raises:
         InvalidRequestError: the dtype is not supported there.

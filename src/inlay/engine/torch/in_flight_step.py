@@ -102,11 +102,7 @@ class InFlightStep:
         return self.logits[upload(rows, self.logits.device)]
 
     def kept(self, accepted: Mapping[ScheduledChunk, int]) -> list[int]:
-        """Return how many of the uncertain positions of each chunk are not computed again.
-
-        Args:
-            accepted: number of drafts of chunks that became output.
-        """
+        """Return how many of the uncertain positions of each chunk are not computed again."""
         return [
             chunk.num_uncertain
             - len(chunk.drafts)

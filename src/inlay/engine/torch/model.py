@@ -176,10 +176,6 @@ class CausalModel:
     ) -> "CausalModel":
         """Load the model that `settings` names, and set the number of CPU threads.
 
-        Args:
-            settings: settings of the engine.
-            group: the ranks that divide the model, this process one of them.
-
         Raises:
             InvalidRequestError: an unsupported model, dtype or context length; the message says
                 what is allowed.

@@ -10,9 +10,6 @@ class Parking:
 
     A sequence asks once after each preemption, when there is room for it.
 
-    Args:
-        page_size: positions in a page.
-
     Attributes:
         kept: True if a page (group, digest) is kept somewhere; None where nothing is.
         restore: brings the pages of a sequence back; `ended` is to be called then.

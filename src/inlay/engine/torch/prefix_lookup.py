@@ -21,12 +21,7 @@ class Hits:
 
 
 class PrefixLookup:
-    """Finds cached pages of sequences; changes nothing.
-
-    Args:
-        cache: pages by digest.
-        bounds: page size, and windows of the page groups.
-    """
+    """Finds cached pages of sequences; changes nothing."""
 
     def __init__(self, cache: PrefixCache, bounds: EngineLimits) -> None:
         self._cache = cache
@@ -95,11 +90,7 @@ class PrefixLookup:
 
 
 class PagesInProgress:
-    """Full pages that running sequences are computing, by digest: the first of each computes it.
-
-    Args:
-        page_size: positions in a page.
-    """
+    """Full pages that running sequences are computing, by digest: the first of each computes it."""
 
     def __init__(self, page_size: int) -> None:
         self._size = page_size

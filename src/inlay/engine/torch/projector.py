@@ -21,12 +21,6 @@ class Projector:
     def __init__(self, file: Path, width: int, dtype: torch.dtype, device: torch.device) -> None:
         """Load it.
 
-        Args:
-            file: as `inlay.tensors.projector` has it.
-            width: elements of a hidden state.
-            dtype: in which it computes.
-            device: of the hidden states.
-
         Raises:
             InvalidRequestError: not such a file, or not for states of this width.
         """

@@ -38,12 +38,7 @@ class Receiver(NamedTuple):
 
 
 class Receivers:
-    """The requests that have not ended, and where their outputs go. On the event loop.
-
-    Args:
-        ended: called with the id of each that ends.
-        abort: ends a request whose receiver has failed.
-    """
+    """The requests that have not ended, and where their outputs go. On the event loop."""
 
     def __init__(self, ended: Callable[[str], None], abort: Callable[[str], None]) -> None:
         self._by_id: dict[str, Receiver] = {}

@@ -291,16 +291,7 @@ class Sequence:
         prompt_logprobs: PromptLogprobs | None = None,
         payloads: tuple[Payload, ...] = (),
     ) -> Output:
-        """Return the output with the last `new` tokens, and perhaps the end.
-
-        Args:
-            new: number of tokens at the end that were not emitted yet.
-            logprobs: logprobs of those tokens.
-            finish_reason: set on the last output.
-            error: why it failed; then the finish reason is "error".
-            prompt_logprobs: logprobs of prompt positions that were not emitted yet.
-            payloads: hidden states that were not emitted yet.
-        """
+        """Return the output with the last `new` tokens, and perhaps the end: an `error` is one."""
         offset = len(self.output) - new
         reason: FinishReason | None = "error" if error is not None else finish_reason
         usage = None

@@ -10,14 +10,7 @@ from inlay.request import Request
 
 
 class SequenceFactory:
-    """Makes sequences for one model, in the order of their arrival.
-
-    Args:
-        model: the model.
-        adapters: the loaded adapters, for the identity of their content.
-        secret: key of the digests.
-        prefix_caching: False for sequences without digests.
-    """
+    """Makes sequences for one model, in the order of their arrival."""
 
     def __init__(
         self, model: CausalModel, adapters: LoraAdapters, secret: Secret, *, prefix_caching: bool

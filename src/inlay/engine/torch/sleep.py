@@ -47,12 +47,7 @@ M = TypeVar("M", bound=Restorable)
 
 
 class SleepState(Generic[M]):
-    """The weights of a sleeping engine, and the parts that are restored.
-
-    Args:
-        load: loads the model from its checkpoint.
-        weights_id: identity of the model that must be restored.
-    """
+    """The weights of a sleeping engine, and the parts that are restored."""
 
     def __init__(self, load: Callable[[], M], weights_id: str) -> None:
         self._load = load

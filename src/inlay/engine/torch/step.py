@@ -127,14 +127,9 @@ class Core:
     def admit(
         self, request: Request, expires: float | None = None, grammar: GrammarState | None = None
     ) -> list[Output]:
-        """Add a request that `Admission.check` has accepted.
+        """Add a request that `Admission.check` has accepted; `expires` is on the clock of `expire`.
 
         Raises `NotFoundError` if its adapter was unloaded meanwhile.
-
-        Args:
-            request: the request.
-            expires: deadline on the clock of `expire`, or None.
-            grammar: state of its grammar after the earlier output, if it has one.
 
         Returns:
             The last output at once if the earlier output was already complete, else nothing.

@@ -57,11 +57,6 @@ def bind(rank: int, size: int, nodes: Path = _NODES) -> int:
     Does nothing with fewer nodes than processes, or where the system does not tell.
 
     Returns the number of processes that share the cores of this one.
-
-    Args:
-        rank: of this process.
-        size: number of processes on this machine.
-        nodes: directory in which Linux lists the memory nodes.
     """
     mine = _available()
     lists = sorted(nodes.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))

@@ -53,10 +53,6 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
 def engine_args(settings: EngineSettings, directory: Path) -> Any:
     """VLLM's `AsyncEngineArgs`.
 
-    Args:
-        settings: inlay's own, and the words for vLLM.
-        directory: the model's.
-
     Raises:
         InvalidRequestError: vLLM does not know a word, or it contradicts a setting.
     """

@@ -114,11 +114,7 @@ def gives_tickets(config: Mapping[str, Any] | None) -> bool:
 
 
 def check_hand_over(config: Any) -> None:
-    """Raise `InvalidRequestError` for a vLLM whose prompts cannot be handed over.
-
-    Args:
-        config: vLLM's.
-    """
+    """Raise `InvalidRequestError` for a vLLM whose prompts cannot be handed over."""
     drafts = config.speculative_config
     if drafts is not None and drafts.method != "ngram":
         raise InvalidRequestError(
@@ -143,10 +139,6 @@ def block_layout(config: Any, version: str) -> str:
     """`ModelCard.kv_layout` of a vLLM: equal where its blocks go from one to the other.
 
     vLLM itself compares neither the weights nor, on a CPU, the size of blocks.
-
-    Args:
-        config: vLLM's.
-        version: of vLLM.
     """
     cache, model = config.cache_config, config.model_config
     tensor, positions, pipeline = ranks_of(config)

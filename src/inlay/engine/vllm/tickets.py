@@ -93,15 +93,7 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 class TicketOffice:
-    """Makes tickets for what its vLLM keeps, and checks those of others.
-
-    Args:
-        secret: of the namespace.
-        card: of this worker.
-        engine_id: of its vLLM.
-        ranks: of its vLLM.
-        clock: gives Unix time.
-    """
+    """Makes tickets for what its vLLM keeps, and checks those of others."""
 
     def __init__(
         self,

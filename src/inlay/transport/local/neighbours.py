@@ -58,10 +58,6 @@ NOTHING_SHARED = SharedMemory(None, memoryview(b""))
 def listening(port: int, fingerprint: bytes) -> socket.socket | None:
     """Return a socket that listens for neighbours; None where the system has no such sockets.
 
-    Args:
-        port: of TCP that the process listens on.
-        fingerprint: of its certificate.
-
     Raises:
         OSError: it cannot listen.
     """
@@ -79,10 +75,6 @@ def listening(port: int, fingerprint: bytes) -> socket.socket | None:
 
 def dialled(address: Address, memory: ReceiveMemory) -> tuple[socket.socket, SharedMemory] | None:
     """Return a socket to the neighbour at `address`, and what is shared; None if there is none.
-
-    Args:
-        address: with a fingerprint.
-        memory: for large messages.
 
     Raises:
         OSError: the system gives no memory.
@@ -122,10 +114,6 @@ def _offered(sock: socket.socket, memory: ReceiveMemory) -> SharedMemory:
 
 async def greeted(sock: socket.socket, memory: ReceiveMemory) -> SharedMemory:
     """Return what a neighbour that has connected shares.
-
-    Args:
-        sock: to it.
-        memory: for large messages.
 
     Raises:
         OSError: it is no neighbour, or has ended.

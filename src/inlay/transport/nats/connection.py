@@ -47,12 +47,7 @@ class Connection:
     """
 
     def __init__(self, settings: NatsSettings, name: str) -> None:
-        """Not connected.
-
-        Args:
-            settings: of the servers.
-            name: that the servers know it by.
-        """
+        """Not connected."""
         self._settings = settings
         self._name = name
         self._client = NatsClient()

@@ -78,10 +78,6 @@ class _Observer:
 def observe(model: nn.Module, *, recurrent: bool = False) -> tuple[LayerShape, ...]:
     """Return the shape of each layer of a transformers model's body, in order.
 
-    Args:
-        model: the body.
-        recurrent: it has recurrent layers, as `keep_states` left them.
-
     Raises:
         InvalidRequestError: a layer uses an option that this engine's attention does not support,
             or recurrent layers stand beside unlike attention layers.

@@ -81,11 +81,6 @@ def check_options(
 ) -> None:
     """Refuse unsupported options.
 
-    Args:
-        module: the calling layer.
-        options: its keyword arguments; None means unset.
-        without_effect: names that do not change the result.
-
     Raises:
         EngineError: lists the unsupported options.
     """

@@ -57,10 +57,6 @@ class PageGroup(NamedTuple):
 def group_layers(windows: Sequence[Window], max_model_len: int) -> tuple[PageGroup, ...]:
     """Divide layers so that a sequence of `max_model_len` positions takes the least memory.
 
-    Args:
-        windows: window of each layer.
-        max_model_len: maximum length of a sequence.
-
     Returns:
         Groups of one window each, within `MAX_GROUPS` and `MAX_PLACES`; one group of all layers if
         windows save too little.

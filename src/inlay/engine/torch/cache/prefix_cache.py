@@ -9,10 +9,6 @@ class PrefixCache:
 
     Each page is unknown (no digest), held (a digest, and used by a sequence), or idle (a digest,
     and unused). Only idle pages are evicted, least recently used first, across all groups.
-
-    Args:
-        num_groups: number of page groups.
-        forgotten: called with a digest and the group that no longer has a page of it.
     """
 
     __slots__ = ("_forgotten", "_idle", "_names", "_pages")

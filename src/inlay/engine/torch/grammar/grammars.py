@@ -80,13 +80,7 @@ class Grammars:
     """
 
     def __init__(self, path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """Start to read the tokenizer, in the background.
-
-        Args:
-            path: of the model directory.
-            vocab_size: width of the logits.
-            eos_token_ids: what ends an output where its grammar may end.
-        """
+        """Start to read the tokenizer, in the background."""
         self._vocab_size = vocab_size
         self._turns: FairExecutor[_Compiled] = FairExecutor(THREADS, "inlay-grammar")
         # Apart from those that compile: what has been compiled does not wait.
@@ -117,13 +111,6 @@ class Grammars:
         salt: str | None = None,
     ) -> "Waiting":
         """The state of a request at the end of the output it has so far.
-
-        Args:
-            grammar: what its output must match.
-            stop_token_ids: of the request.
-            output: ids.
-            client: whose it is; clients take turns.
-            salt: compiled grammars are shared by those who have the same.
 
         Raises:
             OverloadedError: the engine is closing.

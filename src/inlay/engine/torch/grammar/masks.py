@@ -67,9 +67,6 @@ class Masks:
         """Those whose next token cannot be chosen in this step.
 
         Why they must end, or None where they need more time.
-
-        Args:
-            sequences: those given to `prepare`.
         """
         bound = [sequence for sequence in sequences if sequence.grammar is not None]
         # With no other in the step no one waits.

@@ -159,10 +159,7 @@ class GrammarState:
         return mask
 
     def ready(self, timeout: float) -> bool:
-        """Return True if the mask that `prepare` began is done.
-
-        Args:
-            timeout: seconds to wait for it.
+        """Return True if the mask that `prepare` began is done, within `timeout` seconds.
 
         Raises:
             InvalidRequestError: it takes too long; the sequence must end.

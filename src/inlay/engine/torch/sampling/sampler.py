@@ -138,13 +138,7 @@ class Sampler:
     def __init__(
         self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
     ) -> None:
-        """Create an empty sampler.
-
-        Args:
-            vocab_size: width of the logits.
-            eos_token_ids: the model's own end tokens.
-            device: device of the logits.
-        """
+        """Create an empty sampler."""
         self._vocab_size = vocab_size
         self._device = device
         self._constraints = Constraints(vocab_size, eos_token_ids, device)

@@ -23,12 +23,7 @@ class StepCosts:
         self._seconds: dict[int, float] = {}
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Take a measurement. One that is far off, as of a machine that stood still, counts little.
-
-        Args:
-            rows: positions that the step computed.
-            seconds: it took.
-        """
+        """Take a measurement. One far off, as of a machine that stood still, counts little."""
         old = self._seconds.get(rows, 0.0)
         if not old:
             old = float(self._expected(np.array([rows]))[0]) if self._seconds else seconds

@@ -100,14 +100,7 @@ class HeadDrafter:
     """
 
     def __init__(self, head: DraftHead, model: CausalModel, num_pages: int, page_size: int) -> None:
-        """Allocate the head's pages.
-
-        Args:
-            head: the head.
-            model: the served model, with layers without a window.
-            num_pages: of the served model.
-            page_size: positions in a page.
-        """
+        """Allocate the head's pages."""
         self.layers = head.layers
         self._head = head
         self._model = model

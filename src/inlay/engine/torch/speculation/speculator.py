@@ -68,13 +68,7 @@ class Speculator:
     """
 
     def __init__(self, drafter: Drafter, most: int, reader: StateReader | None = None) -> None:
-        """Start without knowledge of costs.
-
-        Args:
-            drafter: makes the drafts.
-            most: maximum number of drafts of a sequence in a step.
-            reader: the drafter's part that reads hidden states, if it has one.
-        """
+        """Start without knowledge of costs; `most` drafts of a sequence in a step at most."""
         self._drafter = drafter
         self._most = most
         self.reader = reader
@@ -130,13 +124,7 @@ class Speculator:
             plan.left -= len(drafts)
 
     def _counts(self, limits: Mapping[Sequence, int], rows: int, room: int) -> dict[Sequence, int]:
-        """Return how many drafts of sequences that decode pay, without those of which none do.
-
-        Args:
-            limits: maximum number of drafts of each.
-            rows: positions of the step without drafts.
-            room: maximum number of drafts of all together.
-        """
+        """Return how many drafts of sequences that decode pay, without those of which none do."""
         sequences = list(limits)
         chances = {
             place: (

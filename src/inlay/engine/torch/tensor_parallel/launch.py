@@ -27,10 +27,6 @@ _END_SECONDS = 5.0
 def load(settings: EngineSettings, undo: ExitStack) -> CausalModel:
     """Load the model, with `tensor_parallel_size` - 1 more processes that have their share of it.
 
-    Args:
-        settings: of the engine.
-        undo: ends the processes.
-
     Raises:
         InvalidRequestError: an unsupported model, dtype, context length or number of ranks.
         EngineError: a rank has ended.

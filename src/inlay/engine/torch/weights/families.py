@@ -138,11 +138,7 @@ def _with_language_model(family: Family, config: Mapping[str, Any]) -> Family:
 
 
 def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the weight name prefixes of multi-token prediction layers; the model has none of them.
-
-    Args:
-        config: a model's `config.json`.
-    """
+    """Return the weight name prefixes of multi-token prediction layers, which no model has."""
     count, last = config.get("num_nextn_predict_layers"), config.get("num_hidden_layers")
     if not isinstance(count, int) or not isinstance(last, int):
         return ()
@@ -151,10 +147,6 @@ def next_token_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
     """Return the maximum length of a sequence, in positions: as requested, or the model's own.
-
-    Args:
-        asked: requested by a setting, or None.
-        config: a model's `config.json`, or that of its language model.
 
     Raises:
         InvalidRequestError: more than the model's own, or the model's own is not known.
@@ -171,11 +163,6 @@ def context_length(asked: int | None, config: Mapping[str, Any]) -> int:
 
 def check_positions(config: Any, max_model_len: int, *, recurrent: bool = False) -> None:
     """Refuse a configuration whose positions cannot be computed for each sequence separately.
-
-    Args:
-        config: transformers configuration of the language model.
-        max_model_len: maximum number of positions of a sequence.
-        recurrent: as in `Family`.
 
     Raises:
         InvalidRequestError: rotary embeddings that depend on the rest of the batch, or layers of an

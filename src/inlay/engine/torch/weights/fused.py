@@ -86,13 +86,7 @@ class FusedGated(nn.Module):
 
 
 def fuse(model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels) -> None:
-    """Replace layers of `model` in place; other kinds are left unchanged.
-
-    Args:
-        model: model whose projections and norms `accelerate` has replaced.
-        layers: shape of each attention layer.
-        kernels: kernels of this CPU.
-    """
+    """Replace layers of `model` in place; other kinds are left unchanged."""
     for parent in list(model.modules()):
         for name, child in list[tuple[str, Any]](parent.named_children()):
             kind = type(child).__name__

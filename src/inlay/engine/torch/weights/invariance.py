@@ -58,11 +58,6 @@ def make_invariant(
 ) -> str | None:
     """Make what is left of a loaded model invariant, if all of it can be.
 
-    Args:
-        model: transformers model whose layers are replaced, with `invariant` products.
-        native: kernels of its device, if any.
-        group: the ranks that have a share of it each, if any.
-
     Returns:
         None, or why it cannot be.
     """
