@@ -51,7 +51,7 @@ _IMPORTED = (
     "inlay.engine.embed.engine",
     "inlay.engine.torch.engine",
     "inlay.engine.torch.loading",
-    "inlay.engine.torch.tensor_parallel.follower",
+    "inlay.engine.torch.tensor_parallel.launch",
     "transformers.models.llama.modeling_llama",
 )
 _AT_START = (

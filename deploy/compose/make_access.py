@@ -11,7 +11,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from inlay.cli.nats_access import public_key
+from inlay.cli.nats import public_key
 
 
 def main() -> None:

@@ -11,13 +11,12 @@ from scripts.demo_training.audit_texts import lines
 from scripts.demo_training.world import build_world
 
 from inlay import demo
-from inlay.audit.chart import chart
 from inlay.audit.neural import inverter, learned
 from inlay.audit.neural.language_model import LanguageModel
 from inlay.audit.neural.model_answers import ModelAnswers
-from inlay.audit.prompts import Floats, PromptMaker
+from inlay.audit.prompts import Floats, PromptMaker, read_texts
+from inlay.audit.report import chart
 from inlay.audit.run import Audit, Audited
-from inlay.audit.texts import read_texts
 from inlay.audit.transform import Setting, named
 from inlay.client import PromptEmbedder
 

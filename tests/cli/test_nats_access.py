@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.nats_access import is_local, public_key, wants_key
+from inlay.cli.nats import is_local, public_key, wants_key
 from inlay.cli.settings import NatsServerSettings
 from inlay.errors import InvalidRequestError
 

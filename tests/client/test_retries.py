@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from inlay.client import AsyncUploader, EmbeddedPrompt, Uploader
-from inlay.client.steps import Question, asked, wait_after
+from inlay.client.connection import Question, asked, wait_after
 from inlay.errors import InlayError, NotFoundError, OverloadedError, RateLimitedError
 from inlay.store import PromptStore
 from tests.live import SECRET, Fleet, fleet

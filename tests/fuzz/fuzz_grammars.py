@@ -60,9 +60,9 @@ class Spent(NamedTuple):
 @cache
 def _parts() -> Any:
     """What is fuzzed: imported late, so that it can be instrumented."""
-    from inlay.engine.grammar.cheap import is_cheap
     from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
     from inlay.engine.grammar.source import source_of
+    from inlay.engine.grammar.trial import is_cheap
     from inlay.engine.grammar.trial_process import MAX_CPU
 
     return SimpleNamespace(

@@ -11,12 +11,10 @@ import numpy as np
 
 from inlay.audit.answers import Ask, Diverge
 from inlay.audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
-from inlay.audit.chart import chart
 from inlay.audit.external import CommandTransform, GivenRows, transform_of
-from inlay.audit.prompts import PromptMaker
-from inlay.audit.report import NOTES, as_data, begun, described, failures, limits
+from inlay.audit.prompts import PromptMaker, read_texts, split
+from inlay.audit.report import NOTES, as_data, begun, chart, described, failures, limits
 from inlay.audit.run import Audit, Audited
-from inlay.audit.texts import read_texts, split
 from inlay.audit.transform import Setting, Transform
 from inlay.cli.audit_answers import ANSWER_TOKENS, ServerAnswers
 from inlay.cli.client_settings import AuditSettings

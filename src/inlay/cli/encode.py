@@ -1,6 +1,8 @@
 """`inlay embeds encode`: text, messages, an image or audio to a file of embeddings."""
 
+import asyncio
 import json
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,13 @@ from inlay.cli.files import read, standard_input, write_bytes
 from inlay.cli.process import Console
 from inlay.cli.settings import EncodeSettings
 from inlay.cli.written import as_json, check_destination
-from inlay.client import EmbeddedMedia, EmbeddedPrompt, PromptEmbedder
+from inlay.client import EmbeddedMedia, EmbeddedPrompt, MediaEncoder, PromptEmbedder
 from inlay.client.prompts import Array
+from inlay.digest import Secret
 from inlay.errors import EmbeddingsError
+from inlay.media.spec import Detail, Kind
+from inlay.prompt import Buffer, Media, Prompt
+from inlay.request import Output, Pooling, Request, Task
 
 
 def run(settings: EncodeSettings) -> int:
@@ -43,8 +49,6 @@ def run(settings: EncodeSettings) -> int:
     check_destination(settings)
     made: EmbeddedPrompt | EmbeddedMedia
     if is_media:
-        from inlay.cli.encode_media import encoded
-
         media = encoded(settings)
         made = EmbeddedMedia(_cast(media.rows, settings.dtype), media.grid, media.kind)
     else:
@@ -105,3 +109,55 @@ def _messages(path: Path) -> list[dict[str, Any]]:
             "'messages'"
         )
     return messages
+
+
+def encoded(settings: EncodeSettings) -> EmbeddedMedia:
+    """The rows of the file that `settings` names.
+
+    Raises:
+        UsageError: neither a server nor a model is given.
+        FileError: the file cannot be read.
+        InlayError: the file is refused, the server cannot be reached, or there is no such model.
+    """
+    kind: Kind = "image" if settings.audio is None else "audio"
+    path = settings.audio or settings.image
+    assert path is not None
+    data = read(path, f"--{kind} {path}")
+    if settings.url is None:
+        if settings.model is None:
+            raise UsageError(
+                f"--{kind} is encoded by a server, --url URL, or here, --model DIRECTORY"
+            )
+        return asyncio.run(_here(settings.model, data, kind, settings.detail))
+    key = None if settings.api_key is None else settings.api_key.get_secret_value()
+    encoder = MediaEncoder(settings.url, key, model=settings.model)
+    return encoder.encode(data, kind=kind, detail=settings.detail)
+
+
+async def _here(model: str, data: bytes, kind: Kind, detail: Detail | None) -> EmbeddedMedia:
+    """Encode a file with the encoder of a model, in this process."""
+    from inlay.api.openai.encode import media_rows
+    from inlay.engine import EngineSettings, create
+    from inlay.media.items import audio_item, image_item
+
+    secret = Secret(secrets.token_bytes(32))
+    engine = create(EngineSettings(model=model, task="encode"), secret)
+    await engine.start()
+    try:
+        spec = engine.card.media
+        assert spec is not None, "only models with media have an encoder"
+        if kind == "audio":
+            item = audio_item(spec, Buffer(data), secret)
+        else:
+            item = image_item(spec, Buffer(data), secret, detail=detail)
+        prompt = Prompt.of(*item.segments)
+        done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        request = Request(id="encode", task=Task.ENCODE, prompts=(prompt,), params=Pooling())
+        engine.submit(request, done.set_result)
+        output = await done
+    finally:
+        await engine.close()
+    if output.error is not None:
+        raise output.error.to_error()
+    grid = next(part.grid for part in prompt.segments if isinstance(part, Media))
+    return EmbeddedMedia(media_rows({each.port: each for each in output.payloads}), grid, kind)

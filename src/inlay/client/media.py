@@ -8,9 +8,8 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from inlay.client.connection import JSON, Connection
+from inlay.client.connection import JSON, RETRIES, Connection, Question, Steps, asked
 from inlay.client.prompts import Array, container
-from inlay.client.steps import RETRIES, Question, Steps, asked
 from inlay.client.uploader import Uploader, image_type
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.spec import NAMED, Detail, Kind

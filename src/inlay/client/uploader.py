@@ -12,8 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from blake3 import blake3
 
-from inlay.client.connection import JSON, Connection
-from inlay.client.steps import RETRIES, Question, Steps, asked
+from inlay.client.connection import JSON, RETRIES, Connection, Question, Steps, asked
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.media.image import read_image_header
 

@@ -11,7 +11,7 @@ A frontend sees `StoredPrompts`. That is `LocalStoredPrompts` over one process's
     fleet.py         FleetStore       records and contents in a `shared.Shared`; no NATS
     shared.py        Record, Shared   metadata of a prompt in a fleet; storage with compare-and-set
     space.py         SharedSpace      room in a fleet's storage, made of what is least used
-    quotas.py        TenantQuotas     bytes of each tenant in a fleet, uploads in progress included
+                     TenantQuotas     bytes of each tenant in a fleet, uploads in progress included
     reaper.py        Reaper           removes expired and orphaned objects, one frontend at a time
     secret.py        load_secret      the namespace's secret and other 32-byte keys
 

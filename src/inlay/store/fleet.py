@@ -30,7 +30,6 @@ from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileErro
 from inlay.store.index import LONGEST_WAIT
 from inlay.store.names import Key, Names
 from inlay.store.prompts import Threads, nothing
-from inlay.store.quotas import TenantQuotas
 from inlay.store.reaper import PERIOD_SECONDS, Reaper
 from inlay.store.sealing import Sealer
 from inlay.store.shared import (
@@ -44,7 +43,7 @@ from inlay.store.shared import (
     name_of,
     room,
 )
-from inlay.store.space import FleetLimits, SharedSpace
+from inlay.store.space import FleetLimits, SharedSpace, TenantQuotas
 from inlay.store.store import PromptStore, kind_of, missing
 
 _log = logging.getLogger(__name__)

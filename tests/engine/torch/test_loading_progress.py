@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.weights import progress
-from inlay.engine.torch.weights.progress import SECONDS, Progress
+from inlay.engine.torch.weights import checkpoint
+from inlay.engine.torch.weights.checkpoint import SECONDS, Progress
 from tests.models import tiny
 
 GB = 1_000_000_000
@@ -67,7 +67,7 @@ def test_it_ends_at_all_of_it_whatever_names_are_met(
 def test_transformers_loop_is_the_one_that_is_told_of(
     family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
     with caplog.at_level(logging.INFO):
         CausalModel.load(EngineSettings(model=str(tiny(family)), device="cpu", num_threads=1))
     told = [line for line in caplog.messages if line.startswith("loading weights: ")]

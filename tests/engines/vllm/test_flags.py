@@ -13,7 +13,7 @@ NUMBERS = ["8", "8k", "8K", "25.6k", "1m", "2M", "1g", "3G", "1t", "1T", "0k"]
 TOLD = f"""
 import json
 from inlay.cli.commands import COMMANDS
-from inlay.cli.integers import expand_suffix
+from inlay.cli.reading import expand_suffix
 from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, SHORT
 serve = next(command for command in COMMANDS if command.name == "serve")
 print(json.dumps({{

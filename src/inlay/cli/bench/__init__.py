@@ -1,6 +1,6 @@
 """`inlay bench`: load on a server, or on two in turn, and its figures.
 
-    workload.py     bodies made at random; bodies_file.py, bodies read from a file; writing.py
+    workload.py     bodies made at random, or read from a file; writing.py
     load.py         sends them, and says when each piece of an answer came
     metrics.py      figures by the definitions of `vllm bench serve`; report.py shows them
 
@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from inlay.cli.bench.bodies_file import prepared, read_bodies
 from inlay.cli.bench.load import Load, Sender
 from inlay.cli.bench.metrics import Metrics, Round, goodput_bounds
 from inlay.cli.bench.report import Measured, as_text, compared, comparison
-from inlay.cli.bench.workload import Body, Workload
+from inlay.cli.bench.workload import Body, Workload, prepared, read_bodies
 from inlay.cli.client_settings import BenchSettings
 from inlay.cli.command import UsageError
 from inlay.cli.http_client import HttpClient

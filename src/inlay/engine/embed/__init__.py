@@ -7,8 +7,7 @@ SGLang, which use the same queue.
 
 `Encoder` runs a transformers model over prompts laid end to end; `PackedAttention` attends groups
 of about equal length behind transformers' attention interface; `TiledEncoder` runs all layers of a
-BERT-like encoder in one native call on CPUs with AMX; `gelu.py` fuses GELU into the product before
-it; `pooling.py` computes vectors from hidden states in float32. `families.py` lists the supported
+BERT-like encoder in one native call on CPUs with AMX; `pooling.py` computes vectors from hidden states in float32. `families.py` lists the supported
 models, all others are refused; `facts.py` holds what does not depend on the engine: pooling, length
 and identity.
 
