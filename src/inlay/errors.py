@@ -214,23 +214,13 @@ class DeadlineExceededError(InlayError):
     type = "timeout_error"
 
 
-_WIRE_NAMES: dict[str, type[InlayError]] = {
-    cls.__name__: cls
-    for cls in (
-        InvalidRequestError,
-        EmbeddingsError,
-        ContextLengthError,
-        AuthenticationError,
-        PermissionDeniedError,
-        NotFoundError,
-        BodyTooLargeError,
-        UnsupportedMediaTypeError,
-        RateLimitedError,
-        EngineError,
-        OverloadedError,
-        DeadlineExceededError,
-    )
-}
+_KINDS = [
+    kind for kind in vars().values() if isinstance(kind, type) and issubclass(kind, InlayError)
+]
+_BY_NAME = {kind.__name__: kind for kind in _KINDS}
+
+BY_STATUS = {kind.status: kind for kind in _KINDS if kind.__base__ is InlayError}
+"""The general error of each HTTP status."""
 
 
 class ErrorFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -257,7 +247,7 @@ class ErrorFrame(msgspec.Struct, frozen=True, array_like=True):
 
     def to_error(self) -> InlayError:
         """The error again; a kind this side does not know becomes an `EngineError`."""
-        cls = _WIRE_NAMES.get(self.kind, EngineError)
+        cls = _BY_NAME.get(self.kind, EngineError)
         return cls(
             self.message,
             param=self.param,

@@ -2,32 +2,7 @@
 
 import msgspec
 
-from inlay.errors import (
-    AuthenticationError,
-    BodyTooLargeError,
-    DeadlineExceededError,
-    EngineError,
-    InlayError,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
-    PermissionDeniedError,
-    RateLimitedError,
-)
-
-_ERRORS: dict[int, type[InlayError]] = {
-    error.status: error
-    for error in (
-        InvalidRequestError,
-        AuthenticationError,
-        PermissionDeniedError,
-        NotFoundError,
-        BodyTooLargeError,
-        RateLimitedError,
-        OverloadedError,
-        DeadlineExceededError,
-    )
-}
+from inlay.errors import BY_STATUS, EngineError, InlayError
 
 
 class _Said(msgspec.Struct):
@@ -50,7 +25,7 @@ def refusal(status: int, body: bytes, retry_after: str | None = None) -> InlayEr
         body: OpenAI's error object, or anything else, of which the beginning is quoted.
         retry_after: the header's value, if there is one.
     """
-    kind = _ERRORS.get(status, EngineError)
+    kind = BY_STATUS.get(status, EngineError)
     try:
         said = msgspec.json.decode(body, type=_Answer).error
     except msgspec.MsgspecError:
