@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS
 from inlay.cli.options import Option
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, REMOVED, SHORT
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, REMOVED
+from inlay.engine.ranks import SHORT
 
 _HEAD = """\
 # Command line

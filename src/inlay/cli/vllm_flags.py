@@ -7,33 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-SHORT: Mapping[str, str] = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-dpn": "--data-parallel-rank",
-    "-dpr": "--data-parallel-start-rank",
-    "-dpl": "--data-parallel-size-local",
-    "-dpa": "--data-parallel-address",
-    "-dpp": "--data-parallel-rpc-port",
-    "-dpb": "--data-parallel-backend",
-    "-dph": "--data-parallel-hybrid-lb",
-    "-dpe": "--data-parallel-external-lb",
-    "-dpm": "--data-parallel-multi-port-external-lb",
-    "-dcp": "--decode-context-parallel-size",
-    "-pcp": "--prefill-context-parallel-size",
-    "-ep": "--enable-expert-parallel",
-    "-q": "--quantization",
-    "-n": "--nnodes",
-    "-r": "--node-rank",
-    "-sc": "--speculative-config",
-    "-dc": "--diffusion-config",
-    "-cc": "--compilation-config",
-    "-ac": "--attention-config",
-    "-asc": "--api-server-count",
-    "-O": "--optimization-level",
-}
-"""vLLM's short flags, by the long ones."""
+from inlay.engine.ranks import SHORT
 
 ENGINE_VALUES = frozenset(
     """

@@ -19,19 +19,34 @@ _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_exp
 """Names of the number of experts in model configurations, as in vLLM."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_SHORT = {
+
+SHORT: Mapping[str, str] = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
     "-dp": "--data-parallel-size",
     "-dpn": "--data-parallel-rank",
-    "-dpl": "--data-parallel-size-local",
     "-dpr": "--data-parallel-start-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
     "-dph": "--data-parallel-hybrid-lb",
     "-dpe": "--data-parallel-external-lb",
     "-dpm": "--data-parallel-multi-port-external-lb",
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
     "-pcp": "--prefill-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-sc": "--speculative-config",
+    "-dc": "--diffusion-config",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+    "-asc": "--api-server-count",
+    "-O": "--optimization-level",
 }
-"""vLLM's short flags."""
+"""vLLM's short flags, by the long ones."""
 
 _FIELDS = {
     "--data-parallel-size": "data_parallel_size",
@@ -101,9 +116,9 @@ def _split(word: str) -> tuple[str, str, str | None]:
     """
     flag, equals, value = word.partition("=")
     attached = _ATTACHED.fullmatch(word)
-    if attached is not None and attached[1] in _SHORT:
-        return _SHORT[attached[1]], attached[1], attached[2]
-    long = flag.replace("_", "-") if flag.startswith("--") else _SHORT.get(flag, flag)
+    if attached is not None and attached[1] in SHORT:
+        return SHORT[attached[1]], attached[1], attached[2]
+    long = flag.replace("_", "-") if flag.startswith("--") else SHORT.get(flag, flag)
     return long, flag, value if equals else None
 
 

@@ -14,7 +14,8 @@ TOLD = f"""
 import json
 from inlay.cli.commands import COMMANDS
 from inlay.cli.reading import expand_suffix
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, SHORT
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD
+from inlay.engine.ranks import SHORT
 serve = next(command for command in COMMANDS if command.name == "serve")
 print(json.dumps({{
     "own": [option.flag for option in serve.options.flags],
