@@ -16,7 +16,7 @@ Shapes: B sequences of a graph, W pages of the longest sequence, N page groups, 
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,11 +37,8 @@ MOST_SEQUENCES = 512
 """Maximum number of sequences of a graph: beyond, launch overhead is small."""
 
 
-class Capture(Protocol):
-    """Captures a function as a graph."""
-
-    def __call__(self, function: Callable[[], None], /) -> Callable[[], None]:
-        """Return a function that repeats what `function` does now, on the same memory."""
+Capture: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
+"""Captures a function; returns one that repeats what it does now, on the same memory."""
 
 
 class CudaCapture:

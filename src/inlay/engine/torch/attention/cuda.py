@@ -1,7 +1,8 @@
 """Attention over pages on CUDA: one kernel for every kind of layer, over whole batches."""
 
+from collections.abc import Callable
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -44,22 +45,10 @@ class Sequences(NamedTuple):
         )
 
 
-class AttentionKernel(Protocol):
-    """Kernel of `CudaAttention`; `triton_kernels.attend` has the meaning of the arguments."""
-
-    def __call__(
-        self,
-        out: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        table: Tensor,
-        sequences: Sequences,
-        last: Tensor | None,
-        scoring: Scoring,
-        /,
-    ) -> None:
-        """Write `out`."""
+AttentionKernel: TypeAlias = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Sequences, Tensor | None, Scoring], None
+]
+"""Kernel of `CudaAttention`: `triton_kernels.attend` says what the arguments are."""
 
 
 class CudaAttention:
