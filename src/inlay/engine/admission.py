@@ -72,6 +72,17 @@ class PromptAdmission:
     refuses_rows: str | None
     media: MediaSpec | None = None
 
+    @classmethod
+    def of_prompts(cls, card: ModelCard) -> "PromptAdmission":
+        """Build the checks from an engine's metadata."""
+        return PromptAdmission(
+            vocab_size=card.vocab_size,
+            hidden_size=card.hidden_size,
+            dtype=card.dtype,
+            refuses_rows=card.prompt_embeds,
+            media=card.media,
+        )
+
     def check_prompt(self, prompt: Prompt, param: str = "prompt") -> None:
         """Raise `InvalidRequestError` if the model cannot read a position of `prompt`.
 

@@ -107,13 +107,7 @@ class EmbedEngine:
             raise EngineError("the engine was started before")
         loaded = self._loaded = await self._model.start()
         self._queue = BatchQueue(loaded.budget)
-        self._admission = PromptAdmission(
-            vocab_size=loaded.card.vocab_size,
-            hidden_size=loaded.card.hidden_size,
-            dtype=loaded.card.dtype,
-            refuses_rows=loaded.card.prompt_embeds,
-            media=loaded.card.media,
-        )
+        self._admission = PromptAdmission.of_prompts(loaded.card)
 
     async def close(self) -> None:
         """End every request with an error and release the model."""

@@ -62,15 +62,8 @@ class EncodeEngine:
         if self._card is not None:
             raise EngineError("the engine was started before")
         loaded, encoder = await asyncio.to_thread(self._load)
-        card = self._card = self._card_of(loaded, encoder)
-        admission = PromptAdmission(
-            vocab_size=card.vocab_size,
-            hidden_size=card.hidden_size,
-            dtype=card.dtype,
-            refuses_rows=card.prompt_embeds,
-            media=card.media,
-        )
-        self._requests = EncodeRequests(encoder, admission)
+        self._card = self._card_of(loaded, encoder)
+        self._requests = EncodeRequests(encoder, PromptAdmission.of_prompts(self._card))
 
     def _load(self) -> tuple[LoadedTower, MediaEncoder]:
         loaded = load_tower(self._settings)
