@@ -1,6 +1,7 @@
 """`Family`, and the families of generation models with a tower of images or audio."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 
@@ -34,8 +35,6 @@ class Family:
     recurrent: bool = False
 
 
-_LANGUAGE = "language_model"
-
 DELTA = (
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
     ("in_proj_qkvz", "in_proj_ba"),
@@ -44,71 +43,37 @@ DELTA = (
 )
 """Projections of layers of the gated delta rule, and of those between them."""
 
+_with_tower = partial(Family, language="language_model")
+_with_mrope = partial(_with_tower, rope_axes=3)
+
 MEDIA_FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        Family("gemma3", "Gemma3ForConditionalGeneration", language=_LANGUAGE, bidirectional="all"),
-        Family(
-            "gemma4", "Gemma4ForConditionalGeneration", language=_LANGUAGE, bidirectional="sliding"
-        ),
-        Family("glm4v", "Glm4vForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
-        Family("glm4v_moe", "Glm4vMoeForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
+        _with_tower("gemma3", "Gemma3ForConditionalGeneration", bidirectional="all"),
+        _with_tower("gemma4", "Gemma4ForConditionalGeneration", bidirectional="sliding"),
+        _with_mrope("glm4v", "Glm4vForConditionalGeneration"),
+        _with_mrope("glm4v_moe", "Glm4vMoeForConditionalGeneration"),
         Family("idefics3", "Idefics3ForConditionalGeneration", language="text_model"),
-        Family("internvl", "InternVLForConditionalGeneration", language=_LANGUAGE),
-        Family("llama4", "Llama4ForConditionalGeneration", language=_LANGUAGE, own_head=True),
-        Family("llava", "LlavaForConditionalGeneration", language=_LANGUAGE),
-        Family("llava_next", "LlavaNextForConditionalGeneration", language=_LANGUAGE),
-        Family("llava_onevision", "LlavaOnevisionForConditionalGeneration", language=_LANGUAGE),
-        Family("mistral3", "Mistral3ForConditionalGeneration", language=_LANGUAGE),
-        Family(
-            "qwen2_vl",
-            "Qwen2VLForConditionalGeneration",
-            float32_scores=True,
-            language=_LANGUAGE,
-            rope_axes=3,
+        _with_tower("internvl", "InternVLForConditionalGeneration"),
+        _with_tower("llama4", "Llama4ForConditionalGeneration", own_head=True),
+        _with_tower("llava", "LlavaForConditionalGeneration"),
+        _with_tower("llava_next", "LlavaNextForConditionalGeneration"),
+        _with_tower("llava_onevision", "LlavaOnevisionForConditionalGeneration"),
+        _with_tower("mistral3", "Mistral3ForConditionalGeneration"),
+        _with_mrope("qwen2_vl", "Qwen2VLForConditionalGeneration", float32_scores=True),
+        _with_mrope("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", float32_scores=True),
+        _with_mrope(
+            "qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration", float32_scores=True
         ),
-        Family(
-            "qwen2_5_vl",
-            "Qwen2_5_VLForConditionalGeneration",
-            float32_scores=True,
-            language=_LANGUAGE,
-            rope_axes=3,
+        _with_tower("qwen2_audio", "Qwen2AudioForConditionalGeneration", float32_scores=True),
+        _with_mrope("qwen3_5", "Qwen3_5ForConditionalGeneration", fused=DELTA, recurrent=True),
+        _with_mrope(
+            "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", fused=DELTA, recurrent=True
         ),
-        Family(
-            "qwen2_5_omni",
-            "Qwen2_5OmniThinkerForConditionalGeneration",
-            float32_scores=True,
-            language=_LANGUAGE,
-            rope_axes=3,
-        ),
-        Family(
-            "qwen2_audio",
-            "Qwen2AudioForConditionalGeneration",
-            float32_scores=True,
-            language=_LANGUAGE,
-        ),
-        Family(
-            "qwen3_5",
-            "Qwen3_5ForConditionalGeneration",
-            fused=DELTA,
-            recurrent=True,
-            language=_LANGUAGE,
-            rope_axes=3,
-        ),
-        Family(
-            "qwen3_5_moe",
-            "Qwen3_5MoeForConditionalGeneration",
-            fused=DELTA,
-            recurrent=True,
-            language=_LANGUAGE,
-            rope_axes=3,
-        ),
-        Family("qwen3_vl", "Qwen3VLForConditionalGeneration", language=_LANGUAGE, rope_axes=3),
-        Family(
-            "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", language=_LANGUAGE, rope_axes=3
-        ),
+        _with_mrope("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+        _with_mrope("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
         Family("smolvlm", "SmolVLMForConditionalGeneration", language="text_model"),
-        Family("voxtral", "VoxtralForConditionalGeneration", language=_LANGUAGE),
+        _with_tower("voxtral", "VoxtralForConditionalGeneration"),
     )
 }
 """Models with a tower of images or audio. Most have a language model of another family inside."""
