@@ -81,8 +81,8 @@ def check_options(settings: EngineSettings) -> None:
         )
     if spec.check:
         _import(spec.check)(settings)
-    for option, is_set in _OPTIONS.items():
-        if option in spec.options or not is_set(settings):
+    for option in sorted(_OPTIONS - spec.options):
+        if not _is_set(settings, option):
             continue
         takers = [name for name, other in ENGINES.items() if option in other.options]
         raise InvalidRequestError(
@@ -99,37 +99,33 @@ def _import(path: str) -> Callable[..., Any]:
     return found
 
 
-def _changed(settings: EngineSettings, option: str) -> bool:
-    return bool(getattr(settings, option) != EngineSettings.model_fields[option].default)
+def _is_set(settings: EngineSettings, option: str) -> bool:
+    name, _, task = option.partition(" ")
+    value = getattr(settings, name)
+    default = EngineSettings.model_fields[name].default
+    return value == task if task else value is not False and value not in (default, None, "")
 
 
 _IMAGES = frozenset({"task image", "part", "max_generated_image_size", "max_inference_steps"})
 """Options of engines that make images."""
 
-_OPTIONS: Mapping[str, Callable[[EngineSettings], object]] = {
-    "enable_lora": lambda settings: settings.enable_lora,
-    "task score": lambda settings: settings.task == "score",
-    "task encode": lambda settings: settings.task == "encode",
-    "gpu_memory_utilization": lambda settings: settings.gpu_memory_utilization is not None,
-    "engine_arguments": lambda settings: settings.engine_arguments,
-    "kv_transfer_config": lambda settings: settings.kv_transfer_config,
-    "connector": lambda settings: settings.connector,
-    "mm_processor_kwargs": lambda settings: settings.mm_processor_kwargs is not None,
-    "speculative_config": lambda settings: settings.speculative_config is not None,
-    "batch_invariant": lambda settings: settings.batch_invariant,
-    "enable_kv_fetch": lambda settings: settings.enable_kv_fetch,
-    "kv_offloading_size": lambda settings: settings.kv_offloading_size is not None,
-    "kv_offloading_dir": lambda settings: settings.kv_offloading_dir is not None,
-    "role": lambda settings: settings.role != "both",
-    "tensor_parallel_size": lambda settings: settings.tensor_parallel_size > 1,
-    "language_model_only": lambda settings: settings.language_model_only,
-    "task image": lambda settings: settings.task == "image",
-    "part": lambda settings: settings.part != "pipeline",
-    "max_generated_image_size": lambda settings: _changed(settings, "max_generated_image_size"),
-    "max_inference_steps": lambda settings: _changed(settings, "max_inference_steps"),
-    "encoder_cache_bytes": lambda settings: _changed(settings, "encoder_cache_bytes"),
-}
-"""Settings that not every engine takes, and functions that say if they are set."""
+_PAGES = frozenset({"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"})
+"""Options about pages that others keep."""
+
+_MEDIA = frozenset({"encoder_cache_bytes", "task encode", "language_model_only"})
+"""Options of an encoder of media."""
+
+_LIBRARY = frozenset({"engine_arguments", "kv_transfer_config", "connector"})
+"""Options that another library reads."""
+
+_OPTIONS = (
+    _IMAGES | _PAGES | _MEDIA | _LIBRARY
+    | {
+        "enable_lora", "task score", "gpu_memory_utilization", "mm_processor_kwargs", "role",
+        "speculative_config", "batch_invariant", "tensor_parallel_size",
+    }
+)  # fmt: skip
+"""Settings, or values of `task`, that not every engine takes."""
 
 _ELSEWHERE = (
     "is not installed in this environment; --engine-python names the Python of one where it is"
@@ -144,24 +140,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
         missing="torch is not installed in this environment: pip install 'inlay[torch]'",
-        options=frozenset(
-            {
-                "enable_lora",
-                "task score",
-                "task encode",
-                "gpu_memory_utilization",
-                "enable_kv_fetch",
-                "kv_offloading_size",
-                "kv_offloading_dir",
-                "role",
-                "encoder_cache_bytes",
-                "mm_processor_kwargs",
-                "language_model_only",
-                "speculative_config",
-                "tensor_parallel_size",
-                "batch_invariant",
-            }
-        ),
+        options=_OPTIONS - _IMAGES - _LIBRARY,
     ),
     "vllm": EngineSpec(
         generate="inlay.engine.vllm.engine:VllmEngine",
@@ -170,10 +149,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         check="inlay.engine.vllm.connectors:transfer_config",
         library="vllm",
         missing=f"vLLM {_ELSEWHERE}",
-        options=frozenset(_OPTIONS)
-        - {"encoder_cache_bytes", "task encode", "language_model_only"}
-        - {"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"}
-        - _IMAGES,
+        options=_OPTIONS - _IMAGES - _MEDIA - _PAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",
