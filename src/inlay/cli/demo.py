@@ -1,7 +1,6 @@
 """`inlay demo`: serve the bundled model and show, by requests to itself, what it does."""
 
 import asyncio
-import http.client
 import json
 import shlex
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from inlay import demo
 from inlay.cli import demo_draw, demo_images
@@ -20,8 +19,9 @@ from inlay.cli.process import Console
 from inlay.cli.serve import Running, run_host
 from inlay.cli.settings import DemoSettings, ServeSettings
 from inlay.client import PromptEmbedder, load
+from inlay.client.connection import JSON, Connection, Question
 from inlay.engine.settings import EngineSettings
-from inlay.errors import EngineError, InvalidRequestError
+from inlay.errors import InvalidRequestError
 from inlay.http.address import check_address
 from inlay.http.settings import FrontendSettings
 
@@ -100,27 +100,15 @@ class _Server:
     url: str
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        parts = urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-        try:
-            defaults = {"model": MODEL_NAME, "temperature": 0, "max_tokens": ANSWER_TOKENS}
-            connection.request(
-                "POST", path, json.dumps(defaults | body), {"Content-Type": "application/json"}
-            )
-            response = connection.getresponse()
-            answer: dict[str, Any] = json.loads(response.read())
-        finally:
-            connection.close()
-        if response.status != http.client.OK:
-            raise EngineError(
-                f"the demo's own request to {path} failed: {answer['error']['message']}"
-            )
+        defaults = {"model": MODEL_NAME, "temperature": 0, "max_tokens": ANSWER_TOKENS}
+        question = Question("POST", path, json.dumps(defaults | body).encode(), JSON)
+        answer: dict[str, Any] = json.loads(Connection(f"{self.url}/v1", None, 60).send(question))
         return answer
 
     def chat(self, content: object) -> str:
         """The answer to one user message."""
         answer = self._post(
-            "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}
+            "/chat/completions", {"messages": [{"role": "user", "content": content}]}
         )
         text: str = answer["choices"][0]["message"]["content"]
         return text.strip()
@@ -128,13 +116,13 @@ class _Server:
     def drawn(self, question: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The parts of the answer to a question: its text and an image."""
         message = {"role": "user", "content": question}
-        answer = self._post("/v1/chat/completions", {"messages": [message], **fields})
+        answer = self._post("/chat/completions", {"messages": [message], **fields})
         parts: list[dict[str, Any]] = answer["choices"][0]["message"]["content"]
         return parts
 
     def complete(self, embeds: str) -> str:
         """The continuation of a prompt of embeddings, base64."""
-        text: str = self._post("/v1/completions", {"prompt_embeds": embeds})["choices"][0]["text"]
+        text: str = self._post("/completions", {"prompt_embeds": embeds})["choices"][0]["text"]
         return text.strip()
 
 

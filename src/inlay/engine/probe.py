@@ -4,18 +4,22 @@ import asyncio
 import time
 from itertools import count
 
-from inlay.engine.api import GenerateEngine
+from inlay.engine.api import Engine
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.request import Output, Pooling, Request, Sampling, Task
 
 FIRST = -(2**31) - 1
 """A priority before every client's."""
 
+_ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
+
 _numbers = count()
 
 
-async def probe(engine: GenerateEngine) -> float:
+async def probe(
+    engine: Engine, task: Task = Task.GENERATE, params: Sampling | Pooling = _ONE_TOKEN
+) -> float:
     """Run one token through the model; return the seconds it took.
 
     Raises:
@@ -30,8 +34,9 @@ async def probe(engine: GenerateEngine) -> float:
 
     request = Request(
         id=f"probe-{next(_numbers)}",
+        task=task,
         prompts=(Prompt.of(Tokens((0,))),),
-        params=Sampling(max_tokens=1, temperature=0.0),
+        params=params,
         priority=FIRST,
     )
     engine.submit(request, emit)
@@ -39,7 +44,7 @@ async def probe(engine: GenerateEngine) -> float:
         last = await done
     finally:
         engine.abort(request.id)
-    if not last.token_ids:
+    if not (last.token_ids or last.payloads):
         raise EngineError(
             last.error.message if last.error else "the engine closed during the probe"
         )

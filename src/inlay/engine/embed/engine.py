@@ -1,7 +1,6 @@
 """The embedding engine: batches prompts of many requests for an `EmbeddingModel`."""
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from inlay.engine.admission import PromptAdmission
 from inlay.engine.embed.media import has_media, with_rows
 from inlay.engine.embed.queue import BatchQueue, Item
 from inlay.engine.embed.vector_model import EmbeddingModel, EmbedInput, LoadedEmbeddingModel
-from inlay.engine.probe import FIRST
+from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
     ContextLengthError,
@@ -27,7 +26,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.outputs import pooled
-from inlay.prompt import Buffer, Prompt, Tokens
+from inlay.prompt import Buffer
 from inlay.request import Emit, Output, Pooling, Request, Task
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,6 @@ class EmbedEngine:
         self._computing = 0
         self._busy_since = self._busy = 0.0
         self._closing = False
-        self._probes = itertools.count()
 
     @property
     def card(self) -> ModelCard:
@@ -225,26 +223,8 @@ class EmbedEngine:
         Raises:
             EngineError: the engine is not running, or failed.
         """
-        started = time.monotonic()
-        done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
         (task,) = self.card.tasks
-        request = Request(
-            id=f"probe-{next(self._probes)}",
-            task=task,
-            prompts=(Prompt.of(Tokens((0,))),),
-            params=Pooling(second_from=(1,) if task is Task.SCORE else ()),
-            priority=FIRST,
-        )
-        self.submit(request, done.set_result)
-        try:
-            found = await done
-        finally:
-            self.abort(request.id)
-        if not found.payloads:
-            raise EngineError(
-                found.error.message if found.error else "the engine closed during the probe"
-            )
-        return time.monotonic() - started
+        return await probe(self, task, Pooling(second_from=(1,) if task is Task.SCORE else ()))
 
     def stats(self) -> Stats:
         """Return the current counters."""
