@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
-from inlay.cli import progress
-from inlay.cli.process import Console
-from inlay.cli.progress import waiting
+from inlay.cli import process
+from inlay.cli.process import Console, waiting
 
 
 class Seen(io.StringIO):
@@ -38,7 +37,7 @@ def test_a_short_wait_says_nothing() -> None:
 def test_a_long_wait_is_one_line_wiped_out_or_a_plain_one(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "SHOWN_AFTER", 0.01)
+    monkeypatch.setattr(process, "SHOWN_AFTER", 0.01)
     monkeypatch.setenv("COLUMNS", "20")
     stream = Seen(terminal)
     with waiting(Console(io.StringIO(), stream), lambda: "fetching a model that is large"):

@@ -7,7 +7,7 @@
     reading.py    flags over environment over config file over defaults, and their errors
     usage.py      `--help`; reference.py makes docs/cli.md from the same
     vllm_flags.py flags of `vllm serve` that inlay does not have, and what to use instead
-    process.py    output streams, signals, event loop; progress.py, waits of more than a second
+    process.py    output streams, progress of long waits, signals, event loop
     http_client.py, server.py
                   the server that `chat` and `bench` ask
 

@@ -20,8 +20,7 @@ from inlay.cli.audit_answers import ANSWER_TOKENS, ServerAnswers
 from inlay.cli.client_settings import AuditSettings
 from inlay.cli.command import UsageError
 from inlay.cli.files import read, write_bytes
-from inlay.cli.process import Console
-from inlay.cli.progress import waiting
+from inlay.cli.process import Console, waiting
 from inlay.client import PromptEmbedder
 from inlay.errors import InvalidRequestError
 from inlay.tensors.hub import local_directory

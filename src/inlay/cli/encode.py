@@ -11,10 +11,9 @@ import numpy as np
 import pybase64
 
 from inlay.cli.command import UsageError
-from inlay.cli.files import read, standard_input, write_bytes
+from inlay.cli.files import as_json, check_destination, read, standard_input, write_bytes
 from inlay.cli.process import Console
 from inlay.cli.settings import EncodeSettings
-from inlay.cli.written import as_json, check_destination
 from inlay.client import EmbeddedMedia, EmbeddedPrompt, MediaEncoder, PromptEmbedder
 from inlay.client.prompts import Array
 from inlay.digest import Secret

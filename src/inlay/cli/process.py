@@ -1,7 +1,9 @@
-"""The process of a command: its output streams, its signals and its event loop."""
+"""The process of a command: its output streams, progress, signals and event loop."""
 
+import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +14,13 @@ from typing import Any, Final, TextIO
 
 EXIT_INTERRUPTED: Final = 130
 """Exit status by which shells know a command that SIGINT ended."""
+
+SHOWN_AFTER: Final = 1.0
+"""Seconds that a wait may take without a word."""
+
+_REDRAWN_EVERY: Final = 0.25
+_TOLD_EVERY: Final = 15.0
+_CLEAR: Final = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
@@ -98,3 +107,47 @@ async def _cancelled_by_signals(main: Coroutine[Any, Any, None]) -> None:
     if task is not None:
         on_signals(task.cancel)
     await main
+
+
+def columns() -> int:
+    """Columns that text is wrapped to: the terminal's, at most 110; 100 where there is none."""
+    return max(10, min(shutil.get_terminal_size((100, 24)).columns, 110))
+
+
+@contextmanager
+def waiting(console: Console, text: str | Callable[[], str]) -> Iterator[None]:
+    """Say what is waited for, within it, from the first second on.
+
+    On a terminal one line is drawn again and again, and wiped out in the end; elsewhere there is a
+    line now and then.
+    """
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_tell, args=(console, text, done), name="progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _tell(console: Console, text: str | Callable[[], str], done: threading.Event) -> None:
+    began = time.monotonic()
+    terminal = console.stderr.isatty()
+    after = SHOWN_AFTER
+    drawn = False
+    while not done.wait(after):
+        seconds = int(time.monotonic() - began)
+        said = f"{text() if callable(text) else text} ({seconds} s)"
+        if terminal:
+            drawn = True
+            width = shutil.get_terminal_size((80, 24)).columns
+            # The cursor stays at the beginning, so that a line of somebody else begins there.
+            console.progress(f"{_CLEAR}{said[: width - 1]}\r")
+        else:
+            console.line(said)
+        after = _REDRAWN_EVERY if terminal else _TOLD_EVERY
+    if drawn:
+        console.progress(_CLEAR)

@@ -16,8 +16,7 @@ from inlay.card import EmbeddingCard, ModelCard
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
 from inlay.cli.pipeline import is_graph, stage_engines
-from inlay.cli.process import Console, on_signals, run_until_signal
-from inlay.cli.progress import waiting
+from inlay.cli.process import Console, on_signals, run_until_signal, waiting
 from inlay.cli.settings import ServeSettings
 from inlay.digest import Secret
 from inlay.engine import check as check_engine

@@ -5,8 +5,7 @@ import sys
 import msgspec
 
 from inlay.cli.files import named, read_to_send
-from inlay.cli.process import Console
-from inlay.cli.progress import waiting
+from inlay.cli.process import Console, waiting
 from inlay.cli.settings import UploadSettings
 from inlay.client import StoredEmbeds, StoredImage, Uploader
 from inlay.client.prompts import container, naming

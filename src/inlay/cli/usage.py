@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from inlay.cli.command import Command
 from inlay.cli.options import Option
-from inlay.cli.terminal import columns
+from inlay.cli.process import columns
 
 _NAME_WIDTH = 26
 

@@ -24,8 +24,7 @@ from inlay.cli.bench.workload import Body, Workload, prepared, read_bodies
 from inlay.cli.client_settings import BenchSettings
 from inlay.cli.command import UsageError
 from inlay.cli.http_client import HttpClient
-from inlay.cli.process import Console
-from inlay.cli.progress import waiting
+from inlay.cli.process import Console, waiting
 from inlay.cli.server import ServedModel, served_model, server_of
 from inlay.client import Uploader
 from inlay.errors import EngineError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.cli.bench.metrics import TIMES, Metrics, percentile_name
-from inlay.cli.terminal import columns
+from inlay.cli.process import columns
 
 _LABEL = 40
 _RULE = 50

@@ -12,8 +12,7 @@ from inlay.cli.client_settings import BenchWriteSettings
 from inlay.cli.command import UsageError
 from inlay.cli.files import opening
 from inlay.cli.http_client import HttpClient
-from inlay.cli.process import Console
-from inlay.cli.progress import waiting
+from inlay.cli.process import Console, waiting
 from inlay.cli.server import served_model, server_of
 from inlay.client import Uploader
 

@@ -17,8 +17,7 @@ from inlay.cli.chat.screen import Screen
 from inlay.cli.command import FileError
 from inlay.cli.http_client import HttpClient
 from inlay.cli.inspect import described
-from inlay.cli.progress import waiting
-from inlay.cli.terminal import columns
+from inlay.cli.process import columns, waiting
 from inlay.client import PromptEmbedder, Uploader
 from inlay.errors import InlayError, NotFoundError
 

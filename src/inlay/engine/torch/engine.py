@@ -29,8 +29,7 @@ from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.media.requests import MediaRequests
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.exchange import PageExchange
-from inlay.engine.torch.receiver import Receiver, Receivers, admit
-from inlay.engine.torch.replies import answering, reject, resolve
+from inlay.engine.torch.receiver import Receiver, Receivers, admit, answering, reject, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.tensor_parallel.launch import load

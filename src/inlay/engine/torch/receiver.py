@@ -1,8 +1,10 @@
-"""Requests of an engine, and who receives their outputs."""
+"""Requests of an engine and who receives their outputs, and answers to futures of the loop."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -91,3 +93,37 @@ def admit(
     except Exception as error:
         log.exception("request %s was not admitted", receiver.request.id)
         return [receiver.lost(EngineError(f"the request was not admitted: {type(error).__name__}"))]
+
+
+_T = TypeVar("_T")
+
+
+def resolve(future: "asyncio.Future[_T]", value: _T) -> None:
+    """Set the result, unless the future is done."""
+    if not future.done():
+        future.set_result(value)
+
+
+def reject(future: "asyncio.Future[_T]", error: InlayError) -> None:
+    """Set the error, unless the future is done."""
+    if not future.done():
+        future.set_exception(error)
+
+
+def answering(
+    question: Callable[[Core], _T],
+    future: "asyncio.Future[_T]",
+    call: Callable[[Callable[[], object]], None],
+) -> Callable[[Core], Iterable[Output]]:
+    """Return a command that answers `question` to `future`, through `call` to its event loop."""
+
+    def answer(core: Core) -> Iterable[Output]:
+        try:
+            found = question(core)
+        except InlayError as error:
+            call(partial(reject, future, error))
+        else:
+            call(partial(resolve, future, found))
+        return ()
+
+    return answer
