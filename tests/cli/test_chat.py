@@ -18,9 +18,9 @@ from inlay.cli.chat.answer import Answer
 from inlay.cli.chat.conversation import Conversation
 from inlay.cli.chat.screen import Screen
 from inlay.cli.chat.session import Session
-from inlay.cli.client_settings import ChatSettings
 from inlay.cli.http_client import HttpClient, Server
 from inlay.cli.process import Console
+from inlay.cli.settings import ChatSettings
 from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
 from tests.cli.terminals import terminal
 from tests.live import Fleet

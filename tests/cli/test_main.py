@@ -31,7 +31,7 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_each_command_is_run_with_its_settings_and_the_words_that_go_on(command: Command) -> None:
-    run = import_module(f"inlay.cli.{command.module}").run
+    run = import_module(command.path).run
     takes = list(inspect.signature(run).parameters.values())
     assert takes[0].annotation is command.settings
     assert [each.name for each in takes[1:]] == ["rest"] * bool(command.rest)

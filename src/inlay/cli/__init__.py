@@ -1,8 +1,7 @@
 """The command line.
 
     commands.py   all commands: name, summary, settings class, function
-    settings.py   settings classes; each joins the settings of the rooms that it configures;
-                  client_settings.py, those of commands that ask a server
+    settings.py   settings classes; each joins the settings of the rooms that it configures
     options.py    fields of a settings class as flags, environment variables and config keys
     reading.py    flags over environment over config file over defaults, and their errors
     usage.py      `--help`; reference.py makes docs/cli.md from the same

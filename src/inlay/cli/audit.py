@@ -17,10 +17,10 @@ from inlay.audit.report import NOTES, as_data, begun, chart, described, failures
 from inlay.audit.run import Audit, Audited
 from inlay.audit.transform import Setting, Transform
 from inlay.cli.audit_answers import ANSWER_TOKENS, ServerAnswers
-from inlay.cli.client_settings import AuditSettings
 from inlay.cli.command import UsageError
 from inlay.cli.files import read, write_bytes
 from inlay.cli.process import Console, waiting
+from inlay.cli.settings import AuditSettings
 from inlay.client import PromptEmbedder
 from inlay.errors import InvalidRequestError
 from inlay.tensors.hub import local_directory

@@ -1,15 +1,13 @@
 """All commands."""
 
-from inlay.cli.client_settings import (
+from inlay.cli.command import Command
+from inlay.cli.settings import (
     AuditSettings,
     BenchSettings,
     BenchWriteSettings,
     ChatSettings,
     CompletionSettings,
     ConvertSettings,
-)
-from inlay.cli.command import Command
-from inlay.cli.settings import (
     DemoSettings,
     DoctorSettings,
     EncodeSettings,
@@ -29,7 +27,6 @@ COMMANDS = (
         details="Stops on Ctrl-C or SIGTERM: open requests get --drain-timeout seconds to end, a "
         "second Ctrl-C ends at once. Words after -- go to the engine untouched.",
         settings=ServeSettings,
-        module="serve",
         positional=("model",),
         rest="ENGINE ARGUMENTS",
     ),
@@ -40,7 +37,6 @@ COMMANDS = (
         "mixes both and a soft prompt, each with the server's answer, then keeps serving. With "
         "--images, the same for pictures.",
         settings=DemoSettings,
-        module="demo",
     ),
     Command(
         name="nats",
@@ -48,7 +44,6 @@ COMMANDS = (
         details="The real server, with JetStream and messages of up to 15 MB. Words after -- go to "
         "it untouched: users, TLS, clusters. Stops on Ctrl-C or SIGTERM.",
         settings=NatsServerSettings,
-        module="nats",
         rest="NATS-SERVER ARGUMENTS",
     ),
     Command(
@@ -58,7 +53,6 @@ COMMANDS = (
         "--drain-timeout seconds to end; what has not ended then goes on at another worker, as it "
         "does when a worker dies. A second Ctrl-C ends at once.",
         settings=WorkerSettings,
-        module="worker",
         needs_nats=True,
         positional=("model",),
         rest="ENGINE ARGUMENTS",
@@ -70,7 +64,6 @@ COMMANDS = (
         "where the workers have them: the same directories, or names on the hub. Stops as inlay "
         "serve does.",
         settings=FleetFrontendSettings,
-        module="frontend",
         needs_nats=True,
     ),
     Command(
@@ -79,7 +72,6 @@ COMMANDS = (
         details="What their heartbeats say, asked for when it starts; and who is there but "
         "refused, and why.",
         settings=StatusSettings,
-        module="status",
         needs_nats=True,
     ),
     Command(
@@ -88,7 +80,6 @@ COMMANDS = (
         details="Starts no engine. NATS is tried where --nats says where it is. Exit status 1 "
         "when something would keep a server from working.",
         settings=DoctorSettings,
-        module="doctor",
     ),
     Command(
         name="chat",
@@ -98,7 +89,6 @@ COMMANDS = (
         "is one question and only the answer is printed. Ctrl-C ends an answer, Ctrl-D the chat; "
         "/help lists the commands within it.",
         settings=ChatSettings,
-        module="chat",
         positional=("model",),
         rest="SERVE OPTIONS",
     ),
@@ -108,7 +98,6 @@ COMMANDS = (
         details="Sends requests at a rate or so many at a time, and reports times to the first "
         "token, between tokens and to the end, by the names and definitions of vllm bench serve.",
         settings=BenchSettings,
-        module="bench",
     ),
     Command(
         name="bench write",
@@ -124,7 +113,6 @@ COMMANDS = (
         "scale. Only the tokenizer and that table are read. The rows of an image are a value of "
         "image_embeds.",
         settings=EncodeSettings,
-        module="encode",
     ),
     Command(
         name="embeds inspect",
@@ -132,7 +120,6 @@ COMMANDS = (
         details="A row that was taken straight from the table is shown as exact: with the file "
         "and the model anyone can read its text.",
         settings=InspectSettings,
-        module="inspect",
         positional=("file",),
     ),
     Command(
@@ -141,7 +128,6 @@ COMMANDS = (
         details='Prints the id, which requests name as {"ref": ID}. The same bytes always get the '
         "same id.",
         settings=UploadSettings,
-        module="upload",
         positional=("file",),
     ),
     Command(
@@ -150,7 +136,6 @@ COMMANDS = (
         details="What was written is read again and compared. The table id is kept where the "
         "format has room for it.",
         settings=ConvertSettings,
-        module="convert",
         positional=("file",),
     ),
     Command(
@@ -160,7 +145,6 @@ COMMANDS = (
         "bound of what rows reveal, beside what could be guessed without them. More texts give "
         "narrower intervals.",
         settings=AuditSettings,
-        module="audit",
     ),
     Command(
         name="completion",
@@ -168,7 +152,6 @@ COMMANDS = (
         details='bash: eval "$(inlay completion bash)" in ~/.bashrc. zsh: eval "$(inlay completion '
         'zsh)" in ~/.zshrc, after compinit. fish: inlay completion fish | source in config.fish.',
         settings=CompletionSettings,
-        module="completion",
         positional=("shell",),
     ),
 )

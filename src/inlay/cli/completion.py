@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from inlay.cli.client_settings import CompletionSettings
 from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS
 from inlay.cli.options import Option
 from inlay.cli.process import Console
+from inlay.cli.settings import CompletionSettings
 
 
 def run(settings: CompletionSettings) -> int:

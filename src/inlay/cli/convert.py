@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from inlay.cli.client_settings import ConvertSettings
 from inlay.cli.command import UsageError
 from inlay.cli.files import as_json, check_destination, named, write_bytes
 from inlay.cli.files import read as read_file
 from inlay.cli.process import Console
+from inlay.cli.settings import ConvertSettings
 from inlay.client.prompts import container, naming
 from inlay.errors import EmbeddingsError, EngineError
 from inlay.tensors import ReadLimits, read, write

@@ -134,7 +134,7 @@ _ELSEWHERE = (
 ENGINES: Mapping[str, EngineSpec] = {
     "torch": EngineSpec(
         generate="inlay.engine.torch.engine:TorchEngine",
-        pooling="inlay.engine.embed.local_model:LocalModel",
+        pooling="inlay.engine.embed.encoder:LocalModel",
         encode="inlay.engine.torch.media.engine:EncodeEngine",
         check="inlay.engine.speculation:speculative_config",
         environment="inlay.engine.torch.threads:engine_environment",

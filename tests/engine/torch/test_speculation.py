@@ -21,9 +21,9 @@ from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
-from inlay.engine.torch.speculation.costs import StepCosts, best_lengths
 from inlay.engine.torch.speculation.draft_model import DraftModel
 from inlay.engine.torch.speculation.ngram import MAX_CANDIDATES, History, NgramDrafter, lookup
+from inlay.engine.torch.speculation.speculator import StepCosts, best_lengths
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens

@@ -6,9 +6,8 @@ from importlib import import_module
 from inlay.audit.attacker import Attacker
 from inlay.audit.attackers.geometry import Signature, SortedValues
 from inlay.audit.attackers.nearest import Nearest, WhitenedNearest
-from inlay.audit.attackers.order import Reordered
+from inlay.audit.attackers.order import Averaged, Reordered
 from inlay.audit.attackers.pairs import Codebook, LeastSquares, Procrustes, Ridge
-from inlay.audit.attackers.resends import Averaged
 from inlay.audit.attackers.sequence import ForwardBackward, Prior
 from inlay.errors import InvalidRequestError
 

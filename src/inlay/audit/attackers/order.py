@@ -1,4 +1,4 @@
-"""Rows out of order: each is read alone, then the tokens are put into an order that text has."""
+"""Attackers by means of another: of rows out of order, and of rows that are sent many times."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -95,3 +95,37 @@ def _between(bigram: Bigram, before: Ids, after: Ids) -> Floats:
     found = bigram.follows[np.ix_(rows, columns)]
     seen = (bigram.ids[rows] == before)[:, None] & (bigram.ids[columns] == after)[None, :]
     return np.where(seen, found, np.float32(1e-6)).astype(np.float32)
+
+
+class Averaged:
+    """The mean of all times that a prompt was sent, read by another attacker."""
+
+    def __init__(self, name: str, inner: Attacker) -> None:
+        self.name = name
+        self._inner = inner
+        self.knows: Knows = inner.knows
+
+    def fit(self, known: Known) -> None:
+        """Fit the other attacker. Raises `NotApplicableError` as it does, or without new noise."""
+        if known.send is None:
+            raise NotApplicableError("no prompt was sent twice")
+        again = known.send()
+        if all(
+            mine.shape == other.shape and np.array_equal(mine, other)
+            for mine, other in zip(known.sent, again, strict=True)
+        ):
+            raise NotApplicableError("the same text always has the same rows")
+        if not all(
+            mine.shape == other.shape for mine, other in zip(known.sent, again, strict=True)
+        ):
+            raise NotApplicableError("the same text has another number of rows each time")
+        self._inner.fit(known)
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """Tokens read from the means."""
+        if not sent.resends:
+            raise NotApplicableError("no prompt was sent twice")
+        means = [
+            np.mean(np.stack(times), axis=0) for times in zip(sent.rows, *sent.resends, strict=True)
+        ]
+        return self._inner.guess(Sent(means))

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from inlay.cli.client_settings import WorkloadSettings
 from inlay.cli.command import FileError, UsageError
 from inlay.cli.files import read
 from inlay.cli.http_client import HttpClient
 from inlay.cli.server import ServedModel
+from inlay.cli.settings import WorkloadSettings
 from inlay.client import EmbeddedPrompt, Uploader
 from inlay.errors import InvalidRequestError, NotFoundError
 

@@ -1,6 +1,6 @@
 """`inlay chat`: talk to a model, with pictures and embeddings.
 
-session.py       a chat with a person; prompting.py reads what is typed; interrupts.py: Ctrl-C
+session.py       a chat with a person; prompting.py reads what is typed
 conversation.py  messages and the request for the next; attachment.py files in them
 answer.py        one answer as it streams in; screen.py shows it
 own_server.py    serves a model that nobody serves yet
@@ -19,12 +19,12 @@ from inlay.cli.chat.own_server import own_server, serve_settings
 from inlay.cli.chat.prompting import Prompting, history_file
 from inlay.cli.chat.screen import Screen
 from inlay.cli.chat.session import COMMANDS, Session
-from inlay.cli.client_settings import ChatSettings
 from inlay.cli.command import UsageError
 from inlay.cli.files import standard_input
 from inlay.cli.http_client import HttpClient, Server
 from inlay.cli.process import Console
 from inlay.cli.server import served_model, server_of
+from inlay.cli.settings import ChatSettings
 from inlay.client import PromptEmbedder, Uploader
 from inlay.errors import InlayError
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.cli.chat.attachment import Attachment, Embeddings
-from inlay.cli.client_settings import ChatSettings
+from inlay.cli.settings import ChatSettings
 from inlay.client import Uploader
 
 

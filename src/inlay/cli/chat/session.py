@@ -11,9 +11,8 @@ from pathlib import Path
 from inlay.cli.chat.answer import Answer, streamed
 from inlay.cli.chat.attachment import attachment
 from inlay.cli.chat.conversation import Conversation, Message
-from inlay.cli.chat.interrupts import Interrupts
 from inlay.cli.chat.prompting import Prompting
-from inlay.cli.chat.screen import Screen
+from inlay.cli.chat.screen import Interrupts, Screen
 from inlay.cli.command import FileError
 from inlay.cli.http_client import HttpClient
 from inlay.cli.inspect import described

@@ -1,28 +1,39 @@
-"""A transformers model that computes vectors or logits for a batch of prompts, without padding."""
+"""A transformers model that computes vectors or logits for batches of prompts, without padding."""
 
+import asyncio
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from inlay import __version__
+from inlay.card import Limits, ModelCard
+from inlay.digest import Secret
 from inlay.embedding.config import EmbeddingConfig
+from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import Family, family_of
 from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
+from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.attention.chunks import see_chunks
 from inlay.engine.torch.batch import DEEPSTACK
+from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
@@ -31,7 +42,10 @@ from inlay.engine.weights import directory_of
 from inlay.errors import EngineError
 from inlay.media.positions import GRID_FIELD, rope_positions
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
+from inlay.request import Task
 from inlay.tensors.table import EmbeddingTable, config_of
+
+_logger = logging.getLogger(__name__)
 
 
 class Encoder:
@@ -292,8 +306,6 @@ def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
     return logits
 
 
-_logger = logging.getLogger(__name__)
-
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -339,3 +351,75 @@ def _fused(linear: nn.Linear, activation: Any) -> PackedLinear | None:
         _logger.warning("GELU is not applied in products: %s", unknown)
         return None
     return fused if error <= _TOLERANCE[weight.dtype] else None
+
+
+class LocalModel:
+    """An `Encoder` in a thread of its own."""
+
+    def __init__(self, settings: EngineSettings, secret: Secret) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._encoder: Encoder | None = None
+        self._media: MediaEncoder | None = None
+        self._thread = ComputeThread()
+
+    async def start(self) -> LoadedEmbeddingModel:
+        """Load the model. Raises `InvalidRequestError` if it, or a setting, is not supported."""
+        encoder = self._encoder = await self._thread.run(partial(Encoder.load, self._settings))
+        media = self._media = await self._thread.run(partial(encoder_of, self._settings, encoder))
+        card = _card(self._settings, encoder, self._secret)
+        if media is not None:
+            card = replace(card, media=media.spec)
+        return LoadedEmbeddingModel(card, self._settings.max_num_batched_tokens, media=media)
+
+    async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
+        """Compute the vector of each prompt: [len(batch), size]."""
+        if self._encoder is None:
+            raise EngineError("the engine is not started")
+        return await self._thread.run(partial(_vectors, self._encoder, batch))
+
+    async def failed(self) -> EngineError:
+        """Never return: an error in this process ends one batch, or the process."""
+        never: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def close(self) -> None:
+        """Stop the threads and release the model."""
+        if self._media is not None:
+            await self._media.close()
+        await asyncio.to_thread(self._thread.close)
+        self._encoder = None
+
+
+def _vectors(encoder: Encoder, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:
+    prompts, seconds = [asked.prompt for asked in batch], [asked.second_from for asked in batch]
+    found: npt.NDArray[np.float32] = encoder.vectors(prompts, seconds).numpy()
+    return found
+
+
+def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCard:
+    names = settings.names
+    max_abs = settings.max_prompt_embeds_abs
+    return ModelCard(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        path=encoder.path,
+        weights_id=encoder.weights_id,
+        dtype=str(encoder.dtype).removeprefix("torch."),
+        vocab_size=encoder.vocab_size,
+        hidden_size=encoder.hidden_size,
+        limits=Limits(
+            max_model_len=encoder.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_queued_tokens=settings.max_num_queued_tokens,
+            max_prompt_embeds_abs=100 * encoder.embedding_abs_max if max_abs is None else max_abs,
+        ),
+        engine="torch",
+        engine_version=__version__,
+        tasks=(Task.SCORE if encoder.scores else Task.EMBED,),
+        embedding_table_id=encoder.embedding_table_id,
+        embedding_abs_max=encoder.embedding_abs_max,
+        prompt_embeds=encoder.refuses_rows,
+        secret_fingerprint=secret.fingerprint,
+        embedding=encoder.card,
+    )
