@@ -172,6 +172,15 @@ def test_a_docstring_opens_with_a_noun_or_an_imperative() -> None:
     assert offending(judge) == {}
 
 
+def test_a_module_does_not_list_its_public_names() -> None:
+    """A name without an underscore is public; a package lists what it exports of its modules."""
+
+    def judge(path: Path) -> object:
+        return path.name != "__init__.py" and "\n__all__ =" in path.read_text(encoding="utf-8")
+
+    assert offending(judge) == {}
+
+
 def test_every_room_is_known() -> None:
     rooms = {room_of(path) for path in FILES}
     assert rooms - {"cli"} <= set(MAY_IMPORT)
