@@ -407,10 +407,10 @@ class AuditSettings(BaseModel):
     plain: bool = Field(default=False, title="Texts")
     """A text is a whole prompt, not a user's message in the model's chat template."""
     transform: list[str] = Field(default=[], title="Attack")
-    """What is sent in place of the table's rows, each audited: none, noise:LEVEL (in units of the
-    median norm), shuffle, permute, rotate, permute:folded, rotate:folded, project:WIDTH,
-    drop:SHARE, hidden:LAYER, learned, or MODULE:FUNCTION of Python. none, noise:1, noise:4, rotate
-    and shuffle unless set."""
+    """Transforms of the table's rows before they are sent, each audited: none, noise:LEVEL (in
+    units of the median norm), shuffle, permute, rotate, permute:folded, rotate:folded,
+    project:WIDTH, drop:SHARE, hidden:LAYER, learned, or MODULE:FUNCTION of Python. none,
+    noise:1, noise:4, rotate and shuffle unless set."""
     transform_command: list[str] = Field(default=[], title="Attack")
     """Command that reads rows as safetensors on standard input and writes those to send on its
     output; audited too."""
