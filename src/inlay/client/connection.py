@@ -26,6 +26,8 @@ from inlay.errors import (
 
 T = TypeVar("T")
 
+JSON = "application/json"
+
 RETRIES = 2
 """Default number of further tries."""
 
@@ -85,11 +87,6 @@ def wait_after(error: OverloadedError | RateLimitedError, tries: int) -> float:
         return error.retry_after
     wait: float = min(_FIRST_WAIT * 2.0**tries, _MOST_WAIT)
     return wait * (1 - random.random() / 4)
-
-
-T = TypeVar("T")
-
-JSON = "application/json"
 
 
 class Connection:

@@ -1,11 +1,11 @@
 """The masks of a step, computed on threads of their own while the model runs."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from inlay.engine.grammar.fair_executor import FairExecutor
-from inlay.engine.torch.grammar.state import Mask
-from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.grammar.state import GrammarState, Mask
 from inlay.errors import InlayError
 
 GRACE = 0.05
@@ -18,6 +18,25 @@ _THREADS = 4
 
 _SHARE = 2
 """Of the threads, for one client."""
+
+
+class MaskedSequence(Protocol):
+    """The parts of a sequence that masks need."""
+
+    @property
+    def output(self) -> Sequence[int]:
+        """Ids so far."""
+
+    @property
+    def client(self) -> Hashable:
+        """The client it belongs to."""
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        """State of its output in its grammar."""
+
+
+_S = TypeVar("_S", bound=MaskedSequence)
 
 
 class Masks:
@@ -33,18 +52,18 @@ class Masks:
         """Compute nothing more."""
         self._turns.close()
 
-    def prepare(self, sequences: Iterable[Sequence]) -> None:
+    def prepare(self, sequences: Iterable[MaskedSequence]) -> None:
         """Begin, for those whose next token is chosen in this step."""
         for sequence in sequences:
             if sequence.grammar is not None:
                 sequence.grammar.prepare(sequence.output, self._turns, sequence.client)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: MaskedSequence) -> None:
         """A sequence has ended: its mask, where it waits for its turn, is not computed."""
         if sequence.grammar is not None:
             sequence.grammar.drop(self._turns, sequence.client)
 
-    def late(self, sequences: Collection[Sequence]) -> dict[Sequence, InlayError | None]:
+    def late(self, sequences: Sequence[_S]) -> dict[_S, InlayError | None]:
         """Those whose next token cannot be chosen in this step.
 
         Why they must end, or None where they need more time.
@@ -53,7 +72,7 @@ class Masks:
         # With no other in the step no one waits.
         alone = len(bound) == len(sequences) and all(_is_slow(sequence) for sequence in bound)
         until = time.monotonic() + GRACE
-        late: dict[Sequence, InlayError | None] = {}
+        late: dict[_S, InlayError | None] = {}
         for sequence in bound:
             state = sequence.grammar
             if state is None:
@@ -70,5 +89,5 @@ class Masks:
         return late
 
 
-def _is_slow(sequence: Sequence) -> bool:
+def _is_slow(sequence: MaskedSequence) -> bool:
     return sequence.grammar is not None and sequence.grammar.slow
