@@ -116,11 +116,6 @@ class App:
 
     It also serves `/openapi.json`, the description of its routes.
 
-    Args:
-        server: state that its endpoints share.
-        routes: operations and what answers them.
-        notes: of the description.
-
     Attributes:
         server: state that its endpoints share.
     """

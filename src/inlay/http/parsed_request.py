@@ -293,11 +293,6 @@ async def stored_rows(
 
     Rows that this model has used before are looked up, not computed again.
 
-    Args:
-        call: the HTTP request.
-        sources: sources of embeddings that the request names.
-        card: of the model.
-
     Raises:
         EmbeddingsError: not acceptable for the model.
         InvalidRequestError: a source that is not exactly one string.

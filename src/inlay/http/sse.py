@@ -34,10 +34,6 @@ class TextEvents:
     """Encoded events that differ in one text.
 
     Making an event's structs and encoding them costs several times what encoding its text does.
-
-    Args:
-        make: returns the event with a text.
-        frame: encodes an event.
     """
 
     __slots__ = ("_after", "_before")

@@ -19,9 +19,6 @@ class Tls:
 
     TLS 1.2 and later, with Python's own ciphers.
 
-    Args:
-        settings: of the frontend, with a certificate.
-
     Attributes:
         context: context for connections.
         expires: end of the certificate, in seconds since 1970; None where it cannot be read.

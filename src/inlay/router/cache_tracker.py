@@ -57,11 +57,7 @@ class _Followed:
 
 
 class CacheTracker:
-    """Applies the cache events of workers to the indexes of their pools.
-
-    Args:
-        snapshot: requests the full state of a worker's cache.
-    """
+    """Applies the cache events of workers to the indexes of their pools."""
 
     def __init__(self, snapshot: Callable[[str], Awaitable[KvSnapshot]]) -> None:
         self._snapshot = snapshot

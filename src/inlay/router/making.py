@@ -152,13 +152,7 @@ class Making:
 
 
 class Running:
-    """A request of a stage, read until all is made, and kept open until it is released.
-
-    Args:
-        stream: of the request.
-        making: what it makes.
-        count: is told of every output.
-    """
+    """A request of a stage, read until all is made, and kept open until it is released."""
 
     def __init__(
         self, stream: ResumingStream, making: Making, count: Callable[[Output], None]

@@ -200,11 +200,7 @@ def _element(
 
 
 def media_rows(payloads: Mapping[str, Payload]) -> npt.NDArray[Any]:
-    """Return the rows of an item, (num_tokens, width), with its inner features after them.
-
-    Args:
-        payloads: of one item, by port.
-    """
+    """Return the rows of an item, (num_tokens, width), with its inner features after them."""
     ports = [PORTS[Task.ENCODE], *sorted(port for port in payloads if port.startswith("deepstack"))]
     return np.concatenate([_array(payloads[port]) for port in ports], axis=1)
 

@@ -28,11 +28,7 @@ def has_negative(names: Iterable[str]) -> bool:
 
 
 class Painter:
-    """The models of a pipeline or of a part, called for requests.
-
-    Args:
-        loaded: the models.
-    """
+    """The models of a pipeline or of a part, called for requests."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded

@@ -40,11 +40,6 @@ class _Parser(argparse.ArgumentParser):
 def server_args(settings: EngineSettings, directory: Path, *words: str) -> Any:
     """SGLang's `ServerArgs`.
 
-    Args:
-        settings: inlay's own, and the words for SGLang.
-        directory: the model's.
-        words: more for SGLang.
-
     Raises:
         InvalidRequestError: SGLang does not know a word, or it is given twice.
     """

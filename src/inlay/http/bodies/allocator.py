@@ -36,11 +36,7 @@ def keep_freed_memory() -> bool:
 
 
 async def give_back_memory(budget: ByteBudget) -> None:
-    """Trim the allocator whenever much memory was used and little is in use, until cancelled.
-
-    Args:
-        budget: memory budget of all requests.
-    """
+    """Trim the allocator whenever much memory was used and little is in use, until cancelled."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, TypeError):  # another C library

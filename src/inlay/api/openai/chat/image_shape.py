@@ -22,14 +22,7 @@ from inlay.render import ParsedOutput
 
 
 class ImageChatShape:
-    """A `ChatShape` whose end waits for the image.
-
-    Args:
-        call: of the client.
-        text: shape of the text.
-        generation: of the text.
-        image: what is drawn of it.
-    """
+    """A `ChatShape` whose end waits for the image."""
 
     def __init__(
         self, call: Call, text: ChatShape, generation: Generation, image: ChatImage

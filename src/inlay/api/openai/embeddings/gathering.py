@@ -47,11 +47,6 @@ def check_count(call: Call, count: int, param: str) -> None:
 class Gathering:
     """Vectors of one request's inputs.
 
-    Args:
-        call: the HTTP request.
-        model: the model that makes them.
-        request: has the salt and the priority.
-
     Attributes:
         positions: number of positions of the prompts made so far.
     """

@@ -26,10 +26,6 @@ class _Running(NamedTuple):
 class EncodeRequests:
     """The requests of one event loop to encode media. Each ends alone, also by an error.
 
-    Args:
-        encoder: encodes the images of all requests together.
-        admission: checks of prompts.
-
     Attributes:
         encoder: as above.
         num_rows: rows given so far.

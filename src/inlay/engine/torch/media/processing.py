@@ -44,10 +44,6 @@ class ImageProcessor:
     def __init__(self, directory: Path, config: PreTrainedConfig) -> None:
         """Load it.
 
-        Args:
-            directory: of the model.
-            config: of the model.
-
         Raises:
             InvalidRequestError: there is none, or it cannot be loaded.
         """

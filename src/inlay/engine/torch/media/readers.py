@@ -177,11 +177,6 @@ def processor_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> 
 def readers_of(directory: Path, config: PreTrainedConfig, spec: MediaSpec) -> Readers:
     """Return a reader for each kind of media of a model.
 
-    Args:
-        directory: of the model.
-        config: of the model.
-        spec: its facts about media.
-
     Raises:
         InvalidRequestError: a processor that cannot be loaded.
     """

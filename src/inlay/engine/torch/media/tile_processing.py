@@ -28,10 +28,6 @@ class TileProcessor:
     def __init__(self, directory: Path, geometry: Chunks) -> None:
         """Read the settings.
 
-        Args:
-            directory: of the model.
-            geometry: layout of the model's images.
-
         Raises:
             InvalidRequestError: another interpolation, or a step that is left out.
         """

@@ -131,10 +131,6 @@ def _part(layer: LayerShape, page_size: int, dtype: torch.dtype) -> Part:
 class Sealer:
     """Writes and checks the names and checksums of records. Safe in any thread.
 
-    Args:
-        shape: of the records.
-        secret: of the namespace.
-
     Attributes:
         shape: as above.
         sums: of the data of records.
@@ -177,11 +173,6 @@ class PageCopier:
 
     On a CUDA device through pinned memory, in the order of the model's own work there: a page may
     be given to another sequence as soon as a call returns.
-
-    Args:
-        pages: keys and values.
-        groups: page groups of the model.
-        shape: of its records.
     """
 
     def __init__(self, pages: Pages, groups: Sequence[PageGroup], shape: RecordShape) -> None:

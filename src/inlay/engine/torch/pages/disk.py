@@ -59,11 +59,7 @@ class PageRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PageFileKeys:
-    """`inlay.store.file_format.FileKeys` of pages; no stored prompt is one of these files.
-
-    Args:
-        secret: of the namespace.
-    """
+    """`inlay.store.file_format.FileKeys` of pages; no stored prompt is one of these files."""
 
     def __init__(self, secret: Secret) -> None:
         self.file_key = blake3(b"files", key=secret.pages).digest()
@@ -75,12 +71,6 @@ class DiskPages:
     """Records by group and digest, in files the least recently used of which give way.
 
     In any thread; `put` in one at a time.
-
-    Args:
-        shape: of the records.
-        secret: of the namespace.
-        path: of the directory.
-        max_bytes: of the files.
 
     Attributes:
         num_bytes: of the files.

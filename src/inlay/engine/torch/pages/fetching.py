@@ -130,12 +130,7 @@ class PeerSource:
 
 
 class TierSource:
-    """`PageSource`: a tier of this worker.
-
-    Args:
-        tiers: of the worker.
-        tier: one of them.
-    """
+    """`PageSource`: a tier of this worker."""
 
     waits = False
 

@@ -239,12 +239,7 @@ class PageTiers:
 
 
 class Offloading:
-    """Copies pages that a cache evicts, before they are overwritten. In the engine's thread.
-
-    Args:
-        copier: of the pages.
-        tiers: take them.
-    """
+    """Copies pages that a cache evicts, before they are overwritten. In the engine's thread."""
 
     def __init__(self, copier: PageCopier, tiers: PageTiers) -> None:
         self._copier = copier
