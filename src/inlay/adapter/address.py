@@ -114,9 +114,6 @@ def is_hub_name(text: str) -> bool:
 class AllowedSources:
     """Allowed prefixes of addresses.
 
-    Args:
-        prefixes: addresses of directories, hosts or owners.
-
     Raises:
         InvalidRequestError: one is not an address.
     """

@@ -23,11 +23,7 @@ _CALL_SECONDS = 600.0
 
 
 class EngineProxy:
-    """`inlay.transport.nats.worker.AnnouncedEngine` around whichever process a plane has now.
-
-    Args:
-        plane: of one worker, which may be another after a while.
-    """
+    """`inlay.transport.nats.worker.AnnouncedEngine` around whichever process a plane has now."""
 
     def __init__(self, plane: LocalPlane) -> None:
         self._plane = plane

@@ -369,17 +369,7 @@ async def host_of(
     stage: StageCard | None = None,
     peers: Peers | None = None,
 ) -> EngineHost:
-    """A host for a started engine, with the adapters that its settings name.
-
-    Args:
-        engine: started.
-        settings: it was made with.
-        secret: of the namespace.
-        tracing: makes spans, or None.
-        prompt_embeds: as of `EngineHost`.
-        embeds_cache: as of `EngineHost`.
-        stage: as of `EngineHost`.
-        peers: as of `EngineHost`.
+    """A host for a started engine, with the adapters that its settings name; as `EngineHost`.
 
     Raises:
         InlayError: one of them cannot be loaded.

@@ -75,9 +75,6 @@ class Interpreter:
 async def interpreter(python: Path | None) -> Interpreter:
     """The Python of a worker.
 
-    Args:
-        python: of another environment, or None for this one's.
-
     Raises:
         InvalidRequestError: it cannot be run, is too old, or lacks what a worker imports; says what
             to install.

@@ -92,12 +92,6 @@ def card_of(
 ) -> EmbeddingCard:
     """Describe the model's vectors or scores for clients.
 
-    Args:
-        settings: the task, and the dimensions that vectors may be shortened to.
-        config: configuration from sentence-transformers' files.
-        model: transformers' configuration.
-        modes: pooling modes.
-
     Raises:
         InvalidRequestError: dimensions larger than the vectors.
     """

@@ -35,10 +35,6 @@ Half of its usual fuel for a token, and a twelfth of its lexer's states of 1 to 
 def tokenizer_of(path: Path, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """The tokenizer of a model directory.
 
-    Args:
-        path: of the directory.
-        eos_token_ids: what ends an output where its grammar may end.
-
     Raises:
         InvalidRequestError: it cannot be used for grammars.
     """
@@ -54,10 +50,6 @@ def tokenizer_of(path: Path, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
 
 def matcher_of(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     """Compile a grammar, its first mask included. Cannot be interrupted.
-
-    Args:
-        tokenizer: of the model.
-        source: as `source_of` makes it.
 
     Raises:
         InvalidRequestError: it is none, or passes the limits.

@@ -119,13 +119,7 @@ class VllmCacheEvents:
         return "it publishes no events"
 
     def note(self, request: Request, given: Any, items: Sequence[NotedItem]) -> None:
-        """Remember the rows and images of a request before it is added.
-
-        Args:
-            request: the request.
-            given: vLLM's input for its prompt.
-            items: the named items in it.
-        """
+        """Remember the rows and images of a request before it is added."""
         if self._chain is None or not request.prompt.has_rows:
             return
         self._chain.note_items(items)

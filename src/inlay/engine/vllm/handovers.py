@@ -26,14 +26,7 @@ _MOST_MET = 1024
 
 
 class Handovers:
-    """The tickets of a vLLM's requests.
-
-    Args:
-        llm: vLLM's `AsyncLLM`.
-        office: makes and checks tickets; None where vLLM was not started for them.
-        adapters: that are loaded.
-        spawn: runs a coroutine in the background.
-    """
+    """The tickets of a vLLM's requests."""
 
     def __init__(
         self,
