@@ -12,8 +12,7 @@ from scripts.demo_training.world import build_world
 
 from inlay import demo
 from inlay.audit.neural import inverter, learned
-from inlay.audit.neural.language_model import LanguageModel
-from inlay.audit.neural.model_answers import ModelAnswers
+from inlay.audit.neural.language_model import LanguageModel, ModelAnswers
 from inlay.audit.prompts import Floats, PromptMaker, read_texts
 from inlay.audit.report import chart
 from inlay.audit.run import Audit, Audited

@@ -121,7 +121,7 @@ def named(spec: str, setting: Setting) -> Transform:
         case "drop":
             return RowTransform(spec, _drop(_number(spec, number, 0, 0.99)))
         case "hidden":
-            from inlay.audit.neural.hidden import HiddenStates
+            from inlay.audit.neural.language_model import HiddenStates
 
             return HiddenStates.of(spec, _number(spec, number, 1, 10_000), setting.model())
         case "learned":

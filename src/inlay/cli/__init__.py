@@ -7,7 +7,7 @@
     usage.py      `--help`; reference.py makes docs/cli.md from the same
     vllm_flags.py flags of `vllm serve` that inlay does not have, and what to use instead
     process.py    output streams, progress of long waits, signals, event loop
-    http_client.py, server.py
+    http_client.py
                   the server that `chat` and `bench` ask
 
 The other modules are the commands. Each is imported only when its command runs, so that `--help`

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from inlay.audit.answers import Ask, Diverge
 from inlay.audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
 from inlay.audit.external import CommandTransform, GivenRows, transform_of
 from inlay.audit.prompts import PromptMaker, read_texts, split
 from inlay.audit.report import NOTES, as_data, begun, chart, described, failures, limits
 from inlay.audit.run import Audit, Audited
+from inlay.audit.score import Ask, Diverge
 from inlay.audit.transform import Setting, Transform
 from inlay.cli.audit_answers import ANSWER_TOKENS, ServerAnswers
 from inlay.cli.command import UsageError
@@ -119,7 +119,7 @@ def _prepared(
     ask: Ask | None = None
     diverge: Diverge | None = None
     if settings.answers:
-        from inlay.audit.neural.model_answers import ModelAnswers
+        from inlay.audit.neural.language_model import ModelAnswers
 
         here = ModelAnswers(model(), embedder.renderer.decode, ANSWER_TOKENS)
         ask, diverge = here, here.divergence

@@ -7,8 +7,7 @@ import msgspec
 from pydantic import SecretStr
 
 from inlay.audit.prompts import Floats
-from inlay.cli.http_client import HttpClient
-from inlay.cli.server import served_model, server_of
+from inlay.cli.http_client import HttpClient, served_model, server_of
 from inlay.client import EmbeddedPrompt
 from inlay.errors import EngineError
 

@@ -22,15 +22,13 @@ names its pages by it, and `kv_chain.py` translates vLLM's events into it. Event
 engine: overflowing batches are dropped, and the missing sequence number shows it.
 """
 
-from collections.abc import Mapping
-
 from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.ranks import check_ranks
 from inlay.engine.settings import EngineSettings
 from inlay.engine.spec import ENGINES, check_options, environment_of
 
-__all__ = ["Engine", "EngineSettings", "check", "create", "environment"]
+__all__ = ["Engine", "EngineSettings", "check", "create", "environment_of"]
 
 
 def check(settings: EngineSettings) -> None:
@@ -66,13 +64,3 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
     else:
         engine = spec.load(spec.generate)(settings, secret)
     return engine
-
-
-def environment(
-    settings: EngineSettings, inherited: Mapping[str, str], host: str = "localhost"
-) -> dict[str, str]:
-    """Return the environment variables to add to those the engine's process inherits.
-
-    `host` is a name of this machine by which other workers reach it.
-    """
-    return environment_of(settings, inherited, host)

@@ -1,6 +1,7 @@
 """The whole model, for answers and for attackers that have its weights. Needs torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from inlay.audit.prompts import Floats
+from inlay.audit.prompts import AuditPrompt, Floats, Rng
 from inlay.errors import InvalidRequestError
 from inlay.tensors.hub import asking_hub, local_directory
 
@@ -163,3 +164,74 @@ def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
         chunk.append(index)
     if chunk:
         yield chunk
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenStates:
+    """A transform: what a layer of the model makes of the rows.
+
+    Attributes:
+        name: as it was asked for.
+        layer: counted from 1.
+        model: that has it.
+    """
+
+    name: str
+    layer: int
+    model: LanguageModel
+    can_resend: bool = False
+
+    @classmethod
+    def of(cls, name: str, layer: float, model: LanguageModel) -> "HiddenStates":
+        """Of a layer. Raises `InvalidRequestError` where the model has no such layer."""
+        if layer != int(layer) or layer > model.layers:
+            raise InvalidRequestError(
+                f"--transform {name}: the model has layers 1 to {model.layers}"
+            )
+        return cls(name, int(layer), model)
+
+    def send(
+        self, prompts: Sequence[AuditPrompt], rows: Sequence[Floats], rng: Rng
+    ) -> list[Floats]:
+        """The states of each row."""
+        found = dict(self.model.hidden_states(rows))
+        return [found[index][self.layer - 1] for index in range(len(rows))]
+
+    def served(self, rows: Floats) -> None:
+        """None: they enter the model behind this layer."""
+
+
+class ModelAnswers:
+    """Greedy answers of a model in this process."""
+
+    def __init__(
+        self, model: LanguageModel, decode: Callable[[Sequence[int]], str], most: int
+    ) -> None:
+        self._model = model
+        self._decode = decode
+        self._most = most
+        self._clean: list[list[int]] | None = None
+
+    def __call__(self, rows: Sequence[Floats]) -> list[str]:
+        """The answer to each prompt's rows, (m, h), in order."""
+        return [self._decode(ids) for ids in self._model.answers(rows, self._most)]
+
+    def divergence(self, rows: Sequence[Floats], own: Sequence[Floats]) -> float:
+        """Mean Kullback-Leibler divergence of the answers to `rows` from those to `own`.
+
+        Args:
+            rows: (m, h) of each prompt.
+            own: (n, h) of the same prompts; their greedy answers say at which tokens distributions
+                are compared. They are the same at every call.
+
+        Returns:
+            Nats a token.
+        """
+        if self._clean is None:
+            self._clean = self._model.answers(own, self._most)
+        wanted = dict(self._model.log_probabilities(own, self._clean))
+        found = []
+        for index, said in self._model.log_probabilities(rows, self._clean):
+            truth = wanted[index]
+            found.append((truth.exp() * (truth - said)).sum(dim=-1).numpy())
+        return float(np.concatenate(found).mean())

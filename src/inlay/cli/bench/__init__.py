@@ -22,9 +22,8 @@ from inlay.cli.bench.metrics import Metrics, Round, goodput_bounds
 from inlay.cli.bench.report import Measured, as_text, compared, comparison
 from inlay.cli.bench.workload import Body, Workload, prepared, read_bodies
 from inlay.cli.command import UsageError
-from inlay.cli.http_client import HttpClient
+from inlay.cli.http_client import HttpClient, ServedModel, served_model, server_of
 from inlay.cli.process import Console, waiting
-from inlay.cli.server import ServedModel, served_model, server_of
 from inlay.cli.settings import BenchSettings
 from inlay.client import Uploader
 from inlay.errors import EngineError

@@ -16,8 +16,7 @@ import pybase64
 
 from inlay.cli.command import FileError, UsageError
 from inlay.cli.files import read
-from inlay.cli.http_client import HttpClient
-from inlay.cli.server import ServedModel
+from inlay.cli.http_client import HttpClient, ServedModel
 from inlay.cli.settings import WorkloadSettings
 from inlay.client import EmbeddedPrompt, Uploader
 from inlay.errors import InvalidRequestError, NotFoundError

@@ -10,9 +10,8 @@ import msgspec
 from inlay.cli.bench.workload import Workload
 from inlay.cli.command import UsageError
 from inlay.cli.files import opening
-from inlay.cli.http_client import HttpClient
+from inlay.cli.http_client import HttpClient, served_model, server_of
 from inlay.cli.process import Console, waiting
-from inlay.cli.server import served_model, server_of
 from inlay.cli.settings import BenchWriteSettings
 from inlay.client import Uploader
 

@@ -21,9 +21,8 @@ from inlay.cli.chat.screen import Screen
 from inlay.cli.chat.session import COMMANDS, Session
 from inlay.cli.command import UsageError
 from inlay.cli.files import standard_input
-from inlay.cli.http_client import HttpClient, Server
+from inlay.cli.http_client import HttpClient, Server, served_model, server_of
 from inlay.cli.process import Console
-from inlay.cli.server import served_model, server_of
 from inlay.cli.settings import ChatSettings
 from inlay.client import PromptEmbedder, Uploader
 from inlay.errors import InlayError

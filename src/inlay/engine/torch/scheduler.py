@@ -37,9 +37,8 @@ from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.fairness import Gain, StepShares, pass_over
-from inlay.engine.torch.parking import Parking
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput
-from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, PrefixLookup
+from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, Parking, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.prompt import Media, split_point
