@@ -26,9 +26,9 @@ from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.ranks import check_ranks
 from inlay.engine.settings import EngineSettings
-from inlay.engine.spec import ENGINES, check_options, environment_of
+from inlay.engine.spec import ENGINES, check_options, environment
 
-__all__ = ["Engine", "EngineSettings", "check", "create", "environment_of"]
+__all__ = ["Engine", "EngineSettings", "check", "create", "environment"]
 
 
 def check(settings: EngineSettings) -> None:

@@ -53,8 +53,8 @@ class EngineSpec:
             return _import(path)
 
 
-def environment_of(
-    settings: EngineSettings, inherited: Mapping[str, str], host: str
+def environment(
+    settings: EngineSettings, inherited: Mapping[str, str], host: str = "localhost"
 ) -> dict[str, str]:
     """Return the environment variables to add to those the engine's process inherits.
 

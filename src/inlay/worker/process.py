@@ -151,7 +151,7 @@ async def spawn(
             pass_fds=(theirs.fileno(), arena.fd, *lent),
             env={
                 **os.environ,
-                **engine.environment_of(
+                **engine.environment(
                     settings, os.environ, "localhost" if listen is None else listen.host
                 ),
                 **python.environment(os.environ),
