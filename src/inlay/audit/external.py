@@ -173,12 +173,7 @@ class CommandTransform:
 
 @dataclass(frozen=True, eq=False)
 class GivenRows:
-    """Rows that were made elsewhere, of all texts of a file.
-
-    Attributes:
-        name: of the file.
-        rows: of each text, by its index.
-    """
+    """Rows that were made elsewhere, of all texts of a file."""
 
     name: str
     rows: Sequence[Floats]

@@ -194,11 +194,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one command, in the order of its settings class.
-
-    Attributes:
-        by_name: field name to option.
-    """
+    """All options of one command, in the order of its settings class."""
 
     by_name: Mapping[str, Option]
 

@@ -142,13 +142,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class VisionExample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question about one or two pictures and the answer greedy decoding gives to it.
-
-    Attributes:
-        pictures: names of pictures, which stand before the question.
-        question: text.
-        answer: text.
-    """
+    """A question about one or two pictures and the answer greedy decoding gives to it."""
 
     pictures: tuple[str, ...]
     question: str

@@ -67,12 +67,7 @@ _ATTACHED = re.compile(r"(-[a-z]+)([0-9]+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Rank:
-    """One data-parallel rank.
-
-    Attributes:
-        settings: settings of its engine.
-        environment: variables to add to its process's environment.
-    """
+    """One data-parallel rank."""
 
     settings: EngineSettings
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -37,11 +37,7 @@ class FleetLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedSpace:
-    """Bytes of a fleet's storage for this frontend's uploads.
-
-    Attributes:
-        evictions: prompts removed to make room.
-    """
+    """Bytes of a fleet's storage for this frontend's uploads."""
 
     def __init__(
         self, shared: Shared, limits: FleetLimits, reaper: Reaper, clock: Callable[[], float]

@@ -32,11 +32,7 @@ class Admit(Protocol):
 
 
 class LeasedInputs:
-    """Fetches the inputs of requests.
-
-    Attributes:
-        fetched: payloads that have come so far.
-    """
+    """Fetches the inputs of requests."""
 
     def __init__(self, peers: Peers, admit: Admit) -> None:
         self._peers = peers

@@ -26,11 +26,7 @@ ABORT_SECONDS = 60.0
 
 
 class RunningRequests:
-    """The requests an engine has not ended yet.
-
-    Attributes:
-        ids: of these requests.
-    """
+    """The requests an engine has not ended yet."""
 
     def __init__(self) -> None:
         self.ids: set[str] = set()

@@ -133,9 +133,6 @@ class RestartGroup:
     """Workers none of which can go on without the others.
 
     When one process dies all end, and all are started again.
-
-    Attributes:
-        members: their supervisors.
     """
 
     def __init__(self) -> None:

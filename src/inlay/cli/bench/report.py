@@ -33,13 +33,7 @@ _COMPARED = (
 
 @dataclass(frozen=True)
 class Measured:
-    """The rounds of one server.
-
-    Attributes:
-        url: of the server.
-        model: its name there.
-        metrics: of all rounds.
-    """
+    """The rounds of one server."""
 
     url: str
     model: str

@@ -41,12 +41,7 @@ _QUESTION = "What is in the picture?"
 
 @dataclass(frozen=True)
 class Body:
-    """A request that is ready to be sent.
-
-    Attributes:
-        path: below the server's URL.
-        data: JSON.
-    """
+    """A request that is ready to be sent."""
 
     path: str
     data: bytes
@@ -54,14 +49,7 @@ class Body:
 
 @dataclass(frozen=True)
 class Workload:
-    """Makes the bodies for one server.
-
-    Attributes:
-        settings: of the requests.
-        model: that is asked for.
-        client: the server, asked for its tokenizer.
-        uploader: to the same server, for references.
-    """
+    """Makes the bodies for one server."""
 
     settings: WorkloadSettings
     model: ServedModel

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One prompt of a request.
-
-    Attributes:
-        request_id: id of the request.
-        index: index among the request's prompts.
-        length: positions of the prompt.
-    """
+    """One prompt of a request."""
 
     request_id: str
     index: int
@@ -39,11 +33,7 @@ class _Waiting:
 
 
 class BatchQueue:
-    """Requests with prompts that wait for a batch.
-
-    Attributes:
-        positions: total of all waiting prompts.
-    """
+    """Requests with prompts that wait for a batch."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget

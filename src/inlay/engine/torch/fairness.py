@@ -117,11 +117,7 @@ class StepShares:
 
 
 class Gain:
-    """Pages that are there for others once some sequences are preempted.
-
-    Attributes:
-        pages: number of them.
-    """
+    """Pages that are there for others once some sequences are preempted."""
 
     def __init__(self, table: PageTable) -> None:
         self.pages = 0

@@ -24,12 +24,7 @@ from inlay.request import Payload
 
 
 class SpanStates:
-    """States of consecutive positions of one sequence, on the host.
-
-    Attributes:
-        first: the first position.
-        stop: past the last position.
-    """
+    """States of consecutive positions of one sequence, on the host."""
 
     __slots__ = ("_states", "first", "stop")
 
@@ -54,11 +49,7 @@ class SpanStates:
 
 
 class StateReader(Protocol):
-    """A reader of the states of all positions of every step, on the device.
-
-    Attributes:
-        layers: numbers of the layers that it reads.
-    """
+    """A reader of the states of all positions of every step, on the device."""
 
     @property
     def layers(self) -> tuple[int, ...]:

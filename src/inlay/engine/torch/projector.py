@@ -12,11 +12,7 @@ from inlay.tensors.projector import projector_layers
 
 
 class Projector:
-    """Linear layers with GELU between them.
-
-    Attributes:
-        size: elements of a row that it makes.
-    """
+    """Linear layers with GELU between them."""
 
     def __init__(self, file: Path, width: int, dtype: torch.dtype, device: torch.device) -> None:
         """Load it.

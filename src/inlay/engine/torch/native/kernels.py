@@ -72,9 +72,6 @@ class Kernels:
 
     All tensors are on the CPU, float32 or bfloat16, and of one dtype per call. Attention takes
     float16 too, if the compiler knows it.
-
-    Attributes:
-        products: products with packed and quantised weights.
     """
 
     def __init__(

@@ -25,11 +25,6 @@ class TensorParallelGroup:
     """The ranks 0 to `size` - 1 of a model, one process each.
 
     Every rank must call the same collectives in the same order.
-
-    Attributes:
-        rank: of this process.
-        size: number of ranks.
-        device: of this rank.
     """
 
     def __init__(

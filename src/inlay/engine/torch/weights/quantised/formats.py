@@ -86,12 +86,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A quantised weight in the files.
-
-    Attributes:
-        parts: names of its tensors.
-        read: reads it.
-    """
+    """A quantised weight in the files."""
 
     parts: frozenset[str]
     read: Callable[[Read], Codes]

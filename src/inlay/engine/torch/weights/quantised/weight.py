@@ -187,9 +187,6 @@ class KeptWeight(nn.Parameter):
     """A weight of a model as it is loaded, in place of the numbers it stands for.
 
     It has the shape, dtype and device of the weight, and the memory of one element.
-
-    Attributes:
-        quantised: the weight.
     """
 
     quantised: QuantisedWeight
