@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from inlay.engine.settings import EngineSettings
 from inlay.http.settings import FrontendSettings
@@ -14,10 +14,8 @@ from inlay.transport.embeds_cache import KEPT_BYTES
 from inlay.transport.nats.settings import NatsSettings
 
 
-class ServeSettings(BaseModel):
+class ServeSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay serve`: one engine, or those of a pipeline, and the HTTP in front of it."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
     deploy: Path | None = Field(default=None, title="Model and engine")
@@ -29,10 +27,8 @@ class ServeSettings(BaseModel):
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
-class NatsServerSettings(BaseModel):
+class NatsServerSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay nats`: a NATS server with what a fleet needs of one."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for other machines."""
@@ -51,10 +47,8 @@ class NatsServerSettings(BaseModel):
     store directory unless set."""
 
 
-class WorkerSettings(BaseModel):
+class WorkerSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay worker`: one engine in a fleet."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     engine: EngineSettings = Field(title="Model and engine")
     stage: str | None = Field(default=None, title="Model and engine")
@@ -91,7 +85,7 @@ class WorkerSettings(BaseModel):
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
-class FleetHttpSettings(FrontendSettings):
+class FleetHttpSettings(FrontendSettings, frozen=True):
     """The HTTP side of a fleet's frontend."""
 
     enable_prompt_embeds: bool = True
@@ -99,10 +93,8 @@ class FleetHttpSettings(FrontendSettings):
     --enable-prompt-embeds)."""
 
 
-class FleetFrontendSettings(BaseModel):
+class FleetFrontendSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay frontend`: HTTP in front of a fleet."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     frontend: FleetHttpSettings = Field(default_factory=FleetHttpSettings, title="HTTP")
@@ -118,10 +110,8 @@ class FleetFrontendSettings(BaseModel):
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, title="Logs and traces")
 
 
-class StatusSettings(BaseModel):
+class StatusSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay status`: the workers of a fleet."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     watch: bool = False
@@ -134,10 +124,8 @@ class StatusSettings(BaseModel):
     """Print a table, or JSON, one line each time."""
 
 
-class DoctorSettings(BaseModel):
+class DoctorSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay doctor`: this machine, and what it reaches."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     reach: list[str] = []
@@ -154,10 +142,8 @@ class DoctorSettings(BaseModel):
     """Print a list for people, or JSON."""
 
 
-class DemoSettings(BaseModel):
+class DemoSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay demo`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -174,10 +160,8 @@ class DemoSettings(BaseModel):
     """Keep serving after the demonstration until Ctrl-C, instead of exiting."""
 
 
-class EncodeSettings(BaseModel):
+class EncodeSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay embeds encode`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     model: str | None = None
     """Directory of the model, or its name on the hub; with url, its name there."""
@@ -209,10 +193,8 @@ class EncodeSettings(BaseModel):
     """Say what was written as text, or as JSON on standard output; JSON needs --output."""
 
 
-class InspectSettings(BaseModel):
+class InspectSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay embeds inspect`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     file: Path
     """File of embeddings, bytes or base64; - is standard input."""
@@ -224,10 +206,8 @@ class InspectSettings(BaseModel):
     """Print a table, or JSON: a list with an object for each prompt."""
 
 
-class UploadSettings(BaseModel):
+class UploadSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay embeds upload`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     file: Path
     """File of embeddings, bytes or base64, or an image; - is standard input."""
@@ -245,10 +225,8 @@ class UploadSettings(BaseModel):
     """Print the id, or all the server says as JSON."""
 
 
-class ChatSettings(BaseModel):
+class ChatSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay chat`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     model: str | None = None
     """Directory of a model, or its name on the hub, to serve while the chat lasts. A server that
@@ -279,10 +257,8 @@ class ChatSettings(BaseModel):
     """Print text for people, or JSON for programs on standard output."""
 
 
-class WorkloadSettings(BaseModel):
+class WorkloadSettings(BaseModel, frozen=True, defer_build=True):
     """Requests of a measurement."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     prompts: Literal["text", "embeds", "refs", "images"] = "text"
     """Prompts made at random: text, embeddings sent with each request, embeddings uploaded before
@@ -303,10 +279,8 @@ class WorkloadSettings(BaseModel):
     """Seed of prompts and arrivals."""
 
 
-class BenchSettings(BaseModel):
+class BenchSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay bench`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     url: list[str] = Field(default=[], title="Servers")
     """Base URL of the server, as OpenAI clients take it. OPENAI_BASE_URL and OPENAI_API_KEY are
@@ -341,10 +315,8 @@ class BenchSettings(BaseModel):
     """Print text for people, or JSON for programs on standard output."""
 
 
-class BenchWriteSettings(BaseModel):
+class BenchWriteSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay bench write`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     url: str | None = None
     """Base URL of the server, as OpenAI clients take it. OPENAI_BASE_URL and OPENAI_API_KEY are
@@ -362,19 +334,15 @@ class BenchWriteSettings(BaseModel):
     """Say how many were written as text, or as JSON on standard output; JSON needs --output."""
 
 
-class CompletionSettings(BaseModel):
+class CompletionSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay completion`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     shell: Literal["bash", "zsh", "fish"]
     """bash, zsh or fish."""
 
 
-class ConvertSettings(BaseModel):
+class ConvertSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay embeds convert`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     file: Path
     """File of embeddings, bytes or base64; - is standard input."""
@@ -390,10 +358,8 @@ class ConvertSettings(BaseModel):
     """Say what was written as text, or as JSON on standard output; JSON needs --output."""
 
 
-class AuditSettings(BaseModel):
+class AuditSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay embeds audit`."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     model: str = Field(title="Texts")
     """Directory of the model that rows are for, or its name on the hub. Only the tokenizer and the

@@ -6,7 +6,7 @@ Keys and defaults are vLLM's.
 import json
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from inlay.errors import InvalidRequestError
 
@@ -15,10 +15,8 @@ PARAM = "kv_events_config"
 _MOST_PORT = 65535
 
 
-class KvEventsConfig(BaseModel):
+class KvEventsConfig(BaseModel, frozen=True, extra="forbid"):
     """Publishing settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enable_kv_cache_events: bool = False
     publisher: Literal["null", "zmq"] | None = None

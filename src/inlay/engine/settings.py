@@ -5,7 +5,7 @@ import os.path
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from inlay.card import Phase
 from inlay.embedding.config import PoolingMode
@@ -47,7 +47,7 @@ def _interleaved(value: bool) -> bool:
     return value
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """The served model, and the resources an engine may use.
 
     Names are vLLM's where vLLM has the same setting.

@@ -2,16 +2,14 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 
 
-class SpeculativeConfig(BaseModel):
+class SpeculativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Speculation of the torch engine. Names and meaning are vLLM's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     method: Literal["ngram", "draft_model", "eagle3", "mtp"] = "draft_model"
     model: str | None = None

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationInfo
 
 from inlay.errors import InvalidRequestError
 from inlay.media.addresses import networks
@@ -44,10 +44,8 @@ Network = Annotated[str, AfterValidator(_network)]
 Origin = Annotated[str, AfterValidator(_origin)]
 
 
-class FrontendSettings(BaseModel):
+class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     """Settings of a frontend. Names are vLLM's where vLLM has the same setting."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     host: str = "127.0.0.1"
     """Address to listen on."""

@@ -5,13 +5,11 @@ The flags, environment variables and config keys of whatever has a router.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 
-class RouterSettings(BaseModel):
+class RouterSettings(BaseModel, frozen=True, defer_build=True):
     """Choice of a worker, and bounds of waiting requests."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     router_policy: Literal["kv", "least-loaded", "power-of-two", "round-robin"] = "kv"
     """Choice of a worker. kv weighs its cached part of the prompt against its load; least-loaded

@@ -6,7 +6,7 @@ The flags, environment variables and config keys of what outlives a request.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from inlay.errors import InvalidRequestError
 
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
-class StoreSettings(BaseModel):
+class StoreSettings(BaseModel, frozen=True, defer_build=True):
     """Bounds, location and lifetime of uploaded prompts."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     prompt_store_memory_bytes: int = Field(default=256 * MIB, ge=0)
     """Memory for uploaded embeddings at most."""
@@ -100,7 +98,7 @@ class StoreSettings(BaseModel):
         return None if self.prompt_store_key_file is None else read_key(self.prompt_store_key_file)
 
 
-class FleetStoreSettings(StoreSettings):
+class FleetStoreSettings(StoreSettings, frozen=True):
     """The same for a frontend of a fleet."""
 
     prompt_store_nats: bool = True

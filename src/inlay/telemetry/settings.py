@@ -2,13 +2,11 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 
-class TelemetrySettings(BaseModel):
+class TelemetrySettings(BaseModel, frozen=True, defer_build=True):
     """Settings of logs and traces."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     log_format: Literal["text", "json"] = "text"
     """Lines of log as text, or each a JSON object."""

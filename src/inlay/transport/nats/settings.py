@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator
 
 from inlay.errors import InvalidRequestError
 
@@ -18,10 +18,8 @@ _SCHEMES = ("nats", "tls", "ws", "wss")
 _namespace = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
-class NatsSettings(BaseModel):
+class NatsSettings(BaseModel, frozen=True, defer_build=True):
     """Addresses of NATS, credentials, and the namespace of the fleet."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     nats: list[SecretStr] = []
     """URLs of NATS servers, nats://[USER:PASSWORD@]HOST:PORT or tls://...; one that answers is
