@@ -5,8 +5,8 @@
     transform.py                a `Transform`: what is sent in place of the table's rows
     external.py                 a user's function, command or rows; files of rows
     attacker.py, attackers/     an `Attacker`: guesses tokens; one module for each family
-    score.py, interval.py       counts of each prompt, answers to the same rows; shares, with
-                                intervals over prompts
+    score.py, interval.py       counts of each prompt; shares, with intervals over prompts
+    answers.py                  a model's answers to the same rows
     neural/                     all that needs torch: the whole model, trained networks
     run.py                      a transform against all attackers
     report.py                   a table, JSON, the gate; a picture

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from inlay.audit.answers import Answers, Ask, Diverge, compared
 from inlay.audit.attacker import Known, NotApplicableError, Sent
 from inlay.audit.attackers import chosen
 from inlay.audit.interval import Share, shares
 from inlay.audit.prompts import AuditPrompt, Floats, Ids, Template
-from inlay.audit.score import METRICS, Answers, Ask, Counts, Diverge, compared, counts_of
+from inlay.audit.score import METRICS, Counts, counts_of
 from inlay.audit.transform import Transform, checked
 from inlay.errors import InvalidRequestError
 

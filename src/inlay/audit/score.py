@@ -1,15 +1,12 @@
-"""Counts of what was read, prompt by prompt, and of answers to the same rows."""
+"""Counts of what was read, prompt by prompt."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from inlay.audit.interval import Share, shares
-from inlay.audit.prompts import AuditPrompt, Floats, Ids
+from inlay.audit.prompts import AuditPrompt, Ids
 
 METRICS = ("tokens", "any-order", "names", "others", "unseen", "exact")
 """Of the user's tokens alone:
@@ -80,49 +77,3 @@ def _in_order(truth: Ids, guess: Ids) -> npt.NDArray[np.bool_]:
             row, column = row - 1, column - 1
             hits[row] = True
     return hits
-
-
-Ask: TypeAlias = Callable[[Sequence[Floats]], Sequence[str]]
-"""Greedy answers to (m, h) rows of each prompt.
-
-Raises:
-    InvalidRequestError: the model takes no such rows.
-"""
-
-Diverge: TypeAlias = Callable[[Sequence[Floats], Sequence[Floats]], float]
-"""Divergence of the answers to some rows from those to others, each (m, h) of every prompt.
-
-The distributions are compared over the tokens of the others' greedy answers, in nats a token.
-"""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Shares of prompts.
-
-    Attributes:
-        same: whose answer is that to the table's own rows.
-        right: whose answer is right, of those whose right answer is known.
-        divergence: mean Kullback-Leibler divergence from the distributions of the answers to the
-            table's own rows, over their tokens, in nats; None where no distributions are known.
-    """
-
-    same: Share
-    right: Share
-    divergence: float | None = None
-
-
-def compared(
-    answers: Sequence[str],
-    clean: Sequence[str],
-    prompts: Sequence[AuditPrompt],
-    divergence: float | None = None,
-) -> Answers:
-    """Shares of answers that are the same and right."""
-    counts = np.zeros((len(prompts), 2, 2))
-    for index, (mine, other, prompt) in enumerate(zip(answers, clean, prompts, strict=True)):
-        counts[index, 0] = mine == other, 1
-        if prompt.answer is not None:
-            counts[index, 1] = mine.strip() == prompt.answer.strip(), 1
-    same, right = shares(counts)
-    return Answers(same, right, divergence)

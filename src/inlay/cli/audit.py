@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from inlay.audit.answers import Ask, Diverge
 from inlay.audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
 from inlay.audit.external import CommandTransform, GivenRows, transform_of
 from inlay.audit.prompts import PromptMaker, read_texts, split
 from inlay.audit.report import NOTES, as_data, begun, chart, described, failures, limits
 from inlay.audit.run import Audit, Audited
-from inlay.audit.score import Ask, Diverge
 from inlay.audit.transform import Setting, Transform
 from inlay.cli.audit_answers import ANSWER_TOKENS, ServerAnswers
 from inlay.cli.command import UsageError
