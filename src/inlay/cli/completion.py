@@ -7,7 +7,7 @@ of each, and the values of an option: one of a list, or a file.
 import re
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,6 +94,17 @@ def _second_words(commands: Sequence[Command]) -> dict[str, dict[str, str]]:
     return found
 
 
+def _after_options(
+    commands: Sequence[Command], choose: Callable[[Sequence[str]], str], choose_file: str
+) -> Iterator[str]:
+    """Cases of bash and zsh: what may follow each option that takes a value."""
+    for command in commands:
+        for flag in _flags(command):
+            found = choose(flag.choices) if flag.choices else choose_file if flag.files else ""
+            if flag.takes:
+                yield f'    "{command.name} {flag.word}") {found}{"; " if found else ""}return ;;'
+
+
 def _bash(commands: Sequence[Command]) -> Iterator[str]:
     yield "# Completion of inlay for bash."
     yield "_inlay() {"
@@ -124,21 +135,11 @@ def _bash(commands: Sequence[Command]) -> Iterator[str]:
         yield f'    {group}) values="$values {" ".join(words_after)}" ;;'
     yield "  esac; fi"
     yield '  case "$command $prev" in'
-    for command in commands:
-        for flag in _flags(command):
-            if flag.choices:
-                listed = " ".join(flag.choices)
-                yield (
-                    f'    "{command.name} {flag.word}") '
-                    f'COMPREPLY=($(compgen -W "{listed}" -- "$cur")); return ;;'
-                )
-            elif flag.files:
-                yield (
-                    f'    "{command.name} {flag.word}") '
-                    'COMPREPLY=($(compgen -f -- "$cur")); return ;;'
-                )
-            elif flag.takes:
-                yield f'    "{command.name} {flag.word}") return ;;'
+    yield from _after_options(
+        commands,
+        lambda choices: f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$cur"))',
+        'COMPREPLY=($(compgen -f -- "$cur"))',
+    )
     yield "  esac"
     yield '  if [ "${cur#-}" != "$cur" ]; then'
     yield '    COMPREPLY=($(compgen -W "$options" -- "$cur"))'
@@ -181,15 +182,9 @@ def _zsh(commands: Sequence[Command]) -> Iterator[str]:
         yield f"    {first}) commands=({_described(after)}); _describe 'command' commands ;;"
     yield "  esac; fi"
     yield '  case "$command $prev" in'
-    for command in commands:
-        for flag in _flags(command):
-            if flag.choices:
-                listed = " ".join(map(_quoted, flag.choices))
-                yield f'    "{command.name} {flag.word}") compadd -- {listed}; return ;;'
-            elif flag.files:
-                yield f'    "{command.name} {flag.word}") _files; return ;;'
-            elif flag.takes:
-                yield f'    "{command.name} {flag.word}") return ;;'
+    yield from _after_options(
+        commands, lambda choices: f"compadd -- {' '.join(map(_quoted, choices))}", "_files"
+    )
     yield "  esac"
     yield '  if [[ "${words[CURRENT]}" == -* ]]; then'
     yield "    _describe 'option' options"
