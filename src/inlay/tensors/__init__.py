@@ -12,10 +12,9 @@ Reading is a security boundary: the bytes come from strangers. Nothing here exec
 trusts a length before it is checked against the bytes that are really there.
 """
 
-from inlay.tensors.reader import read
+from inlay.tensors.reader import read, write
 from inlay.tensors.rows import ModelDType, prompts_of, to_rows
 from inlay.tensors.tensor import ReadLimits, Tensor, TensorFormat, check_size
-from inlay.tensors.writer import write
 
 __all__ = [
     "ModelDType",
