@@ -37,13 +37,7 @@ _OFFSETS: Mapping[str, npt.DTypeLike] = {"I64": np.int64, "I32": np.int32}
 
 
 def pack(rows: Sequence[Floats], ids: Sequence[npt.NDArray[np.int64]], seed: int) -> bytes:
-    """A file of rows, with the token behind each (`token_ids`) and a seed in its metadata.
-
-    Args:
-        rows: (n, h) float32 for each prompt.
-        ids: (n,) for each prompt.
-        seed: of randomness that is new each time.
-    """
+    """A file of rows (n, h) with the token of each (`token_ids`), and a `seed` in its metadata."""
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     tensors: dict[str, tuple[str, npt.NDArray[Any]]] = {
         "rows": ("F32", np.concatenate(rows)),

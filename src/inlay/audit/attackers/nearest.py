@@ -12,12 +12,7 @@ CHUNK = 1 << 24
 
 
 def scores(rows: Floats, points: Floats) -> Floats:
-    """Negative half squared distances, (n, v), but for a constant of each row.
-
-    Args:
-        rows: (n, h).
-        points: (v, h).
-    """
+    """Negative half squared distances (n, v) of (n, h) to (v, h), but for a constant of a row."""
     found: Floats = rows @ points.T
     found -= 0.5 * np.einsum("vh,vh->v", points, points)[None, :]
     return found
@@ -76,11 +71,9 @@ class WhitenedNearest:
 
 
 def whitener(noise: np.ndarray[tuple[int, int], np.dtype[np.float64]], floor: float) -> Floats:
-    """A matrix (h, h) after which `noise` has unit covariance.
+    """A matrix (h, h) after which `noise` (N, h) has unit covariance.
 
-    Args:
-        noise: (N, h).
-        floor: least variance of a direction, for noise that has none in some.
+    `floor` is the least variance of a direction, for noise that has none in some.
     """
     centred = noise - noise.mean(axis=0)
     covariance = centred.T @ centred / len(centred)

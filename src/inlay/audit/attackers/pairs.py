@@ -110,11 +110,9 @@ class Emission:
         return found
 
     def among(self, rows: Floats, words: Ids) -> tuple[Floats, Ids, Floats]:
-        """Likelihoods of some tokens, beside the likeliest of all; memory is bounded by `CHUNK`.
+        """Likelihoods of tokens `words` (w,) in rows (n, h), beside the likeliest of all.
 
-        Args:
-            rows: (n, h).
-            words: (w,) token ids.
+        Memory is bounded by `CHUNK`.
 
         Returns:
             (n, w) log likelihoods below the largest of a row; (n,) the likeliest of all tokens;
@@ -133,14 +131,9 @@ class Emission:
         return np.concatenate(inside), np.concatenate(best), np.concatenate(surer)
 
     def likeliest(self, rows: Floats, count: int) -> tuple[Ids, Floats]:
-        """The `count` likeliest tokens of each row, and their log likelihoods below the largest.
+        """The `count` likeliest tokens of rows (n, h), of the vocabulary at most.
 
-        Args:
-            rows: (n, h).
-            count: c, of the vocabulary at most.
-
-        Returns:
-            (n, c) token ids and (n, c) in nats, in no order.
+        Ids (n, count), and log likelihoods below the largest, (n, count) in nats, in no order.
         """
         white = (rows - self._offset) @ self._white
         step = max(1, CHUNK // len(self.points))

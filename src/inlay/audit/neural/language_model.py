@@ -57,12 +57,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[Floats], most: int) -> list[list[int]]:
-        """Greedy answers, each up to its end, which is left out.
-
-        Args:
-            prompts: rows, (m, h) each.
-            most: tokens of an answer.
-        """
+        """Greedy answers to rows (m, h), of `most` tokens, up to their end, which is left out."""
         found: list[list[int]] = [[] for _ in prompts]
         for chunk in _chunks([len(rows) + most for rows in prompts]):
             rows, mask = padded([prompts[index] for index in chunk], left=True)
@@ -121,10 +116,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def hidden_states(self, prompts: Sequence[Floats]) -> Iterator[tuple[int, list[Floats]]]:
-        """The states that each layer gives.
-
-        Args:
-            prompts: rows, (m, h) each.
+        """The states that each layer gives of rows (m, h) of each prompt.
 
         Yields:
             The prompt's index and (m, h) for each layer, in some order.

@@ -109,10 +109,7 @@ class TorchEngine:
         await ready
 
     def watch_blocks(self, tell: Callable[[tuple[KvEvent, ...]], None]) -> bool:
-        """Call `tell` with every change of the prefix cache, in order, on the event loop.
-
-        May be called before the first request only.
-        """
+        """Call `tell` with every change of the prefix cache, in order, on the event loop."""
         self._events.watch(lambda events: self._call(partial(tell, events)))
         return True
 

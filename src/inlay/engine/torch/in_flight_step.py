@@ -92,9 +92,7 @@ class InFlightStep:
     def logits_of(self, spans: Run[ScheduledChunk], place: int) -> Tensor:
         """Return the logits [len(spans), vocab_size] after a position of each of `spans`.
 
-        Args:
-            spans: of `sampling`.
-            place: 0 for the last known position, 1 for the first draft, and so on.
+        `place` is 0 for the last known position, 1 for the first draft, and so on.
         """
         if not place and len(spans) == len(self.logits):
             return self.logits

@@ -44,15 +44,9 @@ class Scored:
 def score(
     model: CausalModel, hidden: Tensor, spans: Sequence[ScheduledChunk]
 ) -> dict[ScheduledChunk, Scored]:
-    """Compute the logprobs of prompts in a step, for requests that want them.
+    """Compute the logprobs of prompts in a step, by span, for requests that want them.
 
-    Args:
-        model: its head computes the logits.
-        hidden: [T, C], states of the positions of `spans`, in order.
-        spans: spans of the step.
-
-    Returns:
-        Logprobs by span.
+    `hidden` [T, C] are the states of the positions of `spans`, in order.
     """
     found: dict[ScheduledChunk, Scored] = {}
     for span, offset in zip(

@@ -212,11 +212,7 @@ class Core:
         return max(0.0, min(ends) - now) if ends else None
 
     def expire(self, now: float) -> list[Output]:
-        """End the requests whose deadline has passed.
-
-        Args:
-            now: current time on the clock of the requests' `expires`.
-        """
+        """End the requests whose deadline has passed `now`, on the clock of their `expires`."""
         late = [
             sequence
             for sequence in self._sequences.values()

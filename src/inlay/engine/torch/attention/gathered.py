@@ -402,11 +402,8 @@ class GatheredAttention:
 def sink_scale(lse: Tensor, sinks: Tensor) -> Tensor:
     """Return the factor by which a sink reduces the output of a softmax.
 
-    A sink is one more score without a value. The factor is exp(lse) / (exp(lse) + exp(sink)).
-
-    Args:
-        lse: log-sum-exp of the scores, float32.
-        sinks: scores of the sinks, of a shape that broadcasts with it.
+    A sink is one more score without a value: exp(lse) / (exp(lse) + exp(sink)), where `lse` is the
+    log-sum-exp of the scores, float32.
     """
     return torch.sigmoid(lse - sinks.float())
 

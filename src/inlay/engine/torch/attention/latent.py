@@ -63,15 +63,8 @@ class LatentAttention:
     ) -> Tensor:
         """Attend as `PagedAttention.attend` does.
 
-        Args:
-            layer: index of the layer.
-            query: [Q, T, K + R].
-            key: [1, T, C + R].
-            value: [1, T, C], the first part of `key`.
-            scoring: with the weights.
-
-        Returns:
-            [T, Q, E].
+        Query [Q, T, K + R], key [1, T, C + R], value [1, T, C], the first part of `key`, to
+        [T, Q, E].
 
         Raises:
             EngineError: `scoring` has no weights.

@@ -42,16 +42,9 @@ class Recurrence(Protocol):
     """Recurrent layers of one batch."""
 
     def compute(self, module: Any, hidden: Tensor) -> Tensor:
-        """Compute a module of recurrent layers from the states in pages, and keep the new ones.
+        """Compute a module of recurrent layers, [1, T, C] to [1, T, C]; keep its states in pages.
 
         Positions after the batch's own are padding: they are 0, and change no state.
-
-        Args:
-            module: transformers module.
-            hidden: [1, T, C].
-
-        Returns:
-            [1, T, C].
         """
 
 

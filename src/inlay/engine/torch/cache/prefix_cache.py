@@ -33,10 +33,7 @@ class PrefixCache:
         return len(self._idle)
 
     def find(self, digest: bytes, group: int = 0) -> int | None:
-        """Return the page of `digest` in `group`, or None.
-
-        It holds the last positions of the prefix that the digest names.
-        """
+        """Return the page in `group` of the last positions of the prefix `digest`, or None."""
         return self._pages[group].get(digest)
 
     def insert(self, digest: bytes, page: int, group: int = 0) -> bool:

@@ -132,10 +132,7 @@ class PageTable:
         run.pages.extend(pages)
 
     def advance(self, run: PageRun, first: int) -> None:
-        """Release the pages before page index `first`.
-
-        The run then starts there, unless it starts later.
-        """
+        """Release the pages before page index `first`: the run starts there, or later."""
         if first > run.first:
             passed = first - run.first
             self._let_go(run.pages[:passed])

@@ -59,11 +59,9 @@ class TokenChooser:
         self._masks.prepare(span.sequence for span in spans)
 
     def choose(self, logits: Tensor, spans: Run[ScheduledChunk]) -> ChosenTokens:
-        """Sample the next token of each chunk's sequence; all earlier ones are known.
+        """Sample the next token of the sequence of each of `spans`; all earlier ones are known.
 
-        Args:
-            logits: [len(spans), vocab_size].
-            spans: chunks.
+        `logits` are [len(spans), vocab_size].
         """
         chosen = ChosenTokens()
         self.prepare(spans)

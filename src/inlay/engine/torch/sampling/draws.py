@@ -160,9 +160,8 @@ class TruncationParams(NamedTuple):
     def draw(self, values_RV: Tensor, uniform_R: Tensor) -> Tensor:
         """Draw ids (R,); on a CPU by widening the candidates until they suffice.
 
-        Args:
-            values_RV: float32 logits after temperature, the highest of each row finite.
-            uniform_R: float64, the uniform number of each row.
+        `values_RV` are float32 logits after temperature, the highest of each row finite;
+        `uniform_R` are float64.
         """
         device = values_RV.device
         if device.type != "cpu":

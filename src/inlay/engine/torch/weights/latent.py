@@ -57,14 +57,9 @@ class LatentWeights(nn.Module):
         return expanded < count * weights + seen * (2 * self.latent_size + self.rotary)
 
     def absorb(self, query: Tensor, adapters: Sequence[tuple[int, Tensor]]) -> Tensor:
-        """Return queries of latents.
+        """Return queries of latents [Q, T, C + R] for queries [Q, T, K + R].
 
-        Args:
-            query: [Q, T, K + R].
-            adapters: slots, and the indices of queries that have their adapters.
-
-        Returns:
-            [Q, T, C + R].
+        `adapters` are slots, and the indices of queries that have their adapters.
         """
         own, rotary = torch.split(query, [query.shape[2] - self.rotary, self.rotary], 2)
         found = torch.cat((torch.bmm(own, self._keys), rotary), 2)
@@ -87,10 +82,7 @@ class LatentWeights(nn.Module):
     def expand(self, latents: Tensor, heads: slice, slot: int) -> tuple[Tensor, Tensor]:
         """Return keys [heads, L, K + R] and values [heads, L, E] of some heads.
 
-        Args:
-            latents: [L, C + R], as they are in pages.
-            heads: the heads.
-            slot: slot of their adapter, or `lora.BASE`.
+        `latents` [L, C + R] are as in pages; `slot` is that of their adapter, or `lora.BASE`.
         """
         own, rotary = torch.split(latents, [self.latent_size, self.rotary], 1)
         weights, size = self._keys[heads], self._keys.shape[1]
