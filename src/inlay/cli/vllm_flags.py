@@ -12,40 +12,38 @@ from inlay.engine.ranks import SHORT
 ENGINE_VALUES = frozenset(
     """
     additional-config all2all-backend attention-backend attention-config aux-output-config
-    code-revision collect-detailed-traces
-    compilation-config config-format cp-kv-cache-interleave-size cpu-distributed-timeout-seconds
-    cpu-offload-gb cpu-offload-params cudagraph-capture-sizes custom-histogram-buckets
-    data-parallel-address data-parallel-backend data-parallel-rpc-port dbo-decode-token-threshold
-    dbo-prefill-token-threshold dcp-comm-backend dcp-kv-cache-interleave-size
-    decode-context-parallel-size default-mm-loras device-ids diffusion-config
-    distributed-executor-backend distributed-timeout-seconds dp-sync-interval ec-manager-config
-    ec-transfer-config elastic-ep-max-dp-size engram-config eplb-config expert-placement-strategy
-    fault-tolerance-config gdn-prefill-backend hf-config-path hf-overrides ignore-patterns
-    io-processor-plugin ir-op-priority jit-monitor-mode kda-decode-backend kda-prefill-backend
-    kernel-config kv-cache-dtype kv-cache-dtype-skip-layers kv-cache-metrics-sample
-    kv-offloading-backend linear-backend load-format
-    log-config-file logging-config logits-processors logprobs-mode long-prefill-token-threshold
-    lora-dtype lora-target-modules mamba-backend mamba-block-size mamba-cache-dtype
-    mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm
-    master-addr master-port max-cudagraph-capture-size max-lora-cls-labels max-num-active-seqs
-    max-num-scheduled-tokens max-parallel-loading-workers media-io-kwargs mm-encoder-attn-backend
-    mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
-    mm-encoder-fp8-scale-save-path mm-encoder-tp-mode mm-hasher-algorithm mm-ipc-gpu-memory-gb
-    mm-processor-cache-gb mm-processor-cache-type mm-processor-device
-    mm-shm-cache-max-object-size-mb mm-tensor-ipc model-class-overrides model-impl
-    model-loader-extra-config moe-backend nnodes node-rank num-gpu-blocks-override numa-bind-cpus
-    numa-bind-nodes offload-backend offload-group-size offload-num-in-group offload-params
-    offload-prefetch-step optimization-level override-generation-config
-    per-request-spec-decode-metrics performance-mode pipeline-parallel-size
-    prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
-    prefix-caching-hash-algo prefix-match-unit profiler-config pt-load-map-location quantization
-    quantization-config reasoning-config reasoning-parser-plugin renderer-num-workers
-    replayssm-buffer-len safetensors-load-strategy safetensors-prefetch-block-size
-    safetensors-prefetch-num-threads scheduler-cls show-hidden-metrics-for-version
-    sleep-preserve-parameter-names sparse-indexer-topk-backend spec-method spec-model spec-tokens
-    stream-interval structured-outputs-config tokenizer tokenizer-mode tokenizer-revision
-    ubatch-size video-pruning-method
-    video-pruning-rate watermark watermark-config weight-transfer-config worker-cls
+    code-revision collect-detailed-traces compilation-config config-format
+    cp-kv-cache-interleave-size cpu-distributed-timeout-seconds cpu-offload-gb cpu-offload-params
+    cudagraph-capture-sizes custom-histogram-buckets data-parallel-address data-parallel-backend
+    data-parallel-rpc-port dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
+    dcp-kv-cache-interleave-size decode-context-parallel-size default-mm-loras device-ids
+    diffusion-config distributed-executor-backend distributed-timeout-seconds dp-sync-interval
+    ec-manager-config ec-transfer-config elastic-ep-max-dp-size engram-config eplb-config
+    expert-placement-strategy fault-tolerance-config gdn-prefill-backend hf-config-path hf-overrides
+    ignore-patterns io-processor-plugin ir-op-priority jit-monitor-mode kda-decode-backend
+    kda-prefill-backend kernel-config kv-cache-dtype kv-cache-dtype-skip-layers
+    kv-cache-metrics-sample kv-offloading-backend linear-backend load-format log-config-file
+    logging-config logits-processors logprobs-mode long-prefill-token-threshold lora-dtype
+    lora-target-modules mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode
+    mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm master-addr master-port
+    max-cudagraph-capture-size max-lora-cls-labels max-num-active-seqs max-num-scheduled-tokens
+    max-parallel-loading-workers media-io-kwargs mm-encoder-attn-backend mm-encoder-attn-dtype
+    mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin mm-encoder-fp8-scale-save-path
+    mm-encoder-tp-mode mm-hasher-algorithm mm-ipc-gpu-memory-gb mm-processor-cache-gb
+    mm-processor-cache-type mm-processor-device mm-shm-cache-max-object-size-mb mm-tensor-ipc
+    model-class-overrides model-impl model-loader-extra-config moe-backend nnodes node-rank
+    num-gpu-blocks-override numa-bind-cpus numa-bind-nodes offload-backend offload-group-size
+    offload-num-in-group offload-params offload-prefetch-step optimization-level
+    override-generation-config per-request-spec-decode-metrics performance-mode
+    pipeline-parallel-size prefill-context-parallel-size prefill-schedule-interval
+    prefix-cache-retention-interval prefix-caching-hash-algo prefix-match-unit profiler-config
+    pt-load-map-location quantization quantization-config reasoning-config reasoning-parser-plugin
+    renderer-num-workers replayssm-buffer-len safetensors-load-strategy
+    safetensors-prefetch-block-size safetensors-prefetch-num-threads scheduler-cls
+    show-hidden-metrics-for-version sleep-preserve-parameter-names sparse-indexer-topk-backend
+    spec-method spec-model spec-tokens stream-interval structured-outputs-config tokenizer
+    tokenizer-mode tokenizer-revision ubatch-size video-pruning-method video-pruning-rate watermark
+    watermark-config weight-transfer-config worker-cls
     """.split()  # noqa: SIM905 (as a list, a line for each)
 )
 """Engine flags with a value that only `--engine vllm` serves, after `--`."""
@@ -62,12 +60,11 @@ ENGINE_SWITCHES = frozenset(
     enable-mamba-shared-prefix-checkpoint enable-mfu-metrics enable-mixed-moe-lora-format
     enable-moe-shared-loras enable-nccl-comm-suspend enable-return-routed-experts
     enable-shm-tensor-arena enable-tower-connector-lora enable-trace-replay
-    fail-on-environ-validation fully-sharded-loras jit-monitor-verbose
-    kv-cache-metrics kv-sharing-fast-prefill
-    long-prefill-token-threshold-adaptive mm-device-do-normalize mm-encoder-only numa-bind
-    ray-workers-use-nsight return-sampling-mask scheduler-reserve-full-isl skip-mm-profiling
-    sleep-mode-offload-cudagraph specialize-active-lora swa-bounded-replay trust-remote-code
-    use-fp64-gumbel use-replayssm use-tqdm-on-load
+    fail-on-environ-validation fully-sharded-loras jit-monitor-verbose kv-cache-metrics
+    kv-sharing-fast-prefill long-prefill-token-threshold-adaptive mm-device-do-normalize
+    mm-encoder-only numa-bind ray-workers-use-nsight return-sampling-mask scheduler-reserve-full-isl
+    skip-mm-profiling sleep-mode-offload-cudagraph specialize-active-lora swa-bounded-replay
+    trust-remote-code use-fp64-gumbel use-replayssm use-tqdm-on-load
     """.split()  # noqa: SIM905 (as a list, a line for each)
 )
 """Engine flags without a value that only `--engine vllm` serves, after `--`."""

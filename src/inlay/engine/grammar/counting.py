@@ -15,23 +15,18 @@ THREADS = 8
 class GrammarCounter:
     """Counts grammars off the event loop; clients take turns.
 
-    Cheap ones take no process; others are counted in one that is killed at its limits, or when the
-    last client has left.
+    Cheap ones take no process; others are counted in one, `trials`, that is killed at its limits, or
+    when the last client has left.
     """
 
     def __init__(self) -> None:
-        self._trials = TrialProcess(None)
+        self.trials = TrialProcess(None)
         self._turns: FairExecutor[Checked] = FairExecutor(THREADS, "inlay-grammar")
-
-    @property
-    def trials(self) -> TrialProcess:
-        """The process that counts the costly ones; not started before the first."""
-        return self._trials
 
     def close(self) -> None:
         """Count nothing more; kill what is under way."""
         self._turns.close()
-        self._trials.close()
+        self.trials.close()
 
     async def check(self, grammar: Grammar, client: Hashable) -> None:
         """Refuse a grammar that would cost too much, or is none.
@@ -41,7 +36,7 @@ class GrammarCounter:
             EngineError: the process died.
             OverloadedError: the engine is closing.
         """
-        trial = Trial(self._trials, grammar)
+        trial = Trial(self.trials, grammar)
         task = Task(partial(checked_source, grammar, trial), trial.stop)
         self._turns.submit(task, client)
         try:

@@ -36,6 +36,7 @@ class Sequence:
     Attributes:
         request: the request.
         prompt: the request's prompt.
+        prompt_length: its positions.
         output: output ids so far, those of earlier attempts included.
         prompt_token_ids: ids of the prompt's token positions, for penalties.
         pages: a run of pages in each page group, all with the same end; only `PageTable` changes
@@ -66,7 +67,6 @@ class Sequence:
         "_admitted",
         "_announced",
         "_chain",
-        "_prompt_length",
         "_queued",
         "_rope",
         "adapter",
@@ -85,6 +85,7 @@ class Sequence:
         "paused",
         "preemptions",
         "prompt",
+        "prompt_length",
         "prompt_token_ids",
         "request",
         "sampling",
@@ -143,14 +144,14 @@ class Sequence:
         self.atomic = self.prompt.atomic_bounds()
         self.media = PromptMedia.of(self.prompt)
         self._rope = rope
-        self._prompt_length = len(self.prompt)
+        self.prompt_length = len(self.prompt)
         asks = request.sampling.prompt_logprobs is not None and not request.prior_output
-        self.scored = 1 if asks else self._prompt_length
+        self.scored = 1 if asks else self.prompt_length
         states = request.sampling.hidden_states
         self.wanted_states = (
             range(0)
             if states is None
-            else states.positions(self._prompt_length, request.sampling.max_tokens)
+            else states.positions(self.prompt_length, request.sampling.max_tokens)
         )
         self._chain = chain
         self._announced = False
@@ -172,11 +173,6 @@ class Sequence:
         return len(self.output) < self.turn_ends
 
     @property
-    def prompt_length(self) -> int:
-        """Number of positions of the prompt."""
-        return self._prompt_length
-
-    @property
     def waits(self) -> bool:
         """True if it waits for what comes from elsewhere: rows of media, or use of its output."""
         return self.paused or (self.media is not None and bool(self.media.pending))
@@ -184,7 +180,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Number of known positions, prompt and output."""
-        return self._prompt_length + len(self.output)
+        return self.prompt_length + len(self.output)
 
     @property
     def num_pending_tokens(self) -> int:
@@ -205,7 +201,7 @@ class Sequence:
 
         Their logits are not needed.
         """
-        most = (self.length if self.scored >= self._prompt_length else self.scored) - 1
+        most = (self.length if self.scored >= self.prompt_length else self.scored) - 1
         return min(most, self.wanted_states.start) if self.wanted_states else most
 
     def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
@@ -213,7 +209,7 @@ class Sequence:
 
         Output ids are tokens; a pending one is left out. Media are rows.
         """
-        base = self._prompt_length
+        base = self.prompt_length
         if start < base:
             for first, segment in self.prompt.spans(start, min(stop, base)):
                 if isinstance(segment, Media) and self.media is not None:
@@ -276,8 +272,8 @@ class Sequence:
                 not sampling.ignore_eos and last in eos_token_ids
             ):
                 return "stop"
-        told = self.scored >= self._prompt_length and not (
-            self.wanted_states and self.wanted_states.start < self._prompt_length
+        told = self.scored >= self.prompt_length and not (
+            self.wanted_states and self.wanted_states.start < self.prompt_length
         )
         return "length" if len(self.output) >= sampling.max_tokens and told else None
 
@@ -296,7 +292,7 @@ class Sequence:
         reason: FinishReason | None = "error" if error is not None else finish_reason
         usage = None
         if reason is not None or not self._announced:
-            usage = Usage(self._prompt_length, len(self.output), self.cached_tokens, self._queued)
+            usage = Usage(self.prompt_length, len(self.output), self.cached_tokens, self._queued)
         self._announced = True
         return Output(
             request_id=self.request.id,

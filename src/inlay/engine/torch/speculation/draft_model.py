@@ -138,20 +138,16 @@ def check_draft_model(draft: CausalModel, served: CausalModel) -> None:
         InvalidRequestError: the served model keeps no position for ever, the draft model not all
             of them, or it reads more than text.
     """
-    if None not in served.windows:
-        raise InvalidRequestError(
-            "--speculative-config: every layer of the model has a window; a draft model needs "
-            "pages that hold all positions",
-            param="speculative_config",
-        )
-    if draft.windows != (None,):
-        raise InvalidRequestError(
-            "--speculative-config: the draft model has layers with a window or a state; it needs "
-            "full attention in every layer",
-            param="speculative_config",
-        )
-    if draft.rope_axes > 1 or draft.takes_media:
-        raise InvalidRequestError(
-            "--speculative-config: the draft model takes images; use a model of text alone",
-            param="speculative_config",
-        )
+    reasons = {
+        "every layer of the model has a window; a draft model needs pages that hold all positions": (
+            None not in served.windows
+        ),
+        "the draft model has layers with a window or a state; it needs full attention in every "
+        "layer": draft.windows != (None,),
+        "the draft model takes images; use a model of text alone": (
+            draft.rope_axes > 1 or draft.takes_media
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InvalidRequestError(f"--speculative-config: {reason}", param="speculative_config")
