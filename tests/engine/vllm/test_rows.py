@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from inlay.engine.vllm.capabilities import ADAPTED_TABLE, NOT_ENABLED, UNGUARDED, WINDOWED
-from inlay.engine.vllm.rows import rows_refused
+from inlay.engine.vllm.capabilities import (
+    ADAPTED_TABLE,
+    NOT_ENABLED,
+    UNGUARDED,
+    WINDOWED,
+    rows_refused,
+)
 
 
 def config(

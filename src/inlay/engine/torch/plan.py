@@ -1,8 +1,10 @@
-"""The plan of a step: chunks of sequences to compute."""
+"""The plan of a step: chunks of sequences to compute; totals of steps."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from inlay.engine.torch.sequence import Sequence
+from inlay.prompt import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +73,28 @@ class PartialPlan:
         """True if `sequence` may be planned and is not."""
         known = sequence in self.chunks or sequence in self.preempted
         return not known and sequence.request.adapter not in self.resting
+
+
+@dataclass(slots=True)
+class Totals:
+    """Totals under the names of `inlay.card.Stats`."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    rows_served: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    progress: int = 0
+
+    def add_step(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.progress += sum(chunk.count for chunk in chunks)
+
+    def add_prompt(self, sequence: Sequence) -> None:
+        """Count the prompt of a sequence."""
+        self.prompt_tokens += len(sequence.prompt)
+        self.cached_tokens += sequence.cached_tokens
+        self.rows_served += sum(
+            len(segment) for segment in sequence.prompt.segments if isinstance(segment, Rows)
+        )

@@ -26,14 +26,13 @@ from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape
-from inlay.engine.torch.plan import ScheduledChunk
+from inlay.engine.torch.plan import ScheduledChunk, Totals
 from inlay.engine.torch.sampling.chooser import TokenChooser
 from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.sequence_factory import SequenceFactory
 from inlay.engine.torch.speculation import AcceptedRun, SpeculationCounts, Speculator
-from inlay.engine.torch.totals import Totals
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
 from inlay.prompt import Media, Rows
 from inlay.request import FinishReason, Output, Payload, PromptLogprobs, Request

@@ -21,6 +21,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities, environment, prompts, reasoning, thinking
 from inlay.engine.vllm.arguments import engine_args
 from inlay.engine.vllm.cache_events import VllmCacheEvents
+from inlay.engine.vllm.capabilities import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.connectors import (
     block_layout,
     check_hand_over,
@@ -31,7 +32,6 @@ from inlay.engine.vllm.connectors import (
 from inlay.engine.vllm.images import image_spec
 from inlay.engine.vllm.launching import launch, refused
 from inlay.engine.vllm.media import MediaInputs
-from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.vllm.tickets import TicketOffice

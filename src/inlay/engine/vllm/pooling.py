@@ -27,9 +27,9 @@ from inlay.engine.model_files import row_facts
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
 from inlay.engine.vllm.arguments import engine_args
+from inlay.engine.vllm.capabilities import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.launching import launch, refused, shut_down
 from inlay.engine.vllm.prompts import engine_input
-from inlay.engine.vllm.rows import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError, InvalidRequestError
