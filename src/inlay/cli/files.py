@@ -4,11 +4,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from inlay.cli.command import FileError, UsageError
+from inlay.cli.settings import ConvertSettings, EncodeSettings
 from inlay.client.prompts import Array
 
 MAX_SENT_BYTES = 1 << 30
@@ -77,23 +78,7 @@ def write_bytes(data: bytes, output: Path | None) -> None:
         output.write_bytes(data)
 
 
-class Destination(Protocol):
-    """Settings that say where embeddings go and how that is told."""
-
-    @property
-    def output(self) -> Path | None:
-        """File; None: standard output."""
-
-    @property
-    def base64(self) -> bool:
-        """True for base64 text, False for bytes."""
-
-    @property
-    def output_format(self) -> str:
-        """Told as text or json."""
-
-
-def check_destination(settings: Destination) -> None:
+def check_destination(settings: ConvertSettings | EncodeSettings) -> None:
     """Raise `UsageError` where bytes would go to a terminal, or two things to standard output."""
     if settings.output is not None:
         return
