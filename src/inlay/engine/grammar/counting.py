@@ -15,8 +15,8 @@ THREADS = 8
 class GrammarCounter:
     """Counts grammars off the event loop; clients take turns.
 
-    Cheap ones take no process; others are counted in one, `trials`, that is killed at its limits, or
-    when the last client has left.
+    Cheap ones take no process; others are counted in one, `trials`, that is killed at its limits,
+    or when the last client has left.
     """
 
     def __init__(self) -> None:

@@ -139,9 +139,8 @@ def check_draft_model(draft: CausalModel, served: CausalModel) -> None:
             of them, or it reads more than text.
     """
     reasons = {
-        "every layer of the model has a window; a draft model needs pages that hold all positions": (
-            None not in served.windows
-        ),
+        "every layer of the model has a window; a draft model needs pages that hold all "
+        "positions": None not in served.windows,
         "the draft model has layers with a window or a state; it needs full attention in every "
         "layer": draft.windows != (None,),
         "the draft model takes images; use a model of text alone": (
