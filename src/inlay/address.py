@@ -29,6 +29,3 @@ class KvRoom(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
     number: int
-
-
-__all__ = ["Address", "KvRoom"]

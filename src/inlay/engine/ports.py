@@ -22,6 +22,3 @@ def free_port(host: str) -> int:
                 continue
         return port
     raise InvalidRequestError(f"no port from {_PORTS[0]} to {_PORTS[1]} is free on {host}")
-
-
-__all__ = ["free_port"]

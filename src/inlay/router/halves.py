@@ -119,6 +119,3 @@ def prompt_part(request: Request) -> Request:
     most = min(sampling.max_tokens, len(request.prior_output) + 1)
     id_ = f"{request.id}/prompt-{request.attempt}"
     return replace(request, id=id_, params=replace(sampling, max_tokens=most))
-
-
-__all__ = ["Halves", "Paired", "prompt_part", "room_at", "with_partners"]

@@ -28,6 +28,3 @@ def environment(
     if settings.num_threads is not None:
         chosen["OMP_NUM_THREADS"] = str(settings.num_threads)
     return {name: value for name, value in chosen.items() if name not in inherited}
-
-
-__all__ = ["HOST", "environment"]

@@ -137,6 +137,3 @@ def _values(given: list[str]) -> dict[str, str]:
             flag, equals, value = word.partition("=")
             found[flag] = value if equals else behind
     return found
-
-
-__all__ = ["FAKE_HOST", "address_of", "check", "checked", "form", "lost", "words"]
