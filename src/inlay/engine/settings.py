@@ -53,320 +53,174 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     Names are vLLM's where vLLM has the same setting.
     """
 
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    model: str = Field(description="Directory of a model, or its name on the hub.")
-    engine: Literal["torch", "vllm", "sglang", "diffusers", "speech", "echo"] = Field(
-        default="torch",
-        description="Engine that runs the model: the built-in one, vLLM, SGLang, or diffusers for "
-        "models that make images, which is chosen for a directory with model_index.json. speech "
-        "runs stages of a graph that speak. echo runs no model and repeats the prompt, to measure "
-        "everything else.",
-    )
-    part: Literal["pipeline", "text_encoder", "denoiser", "vae", "talker", "token2wav"] = Field(
-        default="pipeline",
-        description="Part of a model that is loaded: all of it, or one stage of it, of a diffusers "
-        "pipeline (text_encoder, denoiser, vae) or of a model that speaks (talker, token2wav).",
-    )
-    hidden_projector: str | None = Field(
-        default=None,
-        description="Safetensors file of linear layers that the hidden states a stage gives to "
-        "another go through. A pipeline's graph sets it. torch engine.",
-    )
-    max_generated_image_size: int = Field(
-        default=2048 * 2048,
-        ge=64,
-        description="Maximum number of pixels of a generated image.",
-    )
-    max_inference_steps: int = Field(
-        default=200, ge=1, le=1000, description="Maximum number of steps of a generated image."
-    )
-    engine_python: Path | None = Field(
-        default=None,
-        description="Python of the environment the engine is installed in, if it is not inlay's "
-        "own; inlay is made importable there.",
-    )
-    engine_arguments: list[str] = Field(
-        default=[],
-        description="Arguments of vLLM's or SGLang's own command line, as after --; for use in "
-        "configuration files.",
-    )
-    kv_transfer_config: str | None = Field(
-        default=None,
-        description="vLLM's JSON configuration for KV transfer between machines and caches.",
-    )
-    connector: list[Literal["lmcache", "nixl", "kvbm", "pd", "none"]] = Field(
-        default=[],
-        description="Short form of kv_transfer_config: vLLM's KV connectors; the resulting "
-        "configuration is printed.",
-    )
-    task: Literal["auto", "generate", "embed", "score", "encode", "image"] = Field(
-        default="auto",
-        description="Task of the model: generate text, embed texts, score pairs and classify "
-        "texts with a classification head, encode media without the language model, or make "
-        "images. auto is derived from the model's files and is never encode.",
-    )
-    served_model_name: list[str] = Field(
-        default=[],
-        description="Model names for clients; the first is the displayed one. Unless set, the "
-        "last part of the model's directory, or its name on the hub.",
-    )
-    revision: str | None = Field(default=None, description="Revision of a hub model.")
-    dtype: DtypeName = Field(
-        default="auto",
-        description="Activation dtype; auto takes the checkpoint's, half is float16, float is "
-        "float32.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Device the model runs on."
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=16,
-        description="Maximum length of prompt and output together, in positions; unless set, the "
-        "model's own.",
-    )
-    max_num_seqs: int = Field(
-        default=64, ge=1, le=4096, description="Maximum number of sequences in one step."
-    )
-    max_num_batched_tokens: int = Field(
-        default=2048,
-        ge=16,
-        description="Maximum number of positions computed in one step; longer prompts are chunked.",
-    )
-    block_size: int = Field(
-        default=32, ge=16, multiple_of=16, description="Positions in a page of the KV cache."
-    )
-    kv_cache_memory_bytes: int | None = Field(
-        default=None,
-        ge=1,
-        description="Size of the KV cache. Unless set, on a CPU enough for max_num_seqs short "
-        "prompts or one full context, within a quarter of free memory; on a GPU what "
-        "gpu_memory_utilization leaves.",
-    )
-    gpu_memory_utilization: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of a GPU's memory for weights, activations and KV cache together, if "
-        "kv_cache_memory_bytes is not set; 0.9 unless given.",
-    )
-    enable_prefix_caching: bool = Field(
-        default=True, description="Reuse the keys and values of equal prefixes."
-    )
-    enable_kv_fetch: bool = Field(
-        default=False,
-        description="Give cached keys and values to the fleet's other workers of the model, and "
-        "fetch theirs where that takes less time than computing them (engine torch).",
-    )
-    kv_offloading_size: float | None = Field(
-        default=None,
-        gt=0,
-        description="GiB of host memory for keys and values that the cache evicts; they outlive a "
-        "crash of the engine, and are read back where that takes less time than computing them "
-        "(engine torch).",
-    )
-    kv_offloading_dir: Path | None = Field(
-        default=None,
-        description="Directory for keys and values that host memory, or without it the cache, has "
-        "no room for; they are encrypted, and found again after a restart with the same secret "
-        "(engine torch).",
-    )
-    kv_offloading_disk_size: float = Field(
-        default=10, gt=0, description="GiB of files in kv_offloading_dir at most."
-    )
-    role: Phase = Field(
-        default="both",
-        description="Part of requests that the fleet's routers prefer this worker for: prefill "
-        "computes prompts, decode makes tokens and fetches the prompts' keys and values. Each "
-        "takes whole requests too, but for sglang's. prefill and decode imply --enable-kv-fetch, "
-        "with vllm --connector nixl, with sglang --disaggregation-mode.",
-    )
-    enforce_eager: bool = Field(
-        default=False, description="Do not capture decoding as CUDA graphs (GPU only)."
-    )
-    async_scheduling: bool | None = Field(
-        default=None,
-        description="Launch a step before the results of the last are read; unless set, on a GPU "
-        "only.",
-    )
-    batch_invariant: bool | None = Field(
-        default=None,
-        description="The numbers of a position depend neither on what is computed beside it, nor "
-        "on chunks, nor on where a request was resumed, so that outputs in bfloat16 are the same, "
-        "bit by bit. Unless set, where nothing is slower for it (engine torch, some models, CPUs "
-        "with AVX512-BF16 and no AMX; with AMX it may be set). With vllm, its own "
-        "VLLM_BATCH_INVARIANT, on GPUs only.",
-    )
-    speculative_config: str | None = Field(
-        default=None,
-        description="Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram "
-        'look-up: {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, '
-        '"prompt_lookup_max": 5}, by a smaller model: {"model": "DIRECTORY"}, by an EAGLE-3 '
-        'head: {"method": "eagle3", "model": "DIRECTORY"}, or by DeepSeek-V3\'s layer for it: '
-        '{"method": "mtp"}; of the drafts it computes as many as pay.',
-    )
-    kv_events_config: str | None = Field(
-        default=None,
-        description="Endpoints to publish KV cache events on, as JSON with vLLM's keys: "
-        "enable_kv_cache_events, publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, "
-        "hwm, max_queue_size, topic.",
-    )
-    kv_events_token_ids: bool = Field(
-        default=False,
-        description="Publish the token ids of cached blocks, which disclose users' texts; unless "
-        "set, keyed digests only.",
-    )
-    limit_mm_per_prompt: Annotated[str | None, AfterValidator(_with_media_limits)] = Field(
-        default=None,
-        description='Maximum images of one prompt as JSON: {"image": 2}, or {"image": {"count": '
-        "2}}; unlimited unless set.",
-    )
-    mm_processor_kwargs: Annotated[str | None, AfterValidator(_with_processor_kwargs)] = Field(
-        default=None,
-        description="Settings of the image processor in place of the model's own, as JSON: "
-        '{"max_pixels": 602112}. Those that decide how many rows an image has, by family: '
-        "max_pixels, min_pixels, size, max_patches, min_patches, do_image_splitting, "
-        "max_soft_tokens.",
-    )
-    interleave_mm_strings: Annotated[bool, AfterValidator(_interleaved)] = Field(
-        default=True,
-        description="Images stay where they are in a message, for every chat template. It cannot "
-        "be switched off.",
-    )
-    enable_mm_embeds: bool = Field(
-        default=False,
-        description="Accept embeddings of images that a client's own encoder made (image_embeds).",
-    )
-    language_model_only: bool = Field(
-        default=False,
-        description="Do not load the encoder of images: workers of the fleet with --task encode "
-        "encode them for this one.",
-    )
-    encoder_cache_bytes: int = Field(
-        default=1 << 30,
-        ge=0,
-        description="Maximum size of the rows of encoded images that are kept, in bytes.",
-    )
-    max_logprobs: int = Field(
-        default=20,
-        ge=0,
-        le=1000,
-        description="Maximum number of alternatives per token that logprobs may ask for.",
-    )
-    max_prompt_embeds_abs: float | None = Field(
-        default=None,
-        gt=0,
-        description="Largest allowed absolute value in an embedding vector; unless set, 100 times "
-        "the embedding table's largest.",
-    )
-    num_threads: int | None = Field(
-        default=None,
-        ge=1,
-        description="CPU threads of the engine; unless set, the number of cores less one, at "
-        "least one.",
-    )
-    tensor_parallel_size: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="Number of processes that have a share of the model's weights and KV cache "
-        "each; on GPUs each has a device of its own, on a CPU a part of the cores.",
-    )
-    data_parallel_size: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="Number of data-parallel ranks: engines of the same model, each in a process "
-        "of its own, among which requests are routed.",
-    )
-    data_parallel_rank: int | None = Field(
-        default=None,
-        ge=0,
-        description="Run this rank only; the others run elsewhere. Unless set, all.",
-    )
-    enable_lora: bool = Field(
-        default=False, description="Reserve room for LoRA adapters in the model."
-    )
-    max_loras: int = Field(
-        default=8, ge=1, le=1024, description="Maximum number of LoRA adapters in one step."
-    )
-    max_cpu_loras: int | None = Field(
-        default=None,
-        ge=1,
-        le=65536,
-        description="Maximum number of loaded adapters, kept in CPU memory. Unless set, 64, or "
-        "max_loras if that is more; with vLLM max_loras.",
-    )
-    max_lora_rank: int = Field(
-        default=16, ge=1, le=512, description="Maximum rank of a LoRA adapter."
-    )
-    lora_modules: list[str] = Field(
-        default=[],
-        description='Adapters to load at the start: name=path, or {"name": ..., "path": ...} as '
-        "JSON; a path may be an address that allowed_lora_sources allows.",
-    )
-    allowed_lora_sources: list[str] = Field(
-        default=["file:///"],
-        description="Allowed prefixes of adapters' addresses: file:///directory/, "
-        "https://host/path/, s3://bucket/prefix/, hf://owner/. Unless set, any local directory.",
-    )
-    lora_cache_dir: Path | None = Field(
-        default=None,
-        description="Directory for fetched adapters; unless set, a temporary one.",
-    )
-    lora_cache_bytes: int = Field(
-        default=10 * 1024**3,
-        ge=1024**2,
-        description="Maximum size of lora_cache_dir in bytes; the least recently used adapters "
-        "are evicted.",
-    )
-    max_lora_bytes: int = Field(
-        default=2 * 1024**3, ge=1024, description="Maximum size of one adapter's files in bytes."
-    )
-    lora_drain_timeout: float = Field(
-        default=30.0,
-        ge=0,
-        description="Seconds that running requests may take to end when their adapter is "
-        "unloaded; then they are aborted.",
-    )
-    pooling: Literal["auto", PoolingMode] = Field(
-        default="auto",
-        description="Pooling of hidden states to an embedding. auto is the model's own, else the "
-        "mean for encoders and the last state for decoders.",
-    )
-    matryoshka_dimensions: list[int] = Field(
-        default=[],
-        description="Dimensions that requests may shorten embeddings to, for models trained for "
-        "it whose config.json does not say so.",
-    )
-    float32_matmul_precision: Literal["highest", "high"] = Field(
-        default="highest",
-        description="Precision of float32 products, as in torch: highest keeps all 24 bits, high "
-        "about 16 where that is faster: embeddings and scores of BERT-like models on a CPU with "
-        "AMX.",
-    )
-    max_num_queued_tokens: int = Field(
-        default=1_000_000,
-        ge=1,
-        description="Maximum number of positions queued for embedding at a worker. Further "
-        "requests wait in the router.",
-    )
-    enable_sleep_mode: bool = Field(
-        default=False,
-        description="Let admins put the worker to sleep, which releases its memory, and wake it.",
-    )
-    health_probe_interval: float = Field(
-        default=30.0,
-        ge=0,
-        description="Seconds between a worker's probe requests to its own engine, the first "
-        "before it is ready; 0 disables them.",
-    )
-    health_probe_timeout: float = Field(
-        default=60.0,
-        gt=0,
-        description="Seconds without an answer to a probe after which the engine counts as stuck.",
-    )
+    model: str
+    """Directory of a model, or its name on the hub."""
+    engine: Literal["torch", "vllm", "sglang", "diffusers", "speech", "echo"] = "torch"
+    """Engine that runs the model: the built-in one, vLLM, SGLang, or diffusers for models that make
+    images, which is chosen for a directory with model_index.json. speech runs stages of a graph
+    that speak. echo runs no model and repeats the prompt, to measure everything else."""
+    part: Literal["pipeline", "text_encoder", "denoiser", "vae", "talker", "token2wav"] = "pipeline"
+    """Part of a model that is loaded: all of it, or one stage of it, of a diffusers pipeline
+    (text_encoder, denoiser, vae) or of a model that speaks (talker, token2wav)."""
+    hidden_projector: str | None = None
+    """Safetensors file of linear layers that the hidden states a stage gives to another go through.
+    A pipeline's graph sets it. torch engine."""
+    max_generated_image_size: int = Field(default=2048 * 2048, ge=64)
+    """Maximum number of pixels of a generated image."""
+    max_inference_steps: int = Field(default=200, ge=1, le=1000)
+    """Maximum number of steps of a generated image."""
+    engine_python: Path | None = None
+    """Python of the environment the engine is installed in, if it is not inlay's own; inlay is made
+    importable there."""
+    engine_arguments: list[str] = []
+    """Arguments of vLLM's or SGLang's own command line, as after --; for use in configuration
+    files."""
+    kv_transfer_config: str | None = None
+    """vLLM's JSON configuration for KV transfer between machines and caches."""
+    connector: list[Literal["lmcache", "nixl", "kvbm", "pd", "none"]] = []
+    """Short form of kv_transfer_config: vLLM's KV connectors; the resulting configuration is
+    printed."""
+    task: Literal["auto", "generate", "embed", "score", "encode", "image"] = "auto"
+    """Task of the model: generate text, embed texts, score pairs and classify texts with a
+    classification head, encode media without the language model, or make images. auto is derived
+    from the model's files and is never encode."""
+    served_model_name: list[str] = []
+    """Model names for clients; the first is the displayed one. Unless set, the last part of the
+    model's directory, or its name on the hub."""
+    revision: str | None = None
+    """Revision of a hub model."""
+    dtype: DtypeName = "auto"
+    """Activation dtype; auto takes the checkpoint's, half is float16, float is float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device the model runs on."""
+    max_model_len: int | None = Field(default=None, ge=16)
+    """Maximum length of prompt and output together, in positions; unless set, the model's own."""
+    max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    """Maximum number of sequences in one step."""
+    max_num_batched_tokens: int = Field(default=2048, ge=16)
+    """Maximum number of positions computed in one step; longer prompts are chunked."""
+    block_size: int = Field(default=32, ge=16, multiple_of=16)
+    """Positions in a page of the KV cache."""
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    """Size of the KV cache. Unless set, on a CPU enough for max_num_seqs short prompts or one full
+    context, within a quarter of free memory; on a GPU what gpu_memory_utilization leaves."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory for weights, activations and KV cache together, if
+    kv_cache_memory_bytes is not set; 0.9 unless given."""
+    enable_prefix_caching: bool = True
+    """Reuse the keys and values of equal prefixes."""
+    enable_kv_fetch: bool = False
+    """Give cached keys and values to the fleet's other workers of the model, and fetch theirs where
+    that takes less time than computing them (engine torch)."""
+    kv_offloading_size: float | None = Field(default=None, gt=0)
+    """GiB of host memory for keys and values that the cache evicts; they outlive a crash of the
+    engine, and are read back where that takes less time than computing them (engine torch)."""
+    kv_offloading_dir: Path | None = None
+    """Directory for keys and values that host memory, or without it the cache, has no room for;
+    they are encrypted, and found again after a restart with the same secret (engine torch)."""
+    kv_offloading_disk_size: float = Field(default=10, gt=0)
+    """GiB of files in kv_offloading_dir at most."""
+    role: Phase = "both"
+    """Part of requests that the fleet's routers prefer this worker for: prefill computes prompts,
+    decode makes tokens and fetches the prompts' keys and values. Each takes whole requests too, but
+    for sglang's. prefill and decode imply --enable-kv-fetch, with vllm --connector nixl, with
+    sglang --disaggregation-mode."""
+    enforce_eager: bool = False
+    """Do not capture decoding as CUDA graphs (GPU only)."""
+    async_scheduling: bool | None = None
+    """Launch a step before the results of the last are read; unless set, on a GPU only."""
+    batch_invariant: bool | None = None
+    """The numbers of a position depend neither on what is computed beside it, nor on chunks, nor on
+    where a request was resumed, so that outputs in bfloat16 are the same, bit by bit. Unless set,
+    where nothing is slower for it (engine torch, some models, CPUs with AVX512-BF16 and no AMX;
+    with AMX it may be set). With vllm, its own VLLM_BATCH_INVARIANT, on GPUs only."""
+    speculative_config: str | None = None
+    """Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram look-up: {"method":
+    "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}, by a
+    smaller model: {"model": "DIRECTORY"}, by an EAGLE-3 head: {"method": "eagle3", "model":
+    "DIRECTORY"}, or by DeepSeek-V3's layer for it: {"method": "mtp"}; of the drafts it computes as
+    many as pay."""
+    kv_events_config: str | None = None
+    """Endpoints to publish KV cache events on, as JSON with vLLM's keys: enable_kv_cache_events,
+    publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic."""
+    kv_events_token_ids: bool = False
+    """Publish the token ids of cached blocks, which disclose users' texts; unless set, keyed
+    digests only."""
+    limit_mm_per_prompt: Annotated[str | None, AfterValidator(_with_media_limits)] = None
+    """Maximum images of one prompt as JSON: {"image": 2}, or {"image": {"count": 2}}; unlimited
+    unless set."""
+    mm_processor_kwargs: Annotated[str | None, AfterValidator(_with_processor_kwargs)] = None
+    """Settings of the image processor in place of the model's own, as JSON: {"max_pixels": 602112}.
+    Those that decide how many rows an image has, by family: max_pixels, min_pixels, size,
+    max_patches, min_patches, do_image_splitting, max_soft_tokens."""
+    interleave_mm_strings: Annotated[bool, AfterValidator(_interleaved)] = True
+    """Images stay where they are in a message, for every chat template. It cannot be switched
+    off."""
+    enable_mm_embeds: bool = False
+    """Accept embeddings of images that a client's own encoder made (image_embeds)."""
+    language_model_only: bool = False
+    """Do not load the encoder of images: workers of the fleet with --task encode encode them for
+    this one."""
+    encoder_cache_bytes: int = Field(default=1 << 30, ge=0)
+    """Maximum size of the rows of encoded images that are kept, in bytes."""
+    max_logprobs: int = Field(default=20, ge=0, le=1000)
+    """Maximum number of alternatives per token that logprobs may ask for."""
+    max_prompt_embeds_abs: float | None = Field(default=None, gt=0)
+    """Largest allowed absolute value in an embedding vector; unless set, 100 times the embedding
+    table's largest."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the engine; unless set, the number of cores less one, at least one."""
+    tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
+    """Number of processes that have a share of the model's weights and KV cache each; on GPUs each
+    has a device of its own, on a CPU a part of the cores."""
+    data_parallel_size: int = Field(default=1, ge=1, le=1024)
+    """Number of data-parallel ranks: engines of the same model, each in a process of its own, among
+    which requests are routed."""
+    data_parallel_rank: int | None = Field(default=None, ge=0)
+    """Run this rank only; the others run elsewhere. Unless set, all."""
+    enable_lora: bool = False
+    """Reserve room for LoRA adapters in the model."""
+    max_loras: int = Field(default=8, ge=1, le=1024)
+    """Maximum number of LoRA adapters in one step."""
+    max_cpu_loras: int | None = Field(default=None, ge=1, le=65536)
+    """Maximum number of loaded adapters, kept in CPU memory. Unless set, 64, or max_loras if that
+    is more; with vLLM max_loras."""
+    max_lora_rank: int = Field(default=16, ge=1, le=512)
+    """Maximum rank of a LoRA adapter."""
+    lora_modules: list[str] = []
+    """Adapters to load at the start: name=path, or {"name": ..., "path": ...} as JSON; a path may
+    be an address that allowed_lora_sources allows."""
+    allowed_lora_sources: list[str] = ["file:///"]
+    """Allowed prefixes of adapters' addresses: file:///directory/, https://host/path/,
+    s3://bucket/prefix/, hf://owner/. Unless set, any local directory."""
+    lora_cache_dir: Path | None = None
+    """Directory for fetched adapters; unless set, a temporary one."""
+    lora_cache_bytes: int = Field(default=10 * 1024**3, ge=1024**2)
+    """Maximum size of lora_cache_dir in bytes; the least recently used adapters are evicted."""
+    max_lora_bytes: int = Field(default=2 * 1024**3, ge=1024)
+    """Maximum size of one adapter's files in bytes."""
+    lora_drain_timeout: float = Field(default=30.0, ge=0)
+    """Seconds that running requests may take to end when their adapter is unloaded; then they are
+    aborted."""
+    pooling: Literal["auto", PoolingMode] = "auto"
+    """Pooling of hidden states to an embedding. auto is the model's own, else the mean for encoders
+    and the last state for decoders."""
+    matryoshka_dimensions: list[int] = []
+    """Dimensions that requests may shorten embeddings to, for models trained for it whose
+    config.json does not say so."""
+    float32_matmul_precision: Literal["highest", "high"] = "highest"
+    """Precision of float32 products, as in torch: highest keeps all 24 bits, high about 16 where
+    that is faster: embeddings and scores of BERT-like models on a CPU with AMX."""
+    max_num_queued_tokens: int = Field(default=1_000_000, ge=1)
+    """Maximum number of positions queued for embedding at a worker. Further requests wait in the
+    router."""
+    enable_sleep_mode: bool = False
+    """Let admins put the worker to sleep, which releases its memory, and wake it."""
+    health_probe_interval: float = Field(default=30.0, ge=0)
+    """Seconds between a worker's probe requests to its own engine, the first before it is ready; 0
+    disables them."""
+    health_probe_timeout: float = Field(default=60.0, gt=0)
+    """Seconds without an answer to a probe after which the engine counts as stuck."""
 
     @property
     def kv_offloading_bytes(self) -> int:
