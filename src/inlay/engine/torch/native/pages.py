@@ -169,6 +169,3 @@ def _library() -> ctypes.CDLL | None:
         library.inlay_sums.restype = None
         library.inlay_copy_pages.argtypes, library.inlay_copy_pages.restype = (pointer,), integer
     return library
-
-
-__all__ = ["BLOCK_BYTES", "INFINITIES", "SUM_BYTES", "Bytes", "PageRuns", "Sums"]

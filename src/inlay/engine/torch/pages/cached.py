@@ -265,6 +265,3 @@ class CachedPages:
     def _at_a_time(self, group: int) -> int | None:
         """Pages that are copied between two steps; None for any number, as nobody waits."""
         return self.copier.shape.piece(group) if len(self._scheduler) else None
-
-
-__all__ = ["CachedPages", "Lack", "Piece"]

@@ -245,6 +245,3 @@ class Fetch:
                 self._source.damaged(piece.group, piece.digests[done])
                 raise EngineError(f"page {piece.first + done} is damaged")
         return done == len(piece.digests)
-
-
-__all__ = ["WAIT_SECONDS", "Ask", "Fetch", "PageSource", "PeerSource", "TierSource"]

@@ -264,6 +264,3 @@ class Offloading:
                     digests, numbers = zip(*piece, strict=True)
                     self._copier.read(self._tiers.sealer, group, numbers, digests, records)
                     self._tiers.keep(group, digests, records)
-
-
-__all__ = ["Offloading", "PageTiers", "Tier"]
