@@ -41,7 +41,7 @@ test-again: install
 	$(BIN)/python -m scripts.test_again -m "not engines and not gpu and not deploy"
 
 # Parts that need no server, no broker and no engine.
-UNIT := $(wildcard tests/test_*.py) tests/tensors tests/render tests/router tests/media tests/embedding
+UNIT := $(filter-out tests/test_preloaded.py tests/test_engine_suites.py,$(wildcard tests/test_*.py)) tests/tensors tests/render tests/router tests/media tests/embedding
 
 test-unit: install
 	$(PYTEST) -m "not slow and not engines and not gpu and not deploy" $(UNIT)

@@ -22,6 +22,7 @@ def server() -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: page.name)
 def test_every_snippet_of_a_page_runs_in_order_against_the_demo(
     page: Path, server: Served, capsys: pytest.CaptureFixture[str]

@@ -62,8 +62,14 @@ async def outputs(engine: TorchEngine, some: Sequence[Request]) -> list[list[int
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model", ["llama", "windows", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        *(("llama", kind) for kind in KINDS),
+        *(("windows", kind) for kind in ("greedy", "grammar")),
+        *(("qwen3_next", kind) for kind in ("greedy", "penalties")),
+    ],
+)
 async def test_a_preempted_sequence_goes_on_with_its_pages(
     kind: str, model: str, memory: int, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def choose(row: Tensor, of: Sequence, *, vocab: int = VOCAB) -> int:
     return choices(sampler(vocab), row[None], [of])[0].token_id
 
 
-def frequencies(row: Tensor, draws: int = 20_000, vocab: int = VOCAB, **options: Any) -> Tensor:
+def frequencies(row: Tensor, draws: int = 10_000, vocab: int = VOCAB, **options: Any) -> Tensor:
     """Share of each id among draws with seeds 0, 1, ..."""
     many = [sequence(seed=seed, **options) for seed in range(draws)]
     picked = torch.zeros(vocab)
@@ -66,7 +66,7 @@ def frequencies(row: Tensor, draws: int = 20_000, vocab: int = VOCAB, **options:
     return picked / draws
 
 
-def chi_square_deviation(shares: Tensor, expected: Tensor, draws: int = 20_000) -> float:
+def chi_square_deviation(shares: Tensor, expected: Tensor, draws: int = 10_000) -> float:
     """Chi-square's distance from its mean in standard deviations.
 
     Ids expected under 5 times are pooled.
