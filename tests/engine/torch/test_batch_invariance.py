@@ -40,7 +40,7 @@ from tests.engine.torch.test_page_exchange import FROM_PEER, PEER, pair
 from tests.models import tiny
 
 INVARIANT = SETTINGS.model_copy(update={"batch_invariant": True})
-LENGTH, CUT = 300, 170
+LENGTH, CUT = 160, 90
 NUMBERS = (0, 5)
 
 _native = kernels()
