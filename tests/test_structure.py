@@ -65,7 +65,16 @@ SCHEMAS |= {"inlay.api.anthropic.schema"}
 
 APIS = {"openai", "anthropic", "admin"}
 
-HEAVY = {"llguidance", "torch", "transformers", "safetensors", "vllm", "sglang", "diffusers"}
+HEAVY = {
+    "llguidance",
+    "torch",
+    "transformers",
+    "safetensors",
+    "vllm",
+    "vllm_omni",
+    "sglang",
+    "diffusers",
+}
 HEAVY_MAY_BE_IN = ("engine/", "audit/neural/")
 MAX_LINES = 500
 MAX_COLUMNS = 100

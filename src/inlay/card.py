@@ -154,6 +154,7 @@ class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         embeds: shape of each tensor that stands for a prompt; -1 is any number of positions, up to
             `Limits.max_model_len`.
         part: "pipeline" for all, else the part of it that the worker has.
+        previews: it gives images so far, where they are asked for.
     """
 
     width: int
@@ -168,6 +169,7 @@ class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     padded: bool = False
     embeds: dict[str, tuple[int, ...]] = {}
     part: str = "pipeline"
+    previews: bool = True
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stats"):

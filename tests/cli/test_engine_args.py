@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from inlay.cli.command import UsageError
@@ -32,10 +34,11 @@ def test_a_word_that_was_given_stays_as_it_was_given(given: str) -> None:
     assert with_engine_args(engine, [given], "--enable-prompt-embeds").engine_arguments == [given]
 
 
-def test_sglang_is_told_its_own_words_and_not_vllms() -> None:
-    engine = EngineSettings(model="m", engine="sglang", engine_arguments=["--page-size", "1"])
-    found = with_engine_args(engine, ["--mem-fraction-static", "0.5"], "--enable-prompt-embeds")
-    assert found.engine_arguments == ["--page-size", "1", "--mem-fraction-static", "0.5"]
+@pytest.mark.parametrize("name", ["sglang", "vllm-omni"])
+def test_other_engines_are_told_their_own_words_and_not_vllms(name: Any) -> None:
+    engine = EngineSettings(model="m", engine=name, engine_arguments=["--own", "1"])
+    found = with_engine_args(engine, ["--further", "0.5"], "--enable-prompt-embeds")
+    assert found.engine_arguments == ["--own", "1", "--further", "0.5"]
 
 
 def test_an_engine_that_takes_no_words_says_so() -> None:

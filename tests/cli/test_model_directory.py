@@ -250,3 +250,12 @@ def test_weights_of_nan_are_never_announced_as_ready(tmp_path: Path, task: str) 
     assert "inlay serve: the model failed at its first token: " in done.stderr.splitlines()[-1]
     assert "not finite" in done.stderr.splitlines()[-1]
     assert "serving" not in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["diffusers", "vllm-omni"])
+def test_engines_of_images_take_pipelines_alone(tmp_path: Path, engine: str) -> None:
+    settings = EngineSettings.model_validate({"model": str(tmp_path), "engine": engine})
+    with pytest.raises(InvalidRequestError, match=r"has no model_index.json: it is no pipeline"):
+        check_model(settings)
+    (tmp_path / "model_index.json").write_text("{}")
+    check_model(settings)

@@ -1,13 +1,14 @@
 """From settings to an engine."""
 
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from inlay.digest import Secret
 from inlay.engine import EngineSettings, create
 from inlay.engine.spec import check_options
+from inlay.engine.task import with_task
 from inlay.errors import InvalidRequestError
 from tests.models import tiny
 
@@ -42,3 +43,18 @@ def test_an_engine_that_fetches_no_pages_says_so() -> None:
     settings = EngineSettings(model="m", engine="echo", enable_kv_fetch=True)
     with pytest.raises(InvalidRequestError, match="--enable-kv-fetch is for the torch engine"):
         create(settings, Secret(bytes(32)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"part": "vae"}, "--part is for the diffusers and speech engines, not for vllm-omni; it"),
+        ({"tensor_parallel_size": 2}, "not for vllm-omni; after -- it is vLLM-Omni's own"),
+        ({"enable_lora": True}, "not for vllm-omni"),
+    ],
+)
+def test_what_vllm_omni_does_not_take_is_refused(options: dict[str, Any], said: str) -> None:
+    settings = EngineSettings.model_validate({"model": "m", "engine": "vllm-omni"} | options)
+    with pytest.raises(InvalidRequestError, match=said):
+        check_options(settings)
+    check_options(with_task(EngineSettings(model="m", engine="vllm-omni")))

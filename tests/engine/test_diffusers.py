@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from inlay.digest import Secret
+from inlay.engine.api import Engine
 from inlay.engine.diffusers import engine as engine_module
 from inlay.engine.diffusers.engine import DiffusersEngine
 from inlay.engine.diffusers.families.base import Row
@@ -110,7 +111,7 @@ class Run:
 
     def __init__(
         self,
-        engine: DiffusersEngine,
+        engine: Engine,
         params: Diffusion,
         inputs: Sequence[Input],
         **more: Any,

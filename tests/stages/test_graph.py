@@ -31,6 +31,14 @@ PAINTER: dict[str, Any] = {
     "outputs": {"text": "writer.text", "image": "decoder.image"},
 }
 
+DRAWER: dict[str, Any] = {
+    "name": "drawer",
+    "stages": {"painter": {"kind": "image", "model": "sd"}},
+    "edges": [],
+    "inputs": {"prompt": "painter.prompt"},
+    "outputs": {"image": "painter.image"},
+}
+
 
 def write(tmp_path: Path, graph: object) -> Path:
     path = tmp_path / "graph.yaml"
@@ -80,6 +88,9 @@ def test_the_deployment_chooses_engines_and_never_models(tmp_path: Path) -> None
     }
     assert (found["writer"].engine, found["writer"].dtype) == ("vllm", "float32")
     assert read_deployment(None) == Deployment()
+    drawer = read_graph(write(tmp_path, DRAWER))
+    placed = Deployment({"painter": {"engine": "vllm-omni", "max_num_seqs": 2}})
+    assert stage_settings(drawer, placed, {})["painter"].engine == "vllm-omni"
 
 
 @pytest.mark.parametrize(

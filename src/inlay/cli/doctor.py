@@ -30,7 +30,7 @@ from inlay.errors import InlayError
 
 State = Literal["ok", "note", "fails"]
 
-_LIBRARIES = ("torch", "transformers", "vllm", "sglang", "nats-py", "cryptography")
+_LIBRARIES = ("torch", "transformers", "vllm", "vllm-omni", "sglang", "nats-py", "cryptography")
 _SECONDS = 5.0
 _FEW_FILES = 4096
 _SMALL_SHM = 1 << 30

@@ -23,7 +23,7 @@ def with_engine_args(engine: EngineSettings, rest: Sequence[str], *meant: str) -
         UsageError: words for an engine that takes none.
         InvalidRequestError: what they say of data-parallel ranks cannot be.
     """
-    if engine.engine == "sglang":
+    if engine.engine in ("sglang", "vllm-omni"):
         return engine.model_copy(update={"engine_arguments": [*engine.engine_arguments, *rest]})
     if engine.engine != "vllm":
         if rest:

@@ -27,7 +27,7 @@ def check_model(engine: EngineSettings) -> None:
     if path.is_file():
         raise InvalidRequestError(_is_a_file(path), param="model")
     directory = local_directory(engine.model)
-    if engine.engine == "diffusers":
+    if engine.engine in ("diffusers", "vllm-omni"):
         if directory is not None and not is_pipeline(directory):
             raise InvalidRequestError(
                 f"{directory} has no {INDEX}: it is no pipeline of diffusers",

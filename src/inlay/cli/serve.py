@@ -193,7 +193,9 @@ def _check_kept(served: Sequence[Served], store: StoreSettings) -> None:
 
 
 def _library(engine: EngineSettings) -> str:
-    return {"vllm": "vLLM", "sglang": "SGLang"}.get(engine.engine, "torch")
+    return {"vllm": "vLLM", "vllm-omni": "vLLM-Omni", "sglang": "SGLang"}.get(
+        engine.engine, "torch"
+    )
 
 
 def _supervisors(

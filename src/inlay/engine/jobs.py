@@ -116,6 +116,11 @@ class Jobs(Generic[J]):
         self.leave(job)
         job.end("error", error=error)
 
+    def fail_all(self, error: InlayError) -> None:
+        """End every request with `error`."""
+        for job in tuple(self._by_id.values()):
+            self.fail(job, error)
+
     def _expire(self, job: J) -> None:
         late = f"the deadline passed before {self._made}"
         self.fail(job, DeadlineExceededError(late))

@@ -55,10 +55,11 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
 
     model: str
     """Directory of a model, or its name on the hub."""
-    engine: Literal["torch", "vllm", "sglang", "diffusers", "speech", "echo"] = "torch"
-    """Engine that runs the model: the built-in one, vLLM, SGLang, or diffusers for models that make
-    images, which is chosen for a directory with model_index.json. speech runs stages of a graph
-    that speak. echo runs no model and repeats the prompt, to measure everything else."""
+    engine: Literal["torch", "vllm", "sglang", "diffusers", "vllm-omni", "speech", "echo"] = "torch"
+    """Engine that runs the model: the built-in one, vLLM, SGLang, or for models that make images
+    diffusers, which is chosen for a directory with model_index.json, or vllm-omni. speech runs
+    stages of a graph that speak. echo runs no model and repeats the prompt, to measure everything
+    else."""
     part: Literal["pipeline", "text_encoder", "denoiser", "vae", "talker", "token2wav"] = "pipeline"
     """Part of a model that is loaded: all of it, or one stage of it, of a diffusers pipeline
     (text_encoder, denoiser, vae) or of a model that speaks (talker, token2wav)."""
@@ -73,8 +74,8 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Python of the environment the engine is installed in, if it is not inlay's own; inlay is made
     importable there."""
     engine_arguments: list[str] = []
-    """Arguments of vLLM's or SGLang's own command line, as after --; for use in configuration
-    files."""
+    """Arguments of vLLM's, SGLang's or vLLM-Omni's own command line, as after --; for use in
+    configuration files."""
     kv_transfer_config: str | None = None
     """vLLM's JSON configuration for KV transfer between machines and caches."""
     connector: list[Literal["lmcache", "nixl", "kvbm", "pd", "none"]] = []

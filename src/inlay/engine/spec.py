@@ -177,6 +177,17 @@ ENGINES: Mapping[str, EngineSpec] = {
         "'inlay[torch,diffusers]'",
         options=_IMAGES,
     ),
+    "vllm-omni": EngineSpec(
+        generate="inlay.engine.vllm_omni.engine:VllmOmniEngine",
+        environment="inlay.engine.vllm_omni.environment:environment",
+        library="vllm_omni",
+        missing=f"vLLM-Omni {_ELSEWHERE}",
+        options=_IMAGES - {"part"} | {"engine_arguments"},
+        hints={
+            "part": "; it runs whole pipelines",
+            "tensor_parallel_size": "; after -- it is vLLM-Omni's own",
+        },
+    ),
     "speech": EngineSpec(
         generate="inlay.engine.speech.engine:SpeechEngine",
         environment="inlay.engine.torch.threads:engine_environment",

@@ -49,7 +49,7 @@ def with_task(settings: EngineSettings) -> EngineSettings:
     """
     if settings.task != "auto":
         return settings
-    if settings.engine in ("diffusers", "speech"):
+    if settings.engine in ("diffusers", "vllm-omni", "speech"):
         return settings.model_copy(update={"task": "image"})
     task: ChosenTask = "generate"
     # The echo engine runs no model: the files do not matter.

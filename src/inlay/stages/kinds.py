@@ -66,7 +66,7 @@ KINDS: Mapping[str, Kind] = {
         "torch",
         frozenset({"torch", "vllm", "sglang", "echo"}),
     ),
-    "image": Kind(_TEXT | _EMBEDS, _IMAGES, "diffusers", _DIFFUSERS),
+    "image": Kind(_TEXT | _EMBEDS, _IMAGES, "diffusers", _DIFFUSERS | {"vllm-omni"}),
     "encode": Kind(_TEXT, _EMBEDS, "diffusers", _DIFFUSERS, "text_encoder"),
     "denoise": Kind(
         _EMBEDS,

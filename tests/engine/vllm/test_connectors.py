@@ -89,6 +89,6 @@ def test_vllms_own_json_is_passed_on_and_stands_alone() -> None:
 def test_what_is_vllms_is_refused_by_other_engines(options: dict[str, Any]) -> None:
     with pytest.raises(
         InvalidRequestError,
-        match=r"is for the vllm (and sglang )?engines?, not for torch",
+        match=r"is for the vllm (and sglang and vllm-omni )?engines?, not for torch",
     ):
         engine.check(settings(engine="torch", **options))

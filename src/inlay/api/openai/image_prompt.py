@@ -53,7 +53,8 @@ def has_all_embeds(request: ImagesRequest, card: ImageCard, params: Diffusion) -
     for name in given:
         if name.removeprefix(_NEGATIVE) not in taken:
             raise InvalidRequestError(
-                f"this model takes no {name}; it takes {', '.join(taken)}", param=name
+                f"this model takes no {name}; it takes {', '.join(taken) or 'text alone'}",
+                param=name,
             )
         if name.startswith(_NEGATIVE) and not card.negative:
             raise InvalidRequestError(f"this model takes no {name}", param=name)

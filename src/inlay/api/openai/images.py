@@ -188,6 +188,11 @@ def image_params(
     guidance = card.guidance if request.guidance_scale is None else request.guidance_scale
     if request.negative_prompt is not None and not card.negative:
         raise InvalidRequestError("this model takes no negative_prompt", param="negative_prompt")
+    if partial and not card.previews:
+        raise InvalidRequestError(
+            f"partial_images is {partial}; this model gives whole images alone: 0",
+            param="partial_images",
+        )
     return Diffusion(
         width=width,
         height=height,

@@ -11,7 +11,7 @@ from inlay.engine.diffusers.loading import Part
 from inlay.engine.diffusers.painter import EMBEDS, NEGATIVE
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.prompt import DTYPE_SIZES
-from inlay.request import Diffusion, Payload
+from inlay.request import Diffusion, Payload, Request
 from inlay.tensors.tensor import NUMPY_DTYPES
 
 MAX_SIDE = 8192
@@ -155,6 +155,16 @@ class Bounds:
                     f"{self.max_abs:g} is allowed",
                     reason="magnitude",
                 )
+
+
+def inputs_of(request: Request) -> dict[str, Payload]:
+    """Return the payloads of a request by port. Raises `InvalidRequestError` for a port twice."""
+    inputs: dict[str, Payload] = {}
+    for given in request.inputs:
+        if given.port in inputs:
+            raise InvalidRequestError(f"there are two inputs called {given.port}")
+        inputs[given.port] = given.value
+    return inputs
 
 
 def _check_range(param: str, value: float, least: float, most: float) -> None:

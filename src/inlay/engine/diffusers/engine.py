@@ -13,11 +13,11 @@ import torch
 from inlay.card import ModelCard, Stats
 from inlay.digest import Secret
 from inlay.engine.compute_thread import ComputeThread
-from inlay.engine.diffusers.checks import Bounds
+from inlay.engine.diffusers.checks import Bounds, inputs_of
 from inlay.engine.diffusers.families.base import Painting
 from inlay.engine.diffusers.job import Job, Sketch
 from inlay.engine.diffusers.loading import Loaded, load
-from inlay.engine.diffusers.model_card import bounds_of, card_of
+from inlay.engine.diffusers.model_card import Described, bounds_of, card_of
 from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
@@ -73,8 +73,8 @@ class DiffusersEngine:
         if self._driver is not None:
             raise EngineError("the engine was started before")
         loaded = await self._thread.run(partial(load, self._settings))
-        self._bounds: Bounds = bounds_of(self._settings, loaded)
-        self._card = card_of(self._settings, loaded, self._bounds, self._secret)
+        self._bounds: Bounds = bounds_of(self._settings, loaded.facts, loaded.part)
+        self._card = card_of(self._settings, self._bounds, self._secret, _described(loaded))
         self._begin_with(loaded)
 
     def _begin_with(self, loaded: Loaded) -> None:
@@ -180,7 +180,9 @@ class DiffusersEngine:
             if output.finish_reason is not None and not done.done():
                 done.set_result(output)
 
-        request, params = probe_request(f"probe-{next(self._probes)}", self._loaded)
+        request, params = probe_request(
+            f"probe-{next(self._probes)}", self._loaded.facts, self._loaded.part
+        )
         self._admit(request, params, inputs_of(request), emit)
         try:
             last = await done
@@ -344,14 +346,9 @@ class DiffusersEngine:
         job.end("stop", *payloads, positions=0 if self._loaded.part == "text_encoder" else made)
 
 
-def inputs_of(request: Request) -> dict[str, Payload]:
-    """Return the payloads of a request by port. Raises `InvalidRequestError` for a port twice."""
-    inputs: dict[str, Payload] = {}
-    for given in request.inputs:
-        if given.port in inputs:
-            raise InvalidRequestError(f"there are two inputs called {given.port}")
-        inputs[given.port] = given.value
-    return inputs
+def _described(loaded: Loaded) -> Described:
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    return Described("diffusers", str(loaded.path), loaded.weights_id, dtype)
 
 
 def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch.Tensor], int]:

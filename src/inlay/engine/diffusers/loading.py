@@ -24,7 +24,9 @@ _logger = logging.getLogger(__name__)
 
 Part: TypeAlias = Literal["pipeline", "text_encoder", "denoiser", "vae"]
 
-_FILES = ("*.json", "*.txt", "*.model", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
+FILES = ("*.json", "*.txt", "*.model", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
+"""Files of a pipeline, as patterns."""
+
 _WEIGHTLESS = ("tokenizer", "tokenizer_2", "scheduler")
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -69,7 +71,7 @@ def load(settings: EngineSettings) -> Loaded:
         InvalidRequestError: a family, component or dtype that is not served.
         EngineError: files that do not fit the models.
     """
-    directory = directory_of(settings.model, settings.revision, _FILES)
+    directory = directory_of(settings.model, settings.revision, FILES)
     name, components = read_index(directory)
     family = FAMILIES.get(name)
     if family is None:
@@ -95,8 +97,9 @@ def load(settings: EngineSettings) -> Loaded:
     device = device_of(settings.device)
     if device.type == "cpu":
         torch.set_num_threads(threads.count(settings.num_threads))
-    dtype = dtype_of(settings.dtype, {"dtype": _stored_dtype(directory, wanted)}, device)
-    pipeline = _read(name, directory, components, wanted, dtype).to(device)
+    stored = stored_dtype(directory / _weighted(wanted)[-1])
+    dtype = dtype_of(settings.dtype, {"dtype": stored}, device)
+    pipeline = read(name, directory, components, wanted, dtype).to(device)
     return Loaded(
         family=family(pipeline, facts),
         facts=facts,
@@ -104,7 +107,7 @@ def load(settings: EngineSettings) -> Loaded:
         pipeline=pipeline,
         models={each: getattr(pipeline, each) for each in _weighted(wanted)},
         path=directory,
-        weights_id=_identity(directory, wanted),
+        weights_id=identity(directory, wanted),
         dtype=dtype,
         device=device,
     )
@@ -116,13 +119,17 @@ def _components(family: type[Family], part: Part) -> Sequence[str]:
     return cast("Sequence[str]", getattr(family, part))
 
 
-def _read(
+def read(
     name: str,
     directory: Path,
     components: Iterable[str],
     wanted: Sequence[str],
     dtype: torch.dtype,
 ) -> Any:
+    """Return diffusers' own pipeline with the `wanted` of its components alone.
+
+    Raises `EngineError` if files do not fit the models.
+    """
     left_out: dict[str, Any] = {each: None for each in components if each not in wanted}
     if name == "StableDiffusionPipeline":
         left_out |= {"safety_checker": None, "requires_safety_checker": False}
@@ -153,18 +160,19 @@ def _weighted(wanted: Sequence[str]) -> list[str]:
     return [name for name in wanted if name not in _WEIGHTLESS]
 
 
-def _stored_dtype(directory: Path, wanted: Sequence[str]) -> str | None:
-    """Return the dtype of the first stored tensor."""
-    tensor = next(iter(stored_tensors(directory / _weighted(wanted)[-1])))
+def stored_dtype(directory: Path) -> str | None:
+    """Return the dtype of a component's first stored tensor; None of one that is not served."""
+    tensor = next(iter(stored_tensors(directory)))
     return _DTYPES.get(tensor.dtype)
 
 
-def _identity(directory: Path, wanted: Sequence[str]) -> str:
+def identity(directory: Path, components: Sequence[str]) -> str:
+    """Return 32 hex digits of all that decides what `components` of a pipeline make."""
     hasher = blake3()
-    for name in wanted:
-        if name in _WEIGHTLESS:
+    for name in components:
+        if any((directory / name).glob("*.safetensors")):
+            hasher.update(f"{name} {weights_id(directory / name)}\n".encode())
+        else:
             for file in sorted((directory / name).glob("*")):
                 hasher.update(file.name.encode() + b"\n" + blake3(file.read_bytes()).digest())
-        else:
-            hasher.update(f"{name} {weights_id(directory / name)}\n".encode())
     return hasher.digest(16).hex()

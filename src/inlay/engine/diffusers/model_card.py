@@ -1,11 +1,13 @@
 """Bounds and metadata of a loaded pipeline or part."""
 
 from importlib.metadata import version
+from typing import NamedTuple
 
 from inlay.card import ImageCard, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.diffusers.checks import Bounds
-from inlay.engine.diffusers.loading import Loaded
+from inlay.engine.diffusers.facts import Facts
+from inlay.engine.diffusers.loading import Part
 from inlay.engine.settings import EngineSettings
 from inlay.request import Task
 
@@ -21,38 +23,58 @@ _NO_EMBEDS = {
 }
 
 
-def bounds_of(settings: EngineSettings, loaded: Loaded) -> Bounds:
+class Described(NamedTuple):
+    """A loaded pipeline or part, as its card names it.
+
+    Attributes:
+        engine: name of the library that runs it.
+        path: directory of the pipeline.
+        weights_id: 32 hex digits, of all that decides what it makes.
+        dtype: of the models.
+        previews: it gives images so far.
+    """
+
+    engine: str
+    path: str
+    weights_id: str
+    dtype: str
+    previews: bool = True
+
+
+def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> Bounds:
     """Return what a request may ask for."""
     max_abs = settings.max_prompt_embeds_abs
     return Bounds(
-        facts=loaded.facts,
-        part=loaded.part,
+        facts=facts,
+        part=part,
         max_pixels=settings.max_generated_image_size,
-        max_steps=min(settings.max_inference_steps, loaded.facts.max_steps),
+        max_steps=min(settings.max_inference_steps, facts.max_steps),
         max_abs=_MAX_ABS if max_abs is None else max_abs,
     )
 
 
-def card_of(settings: EngineSettings, loaded: Loaded, bounds: Bounds, secret: Secret) -> ModelCard:
+def card_of(
+    settings: EngineSettings, bounds: Bounds, secret: Secret, described: Described
+) -> ModelCard:
     """Return the metadata that the worker announces."""
-    names, facts = settings.names, loaded.facts
+    names, facts = settings.names, bounds.facts
     return ModelCard(
         name=names[0],
         aliases=tuple(names[1:]),
-        path=str(loaded.path),
-        weights_id=loaded.weights_id,
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        path=described.path,
+        weights_id=described.weights_id,
+        dtype=described.dtype,
         vocab_size=0,
-        hidden_size=facts.embeds["prompt_embeds"][-1],
+        hidden_size=facts.embeds["prompt_embeds"][-1] if facts.embeds else 0,
         limits=Limits(
             max_model_len=facts.max_length,
             max_num_seqs=settings.max_num_seqs,
             max_prompt_embeds_abs=bounds.max_abs,
         ),
-        engine="diffusers",
-        engine_version=version("diffusers"),
+        engine=described.engine,
+        engine_version=version(described.engine),
         tasks=(Task.STAGE,),
-        prompt_embeds=_NO_EMBEDS.get(loaded.part),
+        prompt_embeds=_NO_EMBEDS.get(bounds.part) if facts.embeds else "it takes text alone",
         secret_fingerprint=secret.fingerprint,
         image=ImageCard(
             width=facts.width,
@@ -66,6 +88,7 @@ def card_of(settings: EngineSettings, loaded: Loaded, bounds: Bounds, secret: Se
             empty_negative=facts.empty_negative and not facts.distilled,
             padded=facts.padded and not facts.distilled,
             embeds=dict(facts.embeds),
-            part=loaded.part,
+            part=bounds.part,
+            previews=described.previews,
         ),
     )

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from inlay.engine.diffusers import denoising
-from inlay.engine.diffusers.families.base import Painting
+from inlay.engine.diffusers.families.base import Family, Painting
 from inlay.engine.diffusers.loading import Loaded
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer
@@ -25,6 +25,17 @@ EMBEDS = "embeds."
 def has_negative(names: Iterable[str]) -> bool:
     """Return True if there are tensors of a negative prompt among those of such names."""
     return any(name.startswith(NEGATIVE) for name in names)
+
+
+def check_length(family: Family, text: str, param: str) -> int:
+    """Return the tokens of a text. Raises `InvalidRequestError` if they are too many."""
+    count, limit = family.count_tokens(text)
+    if count > limit:
+        raise InvalidRequestError(
+            f"the {param.replace('_', ' ')} has {count} tokens; this model reads at most {limit}",
+            param=param,
+        )
+    return count
 
 
 class Painter:
@@ -55,27 +66,17 @@ class Painter:
         if text is None:
             count = len(found["prompt_embeds"])
         else:
-            count = self._check_length(text, "prompt")
+            count = check_length(self._family, text, "prompt")
             found |= self._family.encode(text)
         negative = params.negative
         if not has_negative(found) and self._guides(params, negative=negative is not None):
-            self._check_length(negative or "", "negative_prompt")
+            check_length(self._family, negative or "", "negative_prompt")
             encoded = self._family.encode(negative or "")
             found |= {NEGATIVE + name: tensor for name, tensor in encoded.items()}
         return found, count
 
     def _guides(self, params: Diffusion, *, negative: bool) -> bool:
         return self._loaded.facts.guides(params.guidance, negative=negative)
-
-    def _check_length(self, text: str, param: str) -> int:
-        count, limit = self._family.count_tokens(text)
-        if count > limit:
-            raise InvalidRequestError(
-                f"the {param.replace('_', ' ')} has {count} tokens; this model reads at most "
-                f"{limit}",
-                param=param,
-            )
-        return count
 
     @torch.inference_mode()
     def begin(self, embeds: dict[str, torch.Tensor], params: Diffusion) -> Painting:
@@ -136,7 +137,7 @@ class Painter:
     def tensors(self, payloads: Mapping[str, Payload]) -> dict[str, torch.Tensor]:
         """Return checked payloads as tensors of the served dtype, by port."""
         return {
-            name: _tensor(payload).to(self._loaded.device, self._loaded.dtype)
+            name: tensor_of(payload).to(self._loaded.device, self._loaded.dtype)
             for name, payload in payloads.items()
         }
 
@@ -152,7 +153,8 @@ def _error(painting: Painting, too_large: bool) -> EngineError | None:
     return None
 
 
-def _tensor(payload: Payload) -> torch.Tensor:
+def tensor_of(payload: Payload) -> torch.Tensor:
+    """Return a checked payload as a tensor, in its own dtype."""
     flat = np.frombuffer(payload.data.view, NUMPY_DTYPES[payload.dtype]).reshape(payload.shape)
     if payload.dtype == "bfloat16":
         return torch.from_numpy(flat.view(np.int16).copy()).view(torch.bfloat16)

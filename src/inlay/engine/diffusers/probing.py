@@ -2,7 +2,8 @@
 
 import torch
 
-from inlay.engine.diffusers.loading import Loaded
+from inlay.engine.diffusers.facts import Facts
+from inlay.engine.diffusers.loading import Part
 from inlay.engine.diffusers.painter import EMBEDS, payload
 from inlay.engine.probe import FIRST
 from inlay.prompt import Buffer
@@ -20,16 +21,15 @@ def text_payload(text: str, port: str = "prompt") -> Payload:
     return Payload(port, "uint8", (len(data),), Buffer(data))
 
 
-def probe_request(id_: str, loaded: Loaded) -> tuple[Request, Diffusion]:
+def probe_request(id_: str, facts: Facts, part: Part) -> tuple[Request, Diffusion]:
     """Return a request for a small image, in one step and without guidance, or for its part.
 
     And its parameters.
     """
-    facts = loaded.facts
     side = facts.multiple * -(-_SIDE // facts.multiple)
-    if loaded.has("text_encoder"):
+    if part in ("pipeline", "text_encoder"):
         inputs = [text_payload("a")]
-    elif loaded.has("vae"):
+    elif part == "vae":
         inputs = [_zeros("latents", (1, *facts.latent_shape(side, side)))]
     else:
         inputs = [

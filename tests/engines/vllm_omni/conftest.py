@@ -1,0 +1,32 @@
+"""One vLLM-Omni for all tests that do not end it: it takes a quarter of a minute to start."""
+
+import warnings
+from collections.abc import AsyncIterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+
+from inlay.engine.api import Engine
+from tests.engines.starting import mark, running
+from tests.engines.vllm_omni.serving import settings
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+    # What it warns of while it is imported is not of the tests.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_module("inlay.engine.vllm_omni.engine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark(items, Path(__file__).parent)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine() -> AsyncIterator[Engine]:
+    async with running(settings("qwen")) as engine:
+        yield engine
