@@ -76,13 +76,18 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
     Attributes:
         key: of the request that makes them.
-        start: number of the first that is wanted.
+        start: number of the first that is wanted; `NONE_WANTED`: what is made is dropped from here
+            on, and the request goes on.
         window: how much is wanted at most; a single payload may be larger.
     """
 
     key: bytes
     start: int = 0
     window: Window = Window()
+
+
+NONE_WANTED = -1
+"""Number that workers of earlier versions have no payload of, so that they change nothing."""
 
 
 def renamed(port: str, ports: Ports) -> str | None:

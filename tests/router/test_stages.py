@@ -26,6 +26,7 @@ from inlay.stages.kinds import STREAMS
 from inlay.worker.held import HeldPayloads
 from inlay.worker.leased import LeasedInputs
 from tests.router.scripted_stages import (
+    ITEMS,
     SEQS,
     ScriptedStage,
     World,
@@ -462,6 +463,30 @@ async def test_what_is_made_again_after_its_reader_has_ended_waits_for_nobody(
             making.unread()
         await following
         assert making.made
+        await settled(world)
+
+
+async def test_what_is_under_way_when_its_reader_has_ended_goes_on_where_it_is() -> None:
+    engines = [ScriptedStage("thinker") for _ in range(2)]
+    async with asyncio.timeout(BOUND), World.around(*engines) as world:
+        request = stage_request("speaker", (Input("prompt", prompt_payload(b"fox")),))
+        (stream,) = await world.router.send("speaker", [replace(request, hold=Window(WINDOW))])
+        making = Making()
+        making.made_by(stream)
+        ends = []
+
+        async def follow() -> None:
+            async for outputs in stream:
+                ends.extend(making.told(output).finish_reason for output in outputs)
+
+        following = asyncio.create_task(follow())
+        await until(lambda: any(one.paused for one in engines))
+        making.unread()
+        await following
+        assert making.made
+        assert [end for end in ends if end] == ["stop"]
+        # Nothing was made twice.
+        assert sum(one._at for one in engines) == ITEMS
         await settled(world)
 
 

@@ -48,7 +48,8 @@ class Making:
         self._stale = -1
         self._changed = asyncio.Event()
         self._stop: Callable[[], None] = lambda: None
-        self._forgo: Callable[[], None] = lambda: None
+        self._forgo: Callable[[Lease | None], None] = lambda _: None
+        self._unread = False
         self.lease: Lease | None = None
         self.made = payloads is not None
         self.error: Exception | None = None
@@ -61,8 +62,11 @@ class Making:
             self._attempt, self.lease = output.attempt, None
             if not self._continues:
                 self._payloads, self._num_bytes = [], 0
-        self._reserve(output)
-        self._payloads += output.payloads
+        if self._unread and output.lease is not None:
+            self._forgo(output.lease)
+        if not self._unread:
+            self._reserve(output)
+            self._payloads += output.payloads
         self.lease = output.lease or self.lease
         self.made = output.held is not None or output.finish_reason in ("stop", "length")
         self._changed.set()
@@ -115,9 +119,9 @@ class Making:
 
         The reader's worker would pass over the rest, but not once it is lost itself.
         """
-        self._forgo()
-        if not self.made and self._again is not None:
-            self._again()
+        self._unread = True
+        if not self.made:
+            self._forgo(self.lease)
 
     def renew(self, lost: Lease) -> None:
         """Have what was kept under a lease made again, if it is the last.

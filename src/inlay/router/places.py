@@ -11,7 +11,7 @@ class Places:
     """Requests under way by the stages that they will need.
 
     A stage takes as many as its workers may have, and as many more as may wait in the router. So
-    one that has begun never finds a later stage full.
+    one that has begun never finds a later stage full. One that is larger than that comes alone.
 
     Args:
         queue_size: requests that may wait for a stage; one client may have half.
@@ -44,7 +44,9 @@ class Places:
         share = max(1, self._queue_size // 2)
         for stage, count in wanted.items():
             taken, own, running = self._taken[stage], self._of[stage, client], room[stage]
-            if taken + count > running + self._queue_size or own + count > running + share:
+            if (taken and taken + count > running + self._queue_size) or (
+                own and own + count > running + share
+            ):
                 raise RateLimitedError(
                     f"the stage `{stage}` has {taken} requests under way or coming, {own} of them "
                     f"yours, and {count} more would come; allowed: {running + self._queue_size}, "

@@ -15,6 +15,7 @@ import msgspec
 
 from inlay import liveness
 from inlay.card import ModelCard
+from inlay.edges import NONE_WANTED, Fetch, Lease
 from inlay.errors import (
     KV_LOST,
     DeadlineExceededError,
@@ -24,7 +25,7 @@ from inlay.errors import (
     OverloadedError,
 )
 from inlay.outputs import coalesce, drop_known, trim_to_offset
-from inlay.request import Output, PromptLogprobs, Request, Sampling, Usage
+from inlay.request import Output, PromptLogprobs, Request, Sampling, Task, Usage
 from inlay.resuming import behind, inexact
 from inlay.router.halves import with_partners
 from inlay.router.handover import Handover
@@ -175,12 +176,27 @@ class ResumingStream:
         """Have a request whose payloads are kept made again, by another worker if there is one."""
         self._sent.cancel()
 
-    def forgo(self) -> None:
-        """Have further attempts keep no payloads for other stages: nobody reads them."""
+    def forgo(self, lease: Lease | None) -> None:
+        """Have the request keep no payloads for other stages from here on: nobody reads them.
+
+        Args:
+            lease: under which the attempt that is under way keeps some, or None.
+        """
         params = self._first.params
         if isinstance(params, Sampling):
             params = msgspec.structs.replace(params, hidden_states=None)
         self._first = msgspec.structs.replace(self._first, hold=None, params=params)
+        if lease is not None:
+            # Where that worker is lost, another attempt is made.
+            drop = Request(
+                id=f"{self._request.id}-{lease.key.hex()}-unread",
+                task=Task.FETCH,
+                prompts=(),
+                params=Fetch(key=lease.key, start=NONE_WANTED),
+                client=self._first.client,
+            )
+            with suppress(OverloadedError):
+                self._sent.worker.send(drop).cancel()
 
     def _end_handover(self) -> None:
         handover, self._handover = self._handover, None

@@ -172,10 +172,17 @@ class Router:
 
         One is awake, or none is ready. Raises `NotFoundError`.
         """
-        while (workers := self.workers(name, task)) and all(
-            worker.card.asleep for worker in workers
-        ):
+        while self._is_asleep(name, task):
             await self._plane.changed()
+
+    def check_awake(self, name: str, task: Task | None = None) -> None:
+        """Raise `OverloadedError` if `wait_awake` would wait, or `NotFoundError`."""
+        if self._is_asleep(name, task):
+            raise _asleep(name)
+
+    def _is_asleep(self, name: str, task: Task | None) -> bool:
+        workers = self.workers(name, task)
+        return bool(workers) and all(worker.card.asleep for worker in workers)
 
     def room(self, num_bytes: int) -> memoryview | None:
         """As `inlay.transport.api.Plane.room`."""
@@ -305,7 +312,7 @@ class Router:
         if pool.can_serve(adapter, rows=rows):
             return
         if pool.asleep:
-            raise OverloadedError(f"The model `{name}` is asleep.", retry_after=ASLEEP_RETRY_AFTER)
+            raise _asleep(name)
         if adapter is not None and len(pool) and not pool.has_adapter(adapter):
             raise self._catalog.unknown(adapter)
         raise self._no_worker(name)
@@ -356,3 +363,7 @@ class Router:
             await self._plane.changed()
             self._fleet.refresh()
             self._waiting.wake()
+
+
+def _asleep(name: str) -> OverloadedError:
+    return OverloadedError(f"The model `{name}` is asleep.", retry_after=ASLEEP_RETRY_AFTER)

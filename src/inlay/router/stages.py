@@ -144,14 +144,20 @@ _GIVEN = Edge(None, (("prompt", "prompt"), ("embeds", "embeds")))
 
 
 def admitted(
-    router: Router, steps: Sequence[Step], client: str | None
+    router: Router, steps: Sequence[Step], client: str | None, count: int = 1
 ) -> AbstractContextManager[None]:
-    """Take a place at every stage of a plan until the block ends, before any has worked.
+    """Take places at every stage of a plan until the block ends, before any has worked.
+
+    Args:
+        router: knows the workers.
+        steps: of the plan.
+        client: whose request it is.
+        count: things that each stage makes for it, each of which takes a place.
 
     Raises:
         RateLimitedError: one of them is full.
     """
-    return router.admit({step.model: 1 for step in steps}, client)
+    return router.admit({step.model: count for step in steps}, client)
 
 
 def _step(graph: Graph, name: str, *, last: bool) -> Step:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from inlay.address import Address
-from inlay.edges import Fetch, Lease, Window
+from inlay.edges import NONE_WANTED, Fetch, Lease, Window
 from inlay.errors import (
     LEASE_LOST,
     DeadlineExceededError,
@@ -48,6 +48,7 @@ class _Holding:
         first: number of the first of them.
         made: nothing follows.
         released: nobody reads on; it is forgotten once the engine has ended the request.
+        unread: nobody reads on; what the engine makes is dropped.
         paused: the engine waits with the request.
         ask: of the one reader, which waits for what is made next.
     """
@@ -64,6 +65,7 @@ class _Holding:
         "released",
         "request",
         "timer",
+        "unread",
         "window",
     )
 
@@ -75,7 +77,7 @@ class _Holding:
         self.payloads: deque[Payload] = deque()
         self.first = 0
         self.num_bytes = 0
-        self.made = self.paused = self.released = False
+        self.made = self.paused = self.released = self.unread = False
         self.ask: _Ask | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -181,6 +183,11 @@ class HeldPayloads:
                 self._forget(holding)
                 holding.emit(holding.request.end("abort"))
             return
+        if holding.unread:
+            if output.finish_reason is not None:
+                self._forget(holding)
+            holding.emit(replace(output, payloads=()))
+            return
         size = sum(len(payload.data) for payload in output.payloads)
         if self.num_bytes + size > self._max_bytes:
             self._end(
@@ -223,6 +230,10 @@ class HeldPayloads:
             raise TypeError(f"a request to {request.task} has parameters of {type(fetch).__name__}")
         holding = self._by_key.get(fetch.key)
         ask = _Ask(request, fetch, emit)
+        if holding is not None and fetch.start == NONE_WANTED:
+            self._drop(holding)
+            ask.answer(())
+            return
         if (
             holding is None
             or holding.ask is not None
@@ -239,6 +250,15 @@ class HeldPayloads:
         holding.ask = ask._replace(emit=answered)
         self.num_bytes -= holding.free(fetch.start)
         holding.serve()
+        self._pause_if_full(holding)
+
+    def _drop(self, holding: _Holding) -> None:
+        """Have a request go on without a reader, and end as one of which nothing is kept."""
+        holding.unread = True
+        self.num_bytes -= holding.free(holding.first + len(holding.payloads))
+        waiting, holding.ask = holding.ask, None
+        if waiting is not None:
+            waiting.answer(())
         self._pause_if_full(holding)
 
     def release(self, request_id: str) -> None:
