@@ -62,8 +62,8 @@ def whole(family: str) -> Any:
     return found
 
 
-def alone(family: str, prompt: str, params: Diffusion) -> list[Pixels]:
-    """Images of diffusers' own pipeline."""
+def alone(family: str, prompt: str, params: Diffusion, pipeline: Any = None) -> list[Pixels]:
+    """Images of diffusers' own pipeline, or of `pipeline`."""
     fields: dict[str, Any] = {}
     if family == "qwen":
         fields["true_cfg_scale"] = params.guidance
@@ -72,7 +72,7 @@ def alone(family: str, prompt: str, params: Diffusion) -> list[Pixels]:
         fields["guidance_scale"] = params.guidance
         if family == "sd":
             fields["negative_prompt"] = params.negative
-    found = whole(family)(
+    found = (pipeline or whole(family))(
         prompt,
         width=params.width,
         height=params.height,
@@ -308,6 +308,27 @@ async def test_only_the_request_that_memory_is_too_small_for_ends(
             await large.done()
         # Six rows were tried together, of three requests with guidance.
         assert most[0] == 6
+        assert engine.stats().running + engine.stats().waiting == 0
+
+
+@pytest.mark.parametrize("work", ["begin", "pixels"])
+async def test_memory_that_is_too_small_beside_the_steps_is_an_error_of_one_request(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = getattr(Painter, work)
+
+    def limited(painter: Painter, given: Any, asked: Diffusion, *more: Any) -> Any:
+        if asked.width == 48:
+            torch.empty(1 << 62, dtype=torch.uint8)
+        return done(painter, given, asked, *more)
+
+    async with serving("sd") as engine:
+        expected = await Run(engine, params(), text(PROMPT)).images()
+        monkeypatch.setattr(Painter, work, limited)
+        large, other = (Run(engine, params(width=width), text(PROMPT)) for width in (48, 32))
+        with pytest.raises(EngineError, match="memory is too small for this request"):
+            await large.done()
+        assert near(await other.images(), expected)
         assert engine.stats().running + engine.stats().waiting == 0
 
 

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from inlay.address import Address
 from inlay.card import Adapter, ModelCard, Stats
 from inlay.engine.inflow import Inflow
-from inlay.errors import EngineError
+from inlay.errors import InlayError
 from inlay.request import Emit, Payload, Request
 
 
@@ -136,7 +136,7 @@ class FailingEngine(Protocol):
     Every request then ends with an error, and the worker must exit.
     """
 
-    async def failed(self) -> EngineError:
+    async def failed(self) -> InlayError:
         """Wait for the permanent failure and return it."""
 
 

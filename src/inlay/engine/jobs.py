@@ -1,6 +1,7 @@
 """The requests of an engine that makes payloads: each ends once, in time, and gives its turn up."""
 
 import asyncio
+from collections.abc import Container
 from typing import Generic, Protocol, TypeVar
 
 from inlay.errors import DeadlineExceededError, InlayError, InvalidRequestError, OverloadedError
@@ -39,17 +40,21 @@ class Jobs(Generic[J]):
     Args:
         max_num_seqs: of the engine's settings.
         made: what a request makes, for the error of one whose deadline passes.
+        adapters: keys of those that requests may name.
 
     Attributes:
         queue: those that wait for a turn, client by client.
         work: set when one begins to wait for a turn.
     """
 
-    def __init__(self, max_num_seqs: int, made: str) -> None:
+    def __init__(
+        self, max_num_seqs: int, made: str, adapters: Container[str] = frozenset()
+    ) -> None:
         self.queue: FairQueue[J] = FairQueue()
         self.work = asyncio.Event()
         self._most = _BACKLOG * max_num_seqs
         self._made = made
+        self._adapters = adapters
         self._by_id: dict[str, J] = {}
 
     def __len__(self) -> int:
@@ -68,10 +73,8 @@ class Jobs(Generic[J]):
         """
         if request.id in self._by_id:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
-        if request.adapter is not None:
-            raise InvalidRequestError(
-                f"adapter {request.adapter!r} does not exist: this engine has none", param="model"
-            )
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise InvalidRequestError(f"adapter {request.adapter!r} does not exist", param="model")
         if len(self._by_id) >= self._most:
             raise OverloadedError(f"{self._most} requests are queued already", retry_after=1.0)
 

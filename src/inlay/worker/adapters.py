@@ -36,7 +36,7 @@ from inlay.digest import Secret, row_digests
 from inlay.engine.api import AdapterEngine, Engine
 from inlay.errors import EngineError, InlayError, InvalidRequestError, NotFoundError
 from inlay.prompt import Buffer, Prompt, Rows
-from inlay.request import Emit, Output, Request
+from inlay.request import Emit, Output, Request, Task
 from inlay.single_flight import SingleFlight
 from inlay.tensors.rows import to_rows
 from inlay.tensors.tensor import Tensor
@@ -295,6 +295,8 @@ class AdapterRegistry:
                 return before.adapter
             held.adapter = adapter
             if isinstance(opened.files, PromptFiles):
+                if Task.GENERATE not in self._engine.card.tasks:
+                    raise InvalidRequestError("trained prompts are for language models")
                 held.rows = await asyncio.to_thread(self._rows, opened.files)
             else:
                 await asyncio.to_thread(self._check_fits, opened)

@@ -207,7 +207,7 @@ class EngineHost:
                 )
             if inflow is not None:
                 self._submit_fed(request, emit, inflow)
-            elif request.adapter is None or request.task is not Task.GENERATE:
+            elif request.adapter is None or request.task not in (Task.GENERATE, Task.STAGE):
                 self._engine.submit(request, emit)
             else:
                 self._submit_adapted(self._lending(), request, emit)

@@ -269,7 +269,7 @@ async def run(
             await _until_first(
                 _serve(channel, host, endpoint), stop.wait(), _failed(runner), host.probe()
             )
-    except EngineError as error:
+    except InlayError as error:
         return await _fail(channel, error)
     finally:
         await host.close()

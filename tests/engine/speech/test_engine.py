@@ -1,8 +1,12 @@
 """`SpeechEngine`: ends of what it hears."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +14,11 @@ from inlay.digest import Secret
 from inlay.engine.inflow import Inflow
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.engine import SpeechEngine
-from inlay.errors import LEASE_LOST, NotFoundError
-from inlay.request import Input, Output, Request, Task
+from inlay.engine.speech.job import Piece
+from inlay.engine.speech.talker import Talk
+from inlay.errors import LEASE_LOST, EngineError, NotFoundError, OverloadedError
+from inlay.prompt import Buffer
+from inlay.request import Input, Output, Payload, Request, Task
 from inlay.speech import Speech
 from tests.engine.speech.test_speech import states
 from tests.omni_models import omni
@@ -19,10 +26,10 @@ from tests.omni_models import omni
 PROMPT = 3
 
 
-@pytest.fixture
-async def talker() -> AsyncIterator[SpeechEngine]:
+@asynccontextmanager
+async def running(part: str) -> AsyncIterator[SpeechEngine]:
     settings = EngineSettings.model_validate(
-        {"model": str(omni()), "engine": "speech", "part": "talker", "device": "cpu"}
+        {"model": str(omni()), "engine": "speech", "part": part, "device": "cpu"}
     )
     engine = SpeechEngine(settings, Secret(bytes(32)))
     await engine.start()
@@ -30,6 +37,12 @@ async def talker() -> AsyncIterator[SpeechEngine]:
         yield engine
     finally:
         await engine.close()
+
+
+@pytest.fixture
+async def talker() -> AsyncIterator[SpeechEngine]:
+    async with running("talker") as engine:
+        yield engine
 
 
 def heard(positions: int) -> list[Input]:
@@ -73,3 +86,72 @@ async def test_a_talker_that_may_make_no_more_codes_says_so(
     assert output.finish_reason == reason
     assert output.usage is not None
     assert (output.usage.completion_tokens == most) == (reason == "length")
+
+
+async def test_a_sound_without_memory_is_an_error_and_the_others_go_on(
+    talker: SpeechEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = Talk.advance
+
+    def limited(talk: Talk, *given: Any, **more: Any) -> Piece:
+        if len(talk.codes) == 3 and talk._params.max_tokens == 20:
+            torch.empty(1 << 62, dtype=torch.uint8)
+        return advance(talk, *given, **more)
+
+    monkeypatch.setattr(Talk, "advance", limited)
+    ends: asyncio.Queue[Output] = asyncio.Queue()
+    for most in 20, 19:
+        params = Speech(voice="Ethan", prompt_tokens=PROMPT, seed=3, max_tokens=most)
+        given = tuple(heard(PROMPT + 4))
+        talker.submit(
+            Request(id=str(most), task=Task.STAGE, prompts=(), params=params, inputs=given),
+            lambda output: ends.put_nowait(output) if output.finish_reason else None,
+        )
+    found = {output.request_id: output for output in [await ends.get(), await ends.get()]}
+    error = found["20"].error
+    assert error is not None
+    assert "the worker's memory is too small for this request" in error.message
+    assert found["19"].finish_reason in ("stop", "length")
+    assert talker.stats().running == talker.stats().waiting == 0
+
+
+async def answer(engine: SpeechEngine, inputs: Sequence[Input]) -> list[bytes]:
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    params = Speech(voice="Ethan", prompt_tokens=PROMPT, seed=3, max_tokens=6, chunk=2)
+    request = Request(id="r", task=Task.STAGE, prompts=(), params=params, inputs=tuple(inputs))
+    engine.submit(request, outputs.put_nowait)
+    found = [await outputs.get()]
+    while found[-1].finish_reason is None:
+        found.append(await outputs.get())
+    assert found[-1].error is None
+    return [bytes(payload.data.view) for output in found for payload in output.payloads]
+
+
+@pytest.mark.parametrize("part", ["talker", "token2wav"])
+async def test_a_sleeping_part_has_no_model_and_wakes_with_the_same_answers(part: str) -> None:
+    codes = np.arange(6, dtype=np.int32).tobytes()
+    given = heard(PROMPT + 4)
+    if part == "token2wav":
+        given = [Input("codes", Payload("codes", "int32", (6,), Buffer(codes), last=True))]
+    async with running(part) as engine:
+        before = await answer(engine, given)
+        model = weakref.ref(engine._loaded.model)
+        left = Request(
+            id="left",
+            task=Task.STAGE,
+            prompts=(),
+            params=Speech(voice="Ethan", prompt_tokens=PROMPT),
+        )
+        engine.submit_fed(left, lambda _: None, Inflow())
+        with pytest.raises(EngineError, match="1 requests are under way"):
+            await engine.sleep(1)
+        engine.abort(left.id)
+        await engine.sleep(1)
+        await engine.sleep(2)
+        assert model() is None
+        with pytest.raises(OverloadedError, match="asleep"):
+            engine.submit(left, lambda _: None)
+        assert not await engine.wake_up(["weights"])
+        assert await engine.wake_up(["kv_cache"])
+        assert await answer(engine, given) == before
+        assert before

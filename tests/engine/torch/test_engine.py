@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
@@ -132,6 +133,25 @@ async def test_a_step_that_fails_ends_all_requests_with_an_error_and_the_engine_
         engine.submit(requests[0], Receiver(requests[0]))
     assert "the engine failed" in caplog.text
     assert "fell off the bus" in (await engine.failed()).message
+
+
+async def test_requests_of_an_engine_without_memory_may_go_on_elsewhere(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = CausalModel.hidden
+
+    def fail(model: CausalModel, *arguments: Any) -> Any:
+        torch.empty(1 << 62, dtype=torch.uint8)
+        return hidden(model, *arguments)
+
+    monkeypatch.setattr(CausalModel, "hidden", fail)
+    requests = [make_request(str(n), prompt(n), max_tokens=20) for n in range(3)]
+    for receiver in await run(engine, *requests):
+        assert receiver.last.error is not None
+        assert isinstance(receiver.last.error.to_error(), OverloadedError)
+    assert "out of memory" in (await engine.failed()).message
+    with pytest.raises(OverloadedError, match="out of memory"):
+        engine.submit(requests[0], Receiver(requests[0]))
 
 
 async def test_a_probe_during_the_failure_raises(

@@ -6,31 +6,42 @@ from itertools import groupby
 import torch
 
 from inlay.engine.diffusers.families.base import Family, Painting, Row
+from inlay.engine.diffusers.lora import DenoiserLoras
+from inlay.engine.torch.failures import is_out_of_memory
 
 
 @torch.inference_mode()
-def step(family: Family, paintings: Sequence[Painting], max_positions: int) -> list[Painting]:
+def step(
+    family: Family, paintings: Sequence[Painting], max_positions: int, loras: DenoiserLoras
+) -> list[Painting]:
     """Do the next step of every painting; return those for which memory is too small.
 
     Prompts, numbers of steps, steps done and scales may differ. Paintings that `family` can give
-    one forward pass share it, up to `max_positions` positions each; an image with classifier-free
+    one forward pass share it, if they have the same adapter, up to `max_positions` positions each; an image with classifier-free
     guidance takes two. The scheduler's step is each painting's own, so that its images are those it
     would have alone, but for rounding. Where memory is too small for several, halves of them are
     tried, so that only those are returned for which it is too small alone.
     """
-    keyed = sorted(paintings, key=lambda painting: repr(family.group(painting)))
+
+    def group_of(painting: Painting) -> tuple[object, ...]:
+        return painting.adapter, family.group(painting)
+
+    keyed = sorted(paintings, key=lambda painting: repr(group_of(painting)))
     return [
         painting
-        for _, group in groupby(keyed, key=family.group)
-        for painting in _step(family, list(group), max_positions)
+        for _, group in groupby(keyed, key=group_of)
+        for painting in _step(family, list(group), max_positions, loras)
     ]
 
 
-def _step(family: Family, paintings: list[Painting], max_positions: int) -> list[Painting]:
+def _step(
+    family: Family, paintings: list[Painting], max_positions: int, loras: DenoiserLoras
+) -> list[Painting]:
     try:
-        negative, positive = _predicted(family, paintings, max_positions)
+        with loras.used(paintings[0].adapter):
+            negative, positive = _predicted(family, paintings, max_positions)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
     else:
         for painting in paintings:
@@ -45,14 +56,7 @@ def _step(family: Family, paintings: list[Painting], max_positions: int) -> list
         return paintings
     middle = len(paintings) // 2
     halves = paintings[:middle], paintings[middle:]
-    return [painting for half in halves for painting in _step(family, half, max_positions)]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # The allocator of the CPU has no error of its own.
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        "can't allocate memory" in str(error)
-    )
+    return [painting for half in halves for painting in _step(family, half, max_positions, loras)]
 
 
 def _predicted(

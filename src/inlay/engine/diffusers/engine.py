@@ -10,7 +10,7 @@ from itertools import count
 
 import torch
 
-from inlay.card import ModelCard, Stats
+from inlay.card import Adapter, ModelCard, Stats
 from inlay.digest import Secret
 from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.diffusers.checks import Bounds, inputs_of
@@ -23,7 +23,8 @@ from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
 from inlay.engine.jobs import Jobs
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.sleep import TAGS, SleepState
+from inlay.engine.torch.failures import model_failed
+from inlay.engine.torch.stage_sleep import StageSleep
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, Emit, Output, Payload, Request
@@ -47,10 +48,13 @@ class DiffusersEngine:
         self._thread = ComputeThread()
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
         self._card: ModelCard | None = None
-        self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the images were done")
+        self._adapters: dict[str, str] = {}
+        self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the images were done", self._adapters)
         self._driver: asyncio.Task[None] | None = None
         self._closing = False
-        self._asleep: SleepState[Loaded] | None = None
+        self._sleep = StageSleep(
+            self._thread, partial(load, settings), self._rest, self._begin_with
+        )
         self._probes = count()
         self._running = 0
         self._tokens = self._steps = self._positions = 0
@@ -78,52 +82,54 @@ class DiffusersEngine:
         self._begin_with(loaded)
 
     def _begin_with(self, loaded: Loaded) -> None:
+        self._closing = False
         self._loaded: Loaded = loaded
-        self._painter: Painter = Painter(loaded)
+        settings = self._settings
+        rank = settings.max_lora_rank if settings.enable_lora else None
+        self._painter: Painter = Painter(loaded, rank)
         self._driver = asyncio.create_task(self._drive())
 
     def check_sleep(self, level: int) -> None:
         """Accept every level."""
 
     async def sleep(self, level: int) -> None:
-        """Release the memory of the models. Level 1 keeps the weights of a GPU in host memory.
-
-        Raises:
-            EngineError: the engine is not running, or it has requests.
-        """
-        if self._asleep is None:
-            if self._driver is None or self._closing:
-                raise EngineError("the engine is not running")
-            if self._jobs:
-                raise EngineError(f"{len(self._jobs)} requests are under way")
-            self._asleep = SleepState(partial(load, self._settings), self.card.weights_id)
-            # What is still computed for a request that has left ends before its models go.
-            self._closing = True
-            self._jobs.work.set()
-            await self._driver
-            models: list[Loaded | None] = [self._loaded]
-            del self._loaded, self._painter
-        elif level == 1:
-            return
-        else:
-            models = [None]
-        await self._thread.run(partial(self._asleep.offload, models, level))
+        """As `StageSleep.sleep`."""
+        await self._sleep.sleep(level, self.card.weights_id)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """Restore the models; True once all of `inlay.engine.torch.sleep.TAGS` were asked for.
-
-        Raises:
-            InvalidRequestError: the files have changed; the engine stays asleep.
-            EngineError: they cannot be loaded any more; the engine stays asleep.
-        """
-        state = self._asleep
-        if state is None:
-            return True
-        if not await self._thread.run(partial(state.restore, tags or TAGS)):
-            return False
-        self._asleep, self._closing = None, False
-        self._begin_with(state.model())
+        """As `StageSleep.wake_up`; adapters come back too."""
+        if not self._sleep.asleep or not await self._sleep.wake_up(tags):
+            return not self._sleep.asleep
+        for name, directory in self._adapters.items():
+            await self._thread.run(partial(self._painter.loras.put, name, directory))
         return True
+
+    async def load_adapter(self, adapter: Adapter, directory: str) -> None:
+        """Make a LoRA of the denoiser usable by requests that name it.
+
+        Raises `InvalidRequestError` as `DenoiserLoras.put`.
+        """
+        await self._thread.run(partial(self._painter.loras.put, adapter.name, directory))
+        self._adapters[adapter.name] = directory
+
+    async def unload_adapter(self, name: str) -> None:
+        """Free an adapter."""
+        if not self._sleep.asleep:
+            await self._thread.run(partial(self._painter.loras.remove, name))
+        self._adapters.pop(name, None)
+
+    async def _rest(self) -> Loaded:
+        if self._driver is None or self._closing:
+            raise EngineError("the engine is not running")
+        if self._jobs:
+            raise EngineError(f"{len(self._jobs)} requests are under way")
+        # What is still computed for a request that has left ends before its models go.
+        self._closing = True
+        self._jobs.work.set()
+        await self._driver
+        loaded = self._loaded
+        del self._loaded, self._painter
+        return loaded
 
     async def close(self) -> None:
         """Abort all requests, stop the threads and release the models."""
@@ -141,7 +147,7 @@ class DiffusersEngine:
             InvalidRequestError: it can never run here.
             OverloadedError: too much is queued, or the engine is closing or asleep.
         """
-        if self._asleep is not None:
+        if self._sleep.asleep:
             raise OverloadedError("the engine is asleep", retry_after=1)
         if self._closing:
             raise OverloadedError("the engine is closing")
@@ -223,8 +229,7 @@ class DiffusersEngine:
                 self._fail_all(jobs, error)
             except Exception as error:
                 log.exception("%d requests failed", len(jobs))
-                failed = EngineError(f"the model failed: {type(error).__name__}: {error}")
-                self._fail_all(jobs, failed)
+                self._fail_all(jobs, model_failed(error))
             self._busy += time.monotonic() - began
             self._running = 0
             put_back(queue, [job for job in jobs if self._goes_on(job)])
@@ -368,4 +373,4 @@ def _read(painter: Painter, bounds: Bounds, job: Job) -> dict[str, torch.Tensor]
 
 def _begin(painter: Painter, bounds: Bounds, job: Job) -> tuple[Painting, int]:
     embeds, tokens = _encode(painter, bounds, job)
-    return painter.begin(embeds, job.params), tokens
+    return painter.begin(embeds, job.params, job.request.adapter), tokens

@@ -10,6 +10,7 @@ from PIL import Image
 from inlay.engine.diffusers import denoising
 from inlay.engine.diffusers.families.base import Family, Painting
 from inlay.engine.diffusers.loading import Loaded
+from inlay.engine.diffusers.lora import DenoiserLoras
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, ImageFormat, Payload
@@ -39,10 +40,20 @@ def check_length(family: Family, text: str, param: str) -> int:
 
 
 class Painter:
-    """The models of a pipeline or of a part, called for requests."""
+    """The models of a pipeline or of a part, called for requests.
 
-    def __init__(self, loaded: Loaded) -> None:
+    Args:
+        loaded: the models.
+        max_lora_rank: of adapters of the denoiser; None: they are off.
+
+    Attributes:
+        loras: the adapters.
+    """
+
+    def __init__(self, loaded: Loaded, max_lora_rank: int | None = None) -> None:
         self._loaded = loaded
+        denoiser = loaded.models.get(loaded.family.denoiser[0])
+        self.loras = DenoiserLoras(denoiser, max_lora_rank)
         self._family = loaded.family
 
     @torch.inference_mode()
@@ -79,12 +90,15 @@ class Painter:
         return self._loaded.facts.guides(params.guidance, negative=negative)
 
     @torch.inference_mode()
-    def begin(self, embeds: dict[str, torch.Tensor], params: Diffusion) -> Painting:
+    def begin(
+        self, embeds: dict[str, torch.Tensor], params: Diffusion, adapter: str | None = None
+    ) -> Painting:
         """Draw the noise of a request's images.
 
         Args:
             embeds: of the prompt, and of the negative prompt where it takes part.
             params: of the request.
+            adapter: key of the denoiser's adapter, or None.
 
         Raises:
             InvalidRequestError: a number of steps that the scheduler does not do.
@@ -109,6 +123,7 @@ class Painter:
             negative=negative,
             scheduler=type(pipeline.scheduler).from_config(pipeline.scheduler.config),
             generator=torch.Generator().manual_seed(params.seed),
+            adapter=adapter,
         )
         try:
             self._family.begin(painting, params.steps, params.count)
@@ -121,7 +136,7 @@ class Painter:
 
     def step(self, paintings: Sequence[Painting], max_positions: int) -> list[EngineError | None]:
         """Do the next step of each painting; return, for each, why it cannot go on."""
-        too_large = denoising.step(self._family, paintings, max_positions)
+        too_large = denoising.step(self._family, paintings, max_positions, self.loras)
         return [_error(painting, painting in too_large) for painting in paintings]
 
     @torch.inference_mode()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 
@@ -15,6 +16,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.job import Job
 from inlay.engine.speech.loading import SYSTEM, Loaded, load
 from inlay.engine.speech.vocoder import SAMPLE_RATE
+from inlay.engine.torch.failures import model_failed
+from inlay.engine.torch.stage_sleep import StageSleep
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.request import Emit, Request, Task
 from inlay.speech import Speech
@@ -34,6 +37,9 @@ class SpeechEngine:
         self._settings = settings
         self._secret = secret
         self._thread = ComputeThread()
+        self._sleep = StageSleep(
+            self._thread, partial(load, settings), self._rest, self._begin_with
+        )
         self._card: ModelCard | None = None
         self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the sound was made")
         self._turn: Job | None = None
@@ -59,9 +65,37 @@ class SpeechEngine:
         if self._driver is not None:
             raise EngineError("the engine was started before")
         loaded = await self._thread.run(partial(load, self._settings))
-        self._model = loaded.model
         self._card = _card(self._settings, loaded, self._secret)
+        self._begin_with(loaded)
+
+    def _begin_with(self, loaded: Loaded) -> None:
+        self._closing = False
+        self._loaded: Loaded = loaded
         self._driver = asyncio.create_task(self._drive())
+
+    def check_sleep(self, level: int) -> None:
+        """Accept every level."""
+
+    async def sleep(self, level: int) -> None:
+        """As `StageSleep.sleep`."""
+        await self._sleep.sleep(level, self.card.weights_id)
+
+    async def wake_up(self, tags: Sequence[str]) -> bool:
+        """As `StageSleep.wake_up`."""
+        return await self._sleep.wake_up(tags)
+
+    async def _rest(self) -> Loaded:
+        if self._driver is None or self._closing:
+            raise EngineError("the engine is not running")
+        if self._jobs:
+            raise EngineError(f"{len(self._jobs)} requests are under way")
+        # What is still computed for a request that has left ends before the model goes.
+        self._closing = True
+        self._jobs.work.set()
+        await self._driver
+        loaded = self._loaded
+        del self._loaded
+        return loaded
 
     async def close(self) -> None:
         """Abort all requests, stop the thread and release the model."""
@@ -80,8 +114,10 @@ class SpeechEngine:
 
         Raises:
             InvalidRequestError: it can never run here.
-            OverloadedError: too much is queued, or the engine is closing.
+            OverloadedError: too much is queued, or the engine is closing or asleep.
         """
+        if self._sleep.asleep:
+            raise OverloadedError("the engine is asleep", retry_after=1)
         if self._closing:
             raise OverloadedError("the engine is closing")
         self._jobs.check(request)
@@ -90,12 +126,12 @@ class SpeechEngine:
             raise InvalidRequestError(
                 f"this engine speaks; got parameters of {type(params).__name__}"
             )
-        if params.voice not in self._model.voices:
+        if params.voice not in self._loaded.model.voices:
             raise InvalidRequestError(
-                f"voice is {params.voice!r}; allowed: {', '.join(self._model.voices)}",
+                f"voice is {params.voice!r}; allowed: {', '.join(self._loaded.model.voices)}",
                 param="voice",
             )
-        job = Job(request, self._model.begin(params), inflow, emit)
+        job = Job(request, self._loaded.model.begin(params), inflow, emit)
         self._jobs.add(job)
         inflow.watch(partial(self._enqueue, job))
         self._enqueue(job)
@@ -128,9 +164,9 @@ class SpeechEngine:
             raise EngineError("the engine is not running")
         started = time.monotonic()
         try:
-            await self._thread.run(self._model.probe)
+            await self._thread.run(self._loaded.model.probe)
         except Exception as error:
-            raise EngineError(f"the model failed: {type(error).__name__}: {error}") from error
+            raise model_failed(error) from error
         return time.monotonic() - started
 
     def stats(self) -> Stats:
@@ -167,8 +203,7 @@ class SpeechEngine:
                 self._jobs.fail(job, error)
             except Exception as error:
                 log.exception("request %s failed", job.request.id)
-                failed = EngineError(f"the model failed: {type(error).__name__}: {error}")
-                self._jobs.fail(job, failed)
+                self._jobs.fail(job, model_failed(error))
             self._busy += time.monotonic() - began
             self._turn = None
             self._enqueue(job)

@@ -47,6 +47,7 @@ class Loaded:
         path: directory of the whole model.
         weights_id: 32 hex digits.
         dtype: in which it computes.
+        device: it runs on.
         width: elements of what the talker hears.
         max_length: positions that it takes.
         samples_per_code: of the sound of one code.
@@ -56,6 +57,7 @@ class Loaded:
     path: Path
     weights_id: str
     dtype: torch.dtype
+    device: torch.device
     width: int
     max_length: int
     samples_per_code: int
@@ -98,6 +100,7 @@ def load(settings: EngineSettings) -> Loaded:
         path=directory,
         weights_id=weights_id(directory),
         dtype=dtype,
+        device=device,
         width=config.talker_config.embedding_size,
         max_length=config.talker_config.max_position_embeddings,
         samples_per_code=config.token2wav_config.dit_config.repeats

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -112,14 +112,27 @@ def bank_of(bank: LoraBank | None) -> LoraBank:
     return bank
 
 
+class Adaptable(Protocol):
+    """Linear layers that take adapters."""
+
+    @property
+    def rank(self) -> int:
+        """Largest rank of an adapter."""
+        ...
+
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        """(outputs, inputs) of each layer by its name."""
+        ...
+
+
 def read_lows(
-    directory: str, bank: LoraBank, dtype: torch.dtype, *, pinned: bool = False
+    directory: str, bank: Adaptable, dtype: torch.dtype, *, pinned: bool = False
 ) -> dict[str, LowRankPair]:
     """Read a LoRA's matrices for each linear layer into host memory.
 
     Args:
         directory: directory of the adapter's files.
-        bank: the slots it must fit into.
+        bank: the layers it must fit.
         dtype: dtype of the model.
         pinned: use pinned memory, for asynchronous copies to a GPU.
 

@@ -19,6 +19,7 @@ from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.failures import engine_failed
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.grammar.waits import GrammarWaits
@@ -59,7 +60,7 @@ class TorchEngine:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
-        self._failure: EngineError | None = None
+        self._failure: InlayError | None = None
         self._failing = asyncio.Event()
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
@@ -278,7 +279,7 @@ class TorchEngine:
         """As `inlay.engine.api.PausingEngine`."""
         self._send(lambda core: core.pause(request_id, paused))
 
-    async def failed(self) -> EngineError:
+    async def failed(self) -> InlayError:
         """Wait until a step fails as a whole; return the error."""
         while self._failure is None:
             await self._failing.wait()
@@ -397,7 +398,7 @@ class TorchEngine:
             self._post([*self._read(core), *core.abort_all()])
         except Exception as error:
             log.exception("the engine failed")
-            self._fail(core, EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+            self._fail(core, engine_failed(error))
         finally:
             core.close()
             self._events.end()
@@ -424,12 +425,12 @@ class TorchEngine:
             outputs.extend(self._commands.popleft()(core))
         return outputs
 
-    def _fail(self, core: Core, error: EngineError) -> None:
+    def _fail(self, core: Core, error: InlayError) -> None:
         """End all requests with `error`, those with queued commands too."""
         self._post(core.fail_all(error))
         self._call(partial(self._refuse, error))
 
-    def _refuse(self, error: EngineError) -> None:
+    def _refuse(self, error: InlayError) -> None:
         """On the event loop, after the last outputs: end requests the thread never saw."""
         self._failure = error
         self._failing.set()

@@ -28,6 +28,7 @@ class Painting:
         latents: [images, ...], as the denoiser takes them.
         step: number of steps done.
         estimate: of the final latents after the last step, where the scheduler has one.
+        adapter: key of the adapter of the denoiser, or None.
     """
 
     width: int
@@ -41,6 +42,7 @@ class Painting:
     latents: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     step: int = 0
     estimate: torch.Tensor | None = None
+    adapter: str | None = None
 
     @property
     def num_steps(self) -> int:

@@ -1,0 +1,33 @@
+"""Errors of requests whose computation has failed."""
+
+import torch
+
+from inlay.errors import EngineError, InlayError, OverloadedError
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if memory could not be allocated, on whatever device."""
+    # The allocator of the CPU has no error of its own.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        "can't allocate memory" in str(error)
+    )
+
+
+def model_failed(error: Exception) -> EngineError:
+    """Return the error of the requests that a part of a model has failed at; others go on."""
+    if is_out_of_memory(error):
+        return EngineError("the worker's memory is too small for this request")
+    return EngineError(f"the model failed: {type(error).__name__}: {error}")
+
+
+def engine_failed(error: Exception) -> InlayError:
+    """Return the error of all requests of an engine that cannot go on.
+
+    Without memory it is as one whose process the system has ended: requests go on elsewhere.
+    """
+    if is_out_of_memory(error):
+        return OverloadedError("the worker is out of memory", retry_after=1)
+    return EngineError(f"the engine failed: {type(error).__name__}: {error}")
+
+
+__all__ = ["engine_failed", "is_out_of_memory", "model_failed"]

@@ -1,0 +1,126 @@
+"""LoRA adapters of denoisers, against PEFT's own merge run by diffusers."""
+
+import asyncio
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from inlay.card import Adapter
+from inlay.engine.diffusers.engine import DiffusersEngine
+from inlay.errors import InvalidRequestError, OverloadedError
+from tests.engine.test_diffusers import (
+    FAMILIES,
+    PROMPT,
+    Pixels,
+    Run,
+    alone,
+    near,
+    params,
+    serving,
+    text,
+    whole,
+)
+from tests.scratch import scratch
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+TARGETS = "to_q", "to_k", "to_v", "to_out.0"
+DENOISERS = {"sd": "unet", "flux": "transformer", "qwen": "transformer"}
+
+
+@cache
+def lora(family: str, seed: int, rank: int = 4, targets: tuple[str, ...] = TARGETS) -> Path:
+    """A LoRA whose random matrices are large enough to change a picture, in PEFT's form."""
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets))
+    adapted = peft.get_peft_model(denoiser(family), config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                drawn = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(drawn / parameter.shape[-1] ** 0.5)
+    directory = scratch(f"lora-{family}")
+    adapted.save_pretrained(directory)
+    return directory
+
+
+def denoiser(family: str) -> Any:
+    return copy.deepcopy(getattr(whole(family), DENOISERS[family]))
+
+
+def merged(family: str, seed: int) -> Any:
+    """diffusers' pipeline with PEFT's merge of `lora` in its denoiser."""
+    model = peft.PeftModel.from_pretrained(denoiser(family), lora(family, seed))
+    parts = {**whole(family).components, DENOISERS[family]: model.merge_and_unload()}
+    more = {"requires_safety_checker": False} if family == "sd" else {}
+    found = type(whole(family))(**parts, **more)
+    found.set_progress_bar_config(disable=True)
+    return found
+
+
+def named(name: str, directory: Path) -> Adapter:
+    return Adapter(name=name, content_id=name, path=str(directory))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_images_of_adapters_are_those_of_pefts_merge_in_whatever_batch(family: str) -> None:
+    async with serving(family, enable_lora=True) as engine:
+        for seed in (1, 2):
+            await engine.load_adapter(
+                named(f"a{seed}", lora(family, seed)), str(lora(family, seed))
+            )
+        asked = [
+            (None, params()),
+            ("a1", params()),
+            ("a2", params(count=2)),
+            ("a1", params(seed=3)),
+        ]
+        runs = [Run(engine, each, text(PROMPT), adapter=name) for name, each in asked]
+        found = [await run.images() for run in runs]
+        with pytest.raises(InvalidRequestError, match="adapter 'a3' does not exist"):
+            Run(engine, params(), text(PROMPT), adapter="a3")
+        assert near(await after_sleep(engine), found[1])
+        await engine.unload_adapter("a1")
+        with pytest.raises(InvalidRequestError, match="adapter 'a1' does not exist"):
+            Run(engine, params(), text(PROMPT), adapter="a1")
+    pipelines = {None: whole(family)} | {f"a{seed}": merged(family, seed) for seed in (1, 2)}
+    for (name, each), images in zip(asked, found, strict=True):
+        assert near(images, alone(family, PROMPT, each, pipelines[name])), name
+    assert not near(found[0], found[1])
+
+
+async def after_sleep(engine: DiffusersEngine) -> list[Pixels]:
+    """The image of an adapter after its engine has slept."""
+    await engine.sleep(2)
+    with pytest.raises(OverloadedError, match="asleep"):
+        Run(engine, params(), text(PROMPT), adapter="a1")
+    assert await engine.wake_up([])
+    return await Run(engine, params(), text(PROMPT), adapter="a1").images()
+
+
+@pytest.mark.parametrize(
+    ("settings", "targets", "rank", "said"),
+    [
+        ({}, TARGETS, 4, "--enable-lora"),
+        ({"enable_lora": True, "part": "vae"}, TARGETS, 4, "of the denoiser"),
+        ({"enable_lora": True, "max_lora_rank": 2}, TARGETS, 4, "rank 4; allowed: at most 2"),
+        ({"enable_lora": True}, ("conv1",), 4, "a matrix is needed"),
+        ({"enable_lora": True}, ("flux",), 4, "not adapted here"),
+    ],
+)
+async def test_what_is_no_adapter_of_the_denoiser_is_refused_and_changes_nothing(
+    settings: dict[str, Any], targets: tuple[str, ...], rank: int, said: str
+) -> None:
+    family, targets = ("flux", TARGETS) if targets == ("flux",) else ("sd", targets)
+    directory = lora(family, 1, rank, targets)
+    async with serving("sd", **settings) as engine:
+        with pytest.raises(InvalidRequestError, match=said):
+            await engine.load_adapter(named("a", directory), str(directory))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequestError, match="adapter 'a' does not exist"):
+            Run(engine, params(), text(PROMPT), adapter="a")
