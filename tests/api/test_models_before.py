@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from inlay.api.generation import models_before
+from inlay.api.generation.choices import ChoicePiece
 from inlay.api.generation.messages import ReadMessages
 from inlay.api.generation.models_before import behind_others
-from inlay.api.schema.chat import ChatRequest
-from inlay.card import ModelCard
+from inlay.api.openai.chat import route
+from inlay.api.schema.chat import AudioOptions, ChatRequest
+from inlay.card import AudioCard, ModelCard
 from inlay.digest import Secret
 from inlay.errors import RateLimitedError
 from inlay.http import FrontendSettings
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Server
+from inlay.render import ContentDelta, ReasoningDelta
 from inlay.request import Task
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage
@@ -82,3 +86,83 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works(
         with world.router.admit({"pair/drafter": 1}, "me"):
             pass
         server.close()
+
+
+SPOKEN_ROW = Graph(
+    name="pair",
+    stages={
+        name: Stage(kind=kind, model="m")
+        for name, kind in (
+            ("drafter", "generate"),
+            ("editor", "generate"),
+            ("talker", "talk"),
+            ("vocoder", "vocode"),
+        )
+    },
+    edges=[
+        "drafter.text -> editor.prompt",
+        "editor.states -> talker.states",
+        "talker.codes -> vocoder.codes",
+    ],
+    inputs={"prompt": "drafter.prompt"},
+    outputs={"text": "editor.text", "audio": "vocoder.audio"},
+)
+
+
+class Spoken(Writer):
+    """A stage of `SPOKEN_ROW`."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage)
+        self.graph = SPOKEN_ROW
+
+    @property
+    def card(self) -> ModelCard:
+        if self.graph.stages[self.stage].kind == "generate":
+            return replace(super().card, hidden_layers=3)
+        audio = AudioCard(voices=("Ethan",), sample_rate=24000, samples_per_code=480)
+        return replace(super().card, tasks=(Task.STAGE,), audio=audio)
+
+
+@pytest.mark.parametrize("full", ["pair", "pair/talker", "pair/vocoder"])
+async def test_where_a_stage_that_speaks_is_full_no_model_of_the_row_works(
+    full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ChatRequest(
+        messages=[{"role": "user", "content": "x"}],
+        model="pair",
+        modalities=["text", "audio"],
+        audio=AudioOptions(voice="Ethan", format="wav"),
+    )
+    incoming = ParsedRequest(SimpleNamespace(request=request), 0, ())  # type: ignore[arg-type]
+
+    async def parsed(*_: Any) -> ParsedRequest[Any]:
+        return incoming
+
+    monkeypatch.setattr(route, "read_request", parsed)
+    stages = [Spoken(stage) for stage in SPOKEN_ROW.stages]
+    async with World.around(*stages, settings=RouterSettings(router_queue_size=2)) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        with ExitStack() as others, ExitStack() as ending:
+            call: Any = SimpleNamespace(
+                server=server, client="me", ending=ending, inflight=server.inflight
+            )
+            taken = 2 * SEQS + 2
+            for number in range(taken):
+                others.enter_context(world.router.admit({full: 1}, str(number)))
+            with pytest.raises(RateLimitedError, match=f"the stage `{full}` has {taken}"):
+                await route.chat_completions(call)
+        assert not any(stage.most for stage in stages)
+        server.close()
+
+
+async def test_what_a_model_thinks_is_not_given_to_the_next() -> None:
+    deltas = (
+        ReasoningDelta("well, "),
+        ContentDelta("four"),
+        ReasoningDelta("no"),
+        ContentDelta("."),
+    )
+    piece = ChoicePiece("", deltas, (), (), "stop", None, 4, 2)
+    choice: Any = SimpleNamespace(pieces=[piece])
+    assert models_before._text(choice) == "four."

@@ -114,6 +114,23 @@ async def test_samples_beyond_the_range_are_its_ends(server: Server) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["wav", "flac", "mp3", "opus"])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("pieces", [0, 1])
+async def test_a_sound_of_nothing_is_a_file_that_players_take(
+    server: Server, name: str, whole: bool, pieces: int
+) -> None:
+    file = SoundFile(server, name, RATE, "f", whole=whole)
+    data = b"".join([await file.add(Buffer(b"")) for _ in range(pieces)]) + await file.end()
+    if name == "flac" and not whole:
+        data = data[:22] + (1).to_bytes(4, "big") + data[26:]
+    found, rate = soundfile.read(io.BytesIO(data), dtype="int16")
+    assert rate == RATE
+    # MP3 has frames of 576 samples, of which a stream cannot say that they are filled up.
+    assert len(found) <= (1 if whole else 3 * 576)
+    assert not found.any()
+
+
 LATE = 1681
 """Samples by which a decoder is late that is not told of LAME's and its own delay."""
 
@@ -195,7 +212,7 @@ async def test_without_a_name_the_first_model_is_asked_that_does_it(first: str) 
     names = {"image": "painter", "vocode": "voice"}
     async with World.around(*[Visible(names[kind], kind) for kind in kinds]) as world:
         server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
-        assert painter_of(server, None).name == "painter"
+        assert painter_of(server, None).card.name == "painter"
         assert pipeline_of(server, None).name == "voice"
         with pytest.raises(InvalidRequestError, match="`voice` speaks, and makes no images"):
             painter_of(server, "voice")

@@ -1,4 +1,4 @@
-"""A pipeline in a fleet: stages are workers of their own, several of one, and one that is lost."""
+"""Pipelines in a fleet: stages are workers of their own, two of each, and some that are lost."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -22,9 +22,12 @@ import yaml
 from PIL import Image
 
 from inlay.request import Diffusion
+from tests.cli.spoken import CHAT, SEED, VOICE
+from tests.cli.test_models_in_a_row import documented
 from tests.cli.test_pipeline import FIELDS, GRAPH, painted
 from tests.engine.test_diffusers import alone, model, near
 from tests.equality.test_image_prompts import files, inline, upload
+from tests.omni_models import omni
 from tests.parts import Part, running, workers_of
 from tests.serving import PYTHON, Served, free_port, serving
 
@@ -37,23 +40,39 @@ SPARE_BYTES = 24 << 20
 """More than small images take, less than one of a million pixels."""
 TOGETHER = 6
 """Requests at a time: more than one worker of a stage is to have some of them."""
+SPEAKER = documented("omni.yaml")
+PAINTING, SPEAKING = tuple(GRAPH["stages"]), tuple(SPEAKER["stages"])
+STAGES = (*PAINTING, *SPEAKING)
 
 
 class Fleet(NamedTuple):
-    """Two frontends, and the workers by stage: two denoisers, one of each other."""
+    """Two frontends, and the workers by stage: two of each."""
 
     servers: list[Served]
     workers: dict[str, list[Part]]
 
 
+def graphs_in(folder: Path) -> dict[str, list[object]]:
+    """Write both graphs; return the words of a worker of each stage."""
+    (folder / "my-pipeline").symlink_to(model("sd"))
+    (folder / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
+    settings = {stage: {"dtype": "float32"} for stage in GRAPH["stages"]}
+    (folder / "deploy.yaml").write_text(yaml.safe_dump({"stages": settings}))
+    stages = {name: stage | {"model": str(omni())} for name, stage in SPEAKER["stages"].items()}
+    stages["talker"] |= {"max_tokens": 40, "speech": {"temperature": 0}}
+    stages["vocoder"]["speech"] = {"chunk": 4}
+    (folder / "omni.yaml").write_text(yaml.safe_dump(SPEAKER | {"stages": stages}))
+    painting: list[object] = [folder / "graph.yaml", "--deploy", folder / "deploy.yaml"]
+    speaking: list[object] = [folder / "omni.yaml", "--dtype", "float32"]
+    words = {stage: [*painting, "--stage", stage] for stage in PAINTING}
+    # Rows of a prompt are for it alone.
+    words["denoiser"].append("--enable-prompt-embeds")
+    return words | {stage: [*speaking, "--stage", stage] for stage in SPEAKING}
+
+
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("pipeline")
-    (folder / "my-pipeline").symlink_to(model("sd"))
-    (folder / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
-    deploy = folder / "deploy.yaml"
-    settings = {stage: {"dtype": "float32"} for stage in GRAPH["stages"]}
-    deploy.write_text(yaml.safe_dump({"stages": settings}))
     port = free_port()
     url = f"nats://127.0.0.1:{port}"
     with ExitStack() as undo:
@@ -61,14 +80,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             running("nats", "--port", port, "--store-dir", folder / "nats", until="NATS at nats://")
         )
         workers: dict[str, list[Part]] = {}
-        for stage in (*GRAPH["stages"], "denoiser"):
-            words = [folder / "graph.yaml", "--stage", stage, "--deploy", deploy, "--nats", url]
-            if stage == "denoiser":
-                # Rows of a prompt are for it alone.
-                words.append("--enable-prompt-embeds")
-            part = Part("worker", *words, until=" serves ")
-            undo.callback(part.end)
-            workers.setdefault(stage, []).append(part)
+        for stage, words in graphs_in(folder).items():
+            for _ in range(2):
+                part = Part("worker", *words, "--nats", url, until=" serves ")
+                undo.callback(part.end)
+                workers.setdefault(stage, []).append(part)
         frontend = ("--nats", url, "--enable-prompt-embeds")
         servers = [undo.enter_context(serving(*frontend, command="frontend")) for _ in range(2)]
         for part in (one for some in workers.values() for one in some):
@@ -116,9 +132,11 @@ def wait_for(done: Callable[[], bool]) -> None:
 
 
 def wait_nothing_kept(server: Served) -> None:
-    """Return once all four workers say that they keep nothing."""
-    pattern = r"inlay:held_payload(?:s|_bytes)\{.*\}"
-    wait_for(lambda: metric(server, pattern) == [0.0] * 8)
+    """Return once all workers say that they have no request, and keep nothing."""
+    kept = r"inlay:held_(?:payloads|payload_bytes|bytes)\{.*\}"
+    running = r"vllm:num_requests_(?:running|waiting)\{.*\}"
+    for pattern in kept, running:
+        wait_for(lambda pattern=pattern: set(metric(server, pattern)) == {0.0})
 
 
 def paint_together(server: Served, meanwhile: Callable[[], None]) -> list[list[np.ndarray]]:
@@ -134,7 +152,7 @@ def test_any_frontend_learns_a_pipeline_from_its_workers(
     for server in fleet.servers:
         assert near(paint(server), expected)
         found = httpx.get(f"{server.v1}/models", timeout=60).json()["data"]
-        assert [one["id"] for one in found] == ["painter"]
+        assert {one["id"] for one in found} == {"painter", "omni"}
 
 
 def test_rows_of_a_prompt_make_its_image_at_any_frontend(fleet: Fleet) -> None:
@@ -152,27 +170,110 @@ def test_rows_of_a_prompt_make_its_image_at_any_frontend(fleet: Fleet) -> None:
     wait_nothing_kept(second)
 
 
-def test_an_image_goes_on_at_another_worker_when_its_own_is_frozen(
-    fleet: Fleet, expected: list[np.ndarray]
+SPOKEN: dict[str, Any] = {
+    "model": "omni",
+    "voice": VOICE,
+    "input": "one",
+    "response_format": "wav",
+    "stream": False,
+    "seed": SEED,
+    "max_new_tokens": 8,
+}
+PAINTED = {"model": "painter", "prompt": "a red fox", **FIELDS}
+CHATTED: dict[str, Any] = {
+    "model": "omni",
+    "messages": CHAT,
+    "modalities": ["text", "audio"],
+    "audio": {"voice": VOICE, "format": "pcm16"},
+    "temperature": 0,
+    "max_tokens": 14,
+    "seed": SEED,
+    "stream": True,
+}
+
+
+def ask(server: Served, stage: str, within: float = END_SECONDS) -> httpx.Response:
+    """Ask once for an image or a sound, which the stage takes part in."""
+    route, body = "images/generations", PAINTED
+    if stage in SPEAKING:
+        route, body = "audio/speech", SPOKEN
+    return httpx.post(f"{server.v1}/{route}", json=body, timeout=within)
+
+
+def chat_ends(server: Served) -> list[str]:
+    """All that end a chat with sound."""
+    with httpx.stream("POST", f"{server.v1}/chat/completions", json=CHATTED) as answer:
+        return [
+            line for line in answer.iter_lines() if '"finish_reason":"' in line or '"error"' in line
+        ]
+
+
+def made(answer: httpx.Response) -> np.ndarray:
+    """Pixels or samples."""
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"] == "audio/wav":
+        return np.frombuffer(answer.content[44:], np.int16).astype(int)
+    (image,) = answer.json()["data"]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image["b64_json"])))).astype(int)
+
+
+def alike(found: np.ndarray, expected: np.ndarray) -> bool:
+    """True but for rounding, by batches of other sizes."""
+    return found.shape == expected.shape and bool(np.abs(found - expected).max() <= 8)
+
+
+def made_once_ready(server: Served, stage: str) -> np.ndarray:
+    answer = ask(server, stage)
+    while answer.status_code == 503:
+        time.sleep(0.2)
+        answer = ask(server, stage)
+    return made(answer)
+
+
+def ask_together(server: Served, stage: str) -> tuple[list[httpx.Response], list[list[str]]]:
+    """Answers of several at once, and the ends of a chat beside them if the stage speaks."""
+    with ThreadPoolExecutor() as pool:
+        # Each worker of the stage is to have some.
+        asked = [pool.submit(ask, server, stage) for _ in range(3)]
+        chats = [pool.submit(chat_ends, server)] if stage in SPEAKING else []
+        return [one.result() for one in asked], [one.result() for one in chats]
+
+
+@pytest.mark.parametrize("loss", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_a_lost_worker_of_a_stage_has_goes_on_at_another(
+    fleet: Fleet, stage: str, loss: signal.Signals
 ) -> None:
+    """Frozen, or ended as the system ends a process where memory is short."""
     server = fleet.servers[0]
-    frozen = engine_of(fleet.workers["denoiser"][0])
-    frozen.suspend()
+    expected = made_once_ready(server, stage)
+    lost = engine_of(fleet.workers[stage][0])
+    lost.send_signal(loss)
     try:
-        found = paint_together(server, lambda: None)
+        answers, chats = ask_together(server, stage)
     finally:
-        frozen.resume()
-    assert all(near(images, expected) for images in found)
-    assert metric(server, r'inlay:router_decisions_total\{attempt="further".*denoiser"\}') != [0.0]
+        with suppress(psutil.NoSuchProcess):
+            lost.resume()
+    assert all(alike(made(answer), expected) for answer in answers)
+    assert all(len(ends) == 1 for ends in chats)
+    wait_nothing_kept(server)
 
 
-@pytest.mark.parametrize("stage", ["reader", "denoiser", "decoder"])
-def test_an_image_outlives_a_worker_of_each_stage(
-    fleet: Fleet, expected: list[np.ndarray], stage: str
-) -> None:
-    killed = engine_of(fleet.workers[stage][0])
-    found = paint_together(fleet.servers[1], lambda: killed.send_signal(signal.SIGKILL))
-    assert all(near(images, expected) for images in found)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_client_that_leaves_at_a_stage_leaves_nothing_behind(fleet: Fleet, stage: str) -> None:
+    server = fleet.servers[1]
+    made_once_ready(server, stage)
+    engines = [engine_of(part) for part in fleet.workers[stage]]
+    for engine in engines:
+        engine.suspend()
+    try:
+        # It comes no further than to the stage.
+        with pytest.raises(httpx.TimeoutException):
+            ask(server, stage, within=1.0)
+    finally:
+        for engine in engines:
+            engine.resume()
+    wait_nothing_kept(server)
 
 
 def test_a_worker_without_memory_ends_the_large_image_alone_and_keeps_nothing(

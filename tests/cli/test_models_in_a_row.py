@@ -2,9 +2,11 @@
 
 import base64
 import io
+import json
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from inlay.prompt import Prompt, Tokens
 from inlay.render import Renderer
 from tests.engine import reference
 from tests.equality.reference import model_of, rows_of, tokenizer_of
-from tests.models import EOS_ID, tiny
+from tests.models import EOS_ID, add_thinking, make, tiny
+from tests.scratch import scratch
 from tests.serving import Served, serving
 
 slow = pytest.mark.slow
@@ -61,6 +64,12 @@ THREE = BY_ROWS | {
 """The graph of the page with a third model, which reads what the second has made of the first."""
 
 
+@cache
+def editor() -> Path:
+    """The second model of `BY_TEXT`: `SECOND`, which reasons where a chat asks for it."""
+    return add_thinking(make(SECOND, scratch("editor")))
+
+
 def by_hidden(**hidden: object) -> dict[str, Any]:
     reader = BY_ROWS["stages"]["reader"] | {"hidden": hidden}
     return BY_ROWS | {"stages": BY_ROWS["stages"] | {"reader": reader}}
@@ -80,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stage, family in zip(
         ("drafter", "editor", "reader", "writer"), (FIRST, SECOND) * 2, strict=True
     ):
-        (found / stage).symlink_to(tiny(family))
+        (found / stage).symlink_to(editor() if stage == "editor" else tiny(family))
     save_file(projector().state_dict(), found / "projector.safetensors")
     return found
 
@@ -113,7 +122,7 @@ def client_of(served: Served) -> openai.OpenAI:
 
 def ask(served: Served, **more: Any) -> Any:
     fields: dict[str, Any] = {"messages": CHAT, "temperature": 0, "max_tokens": 12} | more
-    extra = {"ignore_eos": True, "return_token_ids": True}
+    extra = {"ignore_eos": True, "return_token_ids": True} | fields.pop("extra", {})
     with client_of(served) as client:
         answer = client.chat.completions.create(model="pair", extra_body=extra, **fields)
         return list(answer) if more.get("stream") else answer
@@ -149,6 +158,57 @@ def test_the_text_of_one_is_the_prompt_of_the_other(by_text: Served) -> None:
     choices = [choice for event in streamed for choice in event.choices]
     assert [id_ for one in choices for id_ in getattr(one, "token_ids", None) or ()] == expected
     assert [one.finish_reason for one in choices if one.finish_reason] == ["length"]
+
+
+@slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_model_that_answers_thinks_is_kept_apart(by_text: Served, stream: bool) -> None:
+    thinks = {"chat_template_kwargs": {"thinks": True}, "thinking_token_budget": 4}
+    answer = ask(by_text, extra=thinks, stream=stream, max_tokens=20)
+    if stream:
+        deltas = [choice.delta for event in answer for choice in event.choices]
+        thought = "".join(getattr(delta, "reasoning", None) or "" for delta in deltas)
+        text = "".join(delta.content or "" for delta in deltas)
+    else:
+        message = answer.choices[0].message
+        thought, text = message.reasoning, message.content
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 4
+        assert set(answer.usage.stages) == {"drafter", "editor"}
+    prompt = Renderer.load(editor()).chat(
+        [CHAT[0], {"role": "user", "content": written(CHAT)}],
+        template_kwargs={"thinks": True},
+    )
+    found = reference.greedy(editor(), prompt, 3)
+    detokenizer = Renderer.load(editor()).detokenizer()
+    assert thought == detokenizer.push(found) + detokenizer.flush()
+    assert text
+    assert "think>" not in thought + text
+
+
+@slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_and_messages_have_the_share_of_each_model(by_text: Served, stream: bool) -> None:
+    wanted = {
+        name: {"input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"]}
+        for name, used in ask(by_text).usage.stages.items()
+    }
+    body: dict[str, Any] = {"model": "pair", "temperature": 0, "ignore_eos": True, "stream": stream}
+    asked = [
+        ("responses", {"input": CHAT, "max_output_tokens": 12}),
+        ("messages", {"messages": CHAT[1:], "system": "count", "max_tokens": 12}),
+    ]
+    for route, fields in asked:
+        answer = httpx.post(f"{by_text.v1}/{route}", json=body | fields)
+        assert answer.status_code == 200, answer.text
+        whole = [answer.json()] if not stream else events(answer.text)
+        usages = [one["usage"] for one in whole if one.get("usage")]
+        usages += [one["response"]["usage"] for one in whole if "usage" in one.get("response", {})]
+        assert [one["stages"] for one in usages if one][-1] == wanted
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 @slow

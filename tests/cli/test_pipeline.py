@@ -19,15 +19,17 @@ from PIL import Image
 from inlay.request import Diffusion
 from tests.cli.test_models_in_a_row import documented
 from tests.engine.test_diffusers import alone, model, near
+from tests.engine.test_diffusers_lora import lora, merged
 from tests.equality.test_image_prompts import files, inline, upload
 from tests.parts import workers_of
-from tests.serving import PYTHON, Served, serving
+from tests.serving import PYTHON, Served, free_port, serving
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
+ADMIN_PORT = free_port()
 GRAPH = documented("graph.yaml")
 DEPLOY = documented("deploy.yaml")
 FIELDS = {"num_inference_steps": 3, "guidance_scale": 3.0, "seed": 7, "negative_prompt": "blurred"}
@@ -48,7 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(folder: Path) -> Iterator[Served]:
     with serving(
         folder / "graph.yaml", "--deploy", folder / "deploy.yaml", "--dtype", "float32",
-        "--enable-prompt-embeds",
+        "--enable-prompt-embeds", "--enable-sleep-mode", "--enable-lora",
+        "--admin-port", ADMIN_PORT,
     ) as found:  # fmt: skip
         yield found
 
@@ -61,7 +64,8 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 
 def paint(client: openai.OpenAI, **more: object) -> list[np.ndarray]:
-    found = client.images.generate(model="painter", prompt="a red fox", extra_body=FIELDS | more)
+    extra = {"model": "painter"} | FIELDS | more
+    found = client.images.generate(prompt="a red fox", extra_body=extra)
     files = [base64.b64decode(one.b64_json or "") for one in found.data or []]
     return [np.asarray(Image.open(io.BytesIO(file))) for file in files]
 
@@ -133,6 +137,45 @@ def test_clients_see_the_pipeline_and_not_its_stages(served: Served, client: ope
     answer = httpx.post(f"{served.v1}/images/generations", json={"model": "x", "prompt": "y"})
     assert answer.status_code == 404
     assert "served: `painter`" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stage", ["painter/reader", "painter/denoiser", "painter"])
+def test_a_stage_sleeps_alone_and_wakes_with_the_same_image(
+    served: Served, client: openai.OpenAI, stage: str
+) -> None:
+    before = paint(client)
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
+        assert admin.post("/sleep", params={"model": stage, "level": "2"}).is_success
+        body = {"model": "painter", "prompt": "a red fox", **FIELDS}
+        answer = httpx.post(f"{served.v1}/images/generations", json=body, timeout=60)
+        assert answer.status_code == 503, answer.text
+        assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
+        assert admin.post("/wake_up", params={"model": stage}).is_success
+    assert near(paint(client), before)
+
+
+def test_an_adapter_of_the_denoiser_is_named_as_a_model(
+    served: Served, client: openai.OpenAI
+) -> None:
+    before = paint(client)
+    asked = Diffusion(width=32, height=32, steps=3, guidance=3.0, seed=7, negative="blurred")
+    order = {"lora_name": "tuned", "lora_path": str(lora("sd", 1))}
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
+        refused = admin.post("/v1/load_lora_adapter", json=order | {"base_model_name": "painter"})
+        assert refused.status_code == 400
+        assert "adapters are of the denoiser" in refused.json()["error"]["message"]
+        order |= {"base_model_name": "painter/denoiser"}
+        assert admin.post("/v1/load_lora_adapter", json=order).is_success
+        try:
+            assert [found.id for found in client.models.list()] == ["painter", "tuned"]
+            assert near(
+                paint(client, model="tuned"), alone("sd", "a red fox", asked, merged("sd", 1))
+            )
+            assert near(paint(client), before)
+        finally:
+            assert admin.post("/v1/unload_lora_adapter", json={"lora_name": "tuned"}).is_success
+    with pytest.raises(openai.NotFoundError):
+        paint(client, model="tuned")
 
 
 def test_a_stage_that_is_killed_is_a_503_until_it_is_back(

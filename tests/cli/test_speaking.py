@@ -77,8 +77,8 @@ def graph_of_the_page(directory: Path) -> dict[str, Any]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("omni") / "omni.yaml"
     path.write_text(yaml.safe_dump(graph_of_the_page(path.parent / "vocoder")))
-    flags = "--enable-prompt-embeds", "--enable-mm-embeds", "--admin-port", ADMIN_PORT
-    with serving(path, "--dtype", "float32", *flags) as found:
+    flags = ["--enable-prompt-embeds", "--enable-mm-embeds", "--enable-sleep-mode"]
+    with serving(path, "--dtype", "float32", *flags, "--admin-port", ADMIN_PORT) as found:
         yield found
 
 
@@ -221,6 +221,25 @@ def test_an_answer_without_sound_is_a_chat_as_any(served: Served) -> None:
     assert answer.choices[0].message.audio is None
 
 
+@pytest.mark.parametrize("stage", ["omni", "omni/talker", "omni/vocoder"])
+def test_a_stage_sleeps_alone_and_wakes_with_the_same_sound(served: Served, stage: str) -> None:
+    wanted = speak(served).content
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
+        asked = {"model": stage}
+        assert admin.post("/sleep", params=asked | {"level": "2"}).is_success
+        assert admin.get("/is_sleeping", params=asked).json() == {"is_sleeping": True}
+        others = {"model": "omni/talker" if stage == "omni/vocoder" else "omni/vocoder"}
+        assert admin.get("/is_sleeping", params=others).json() == {"is_sleeping": False}
+        for route, fields in (("audio/speech", SPOKEN), ("chat/completions", SPOKEN_CHAT)):
+            answer = httpx.post(f"{served.v1}/{route}", json=fields, timeout=60)
+            assert answer.status_code == 503, answer.text
+            assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
+            assert answer.headers["retry-after"]
+        nothing_is_kept(served)
+        assert admin.post("/wake_up", params=asked).is_success
+    assert speak(served).content == wanted
+
+
 def counted(served: Served, name: str) -> float:
     """Sum of a metric over all workers."""
     with urllib.request.urlopen(served.url + "/metrics") as found:
@@ -343,6 +362,12 @@ def test_what_cannot_be_is_refused(
 
 
 TEXT, SLOWLY = "one two three four", "slowly"
+SPOKEN_CHAT: dict[str, Any] = {
+    "model": "omni",
+    "messages": CHAT,
+    "modalities": ["text", "audio"],
+    "audio": {"voice": VOICE, "format": "wav"},
+}
 SPOKEN: dict[str, Any] = {
     "model": "omni",
     "voice": VOICE,

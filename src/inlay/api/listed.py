@@ -10,11 +10,14 @@ Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 
 
 def listed(router: Router) -> Iterator[tuple[str, ServedModel]]:
-    """Yield every model under all its names, then its adapters; no stages inside a pipeline."""
+    """Yield every model under all its names, then its adapters; no stages inside a pipeline.
+
+    Adapters of a denoiser are shown there too: clients name them, and not the stage.
+    """
     for card in router.models():
-        if card.is_inner:
+        if card.is_inner and card.image is None:
             continue
-        for name in (card.name, *card.aliases):
+        for name in () if card.is_inner else (card.name, *card.aliases):
             yield name, ServedModel(card)
         for adapter in router.adapters(card):
             yield adapter.name, ServedModel(card, adapter)

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
 
 
@@ -173,6 +174,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: OutputTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    stages: dict[str, StageUsage] | msgspec.UnsetType = msgspec.UNSET
 
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

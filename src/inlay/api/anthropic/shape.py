@@ -29,6 +29,7 @@ from inlay.api.anthropic.schema import (
 )
 from inlay.api.generation.choices import ChoiceState, joined
 from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.schema.stages import shares_of
 from inlay.errors import InlayError
 from inlay.http.sse import Event, TextEvents, named_event
 from inlay.render import ContentDelta, OutputDelta, ParsedOutput, ReasoningDelta
@@ -152,6 +153,7 @@ class MessagesShape:
             output_tokens_details=msgspec.UNSET
             if thought is None
             else OutputTokensDetails(thought),
+            stages=shares_of(self._generation.shares()),
         )
 
 

@@ -229,6 +229,12 @@ class Generation:
             else None,
         )
 
+    def shares(self) -> dict[str | None, WorkerUsage]:
+        """Return the usage of each stage by its name, where several have worked."""
+        if not self.others:
+            return {}
+        return {self.stage: WorkerUsage(*self.usage()[:2]), **self.others}
+
     def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> Usage:
         """Return the usage of one choice up to `piece`, or before its first."""
         reasoning = 0 if piece is None else piece.reasoning_tokens

@@ -49,13 +49,11 @@ def whole_usage(generation: Generation) -> UsageInfo:
 
 def _stages(generation: Generation) -> dict[str, StageTokens] | msgspec.UnsetType:
     """Return the share of each stage, where several have worked."""
-    if generation.stage is None or not generation.others:
-        return _UNSET
-    own = StageTokens(*generation.usage()[:2])
-    return {generation.stage: own} | {
+    found = {
         name: StageTokens(used.prompt_tokens, used.completion_tokens)
-        for name, used in generation.others.items()
+        for name, used in generation.shares().items()
     }
+    return found or _UNSET
 
 
 def _usage(

@@ -3,10 +3,9 @@
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import pybase64
@@ -24,9 +23,9 @@ from inlay.api.openai.schema.images import (
     ImagesUsage,
     ImageTokens,
     PartialImage,
-    StageUsage,
 )
-from inlay.api.openai.stage_request import stage_request
+from inlay.api.openai.stage_request import all_awake, stage_request, take_places
+from inlay.api.schema.stages import shares_of
 from inlay.card import ImageCard, ModelCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.parsed_request import read_request
@@ -34,9 +33,9 @@ from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.http.sse import NAMED, EventStream, named_event
-from inlay.request import Diffusion, Payload, Task, Usage
+from inlay.request import Diffusion, Input, Payload, Request, Task, Usage
 from inlay.router.making import Making
-from inlay.router.stages import StageOutput, admitted, plan, walk
+from inlay.router.stages import StageOutput, plan, walk
 
 _decoder = msgspec.json.Decoder(ImagesRequest)
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
@@ -51,7 +50,7 @@ async def images(call: Call) -> None:
     request = incoming.parsed.request
     check_unserved(request)
     _check(call, request)
-    card = painter_of(server, request.model)
+    card, adapters = painter_of(server, request.model)
     if card.image is None:
         raise EngineError(f"the worker of the model `{card.name}` does not describe its images")
     params = image_params(
@@ -63,14 +62,18 @@ async def images(call: Call) -> None:
     del incoming
     id_ = answer_id("img-", request.request_id)
     call.reservation.grow(params.count * params.width * params.height * FILE_BYTES_PER_PIXEL)
-    call.ending.enter_context(admitted(server.router, steps, call.client))
+    take_places(call, steps, params.count)
     given: dict[str | None, Making] = {None: Making(payloads)}
-    make = partial(stage_request, call, id_, params, request.priority or 0)
+
+    def make(stage: str, inputs: Sequence[Input]) -> Request:
+        made = stage_request(call, id_, params, request.priority or 0, stage, inputs)
+        return msgspec.structs.replace(made, adapter=adapters.get(stage))
+
     stream = EventStream(call.send, NAMED)
     shape = _Shape(request, params)
     try:
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
-            await server.awake(card.name, Task.STAGE)
+            await all_awake(server, steps)
             async with aclosing(
                 walk(server.router, steps, given, make, call.reservation.grow)
             ) as outputs:
@@ -89,26 +92,42 @@ async def images(call: Call) -> None:
     await call.prepared_json(size, shape.response)
 
 
-def painter_of(server: Server, name: str | None) -> ModelCard:
-    """Return the card of a model that makes images of prompts; of the first without a name.
+class PainterModel(NamedTuple):
+    """A model that makes images.
+
+    Attributes:
+        card: of the stage that clients see.
+        adapters: name of the adapter of a stage, by the name that it is served under.
+    """
+
+    card: ModelCard
+    adapters: Mapping[str, str] = {}
+
+
+def painter_of(server: Server, name: str | None) -> PainterModel:
+    """Return a model that makes images of prompts, or has an adapter; the first without a name.
 
     Raises:
         InvalidRequestError: the model, or any, makes none; or only in chats.
         InlayError: as `Server.model`.
     """
     if name is None:
-        return first_that(server, lambda card: card.image is not None, "makes images of a prompt")
+        found = first_that(server, lambda card: card.image is not None, "makes images of a prompt")
+        return PainterModel(found)
     card = server.card(name)
     if card.image is None and card.stage is not None and "image" in card.stage.graph.outputs:
         # Clients see the model that writes the text which the image is of: it says where to ask.
         plan(server.router, card, "image")
-    card = server.model(name, Task.STAGE).card
+    card, adapter = server.model(name, Task.STAGE)
     if card.audio is not None:
         raise InvalidRequestError(
             f"The model `{card.name}` speaks, and makes no images: use POST /v1/audio/speech.",
             param="model",
         )
-    return card
+    adapters = {} if adapter is None else {card.name: adapter.name}
+    if adapter is not None and card.stage is not None:
+        card = server.card(card.stage.graph.name)
+    return PainterModel(card, adapters)
 
 
 async def _take(
@@ -283,12 +302,7 @@ class _Shape:
         # The first stage reads the prompt, the others what it made of it; the last has the images.
         usages = [*self.usages.values()] or [Usage(0, 0)]
         read, made = usages[0].prompt_tokens, usages[-1].completion_tokens
-        stages = {
-            name: StageUsage(usage.prompt_tokens, usage.completion_tokens)
-            for name, usage in self.usages.items()
-            if name is not None
-        }
-        return ImagesUsage(read, made, read + made, ImageTokens(read), stages or msgspec.UNSET)
+        return ImagesUsage(read, made, read + made, ImageTokens(read), shares_of(self.usages))
 
 
 def _base64(data: bytes | memoryview) -> str:

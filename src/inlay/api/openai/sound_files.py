@@ -215,14 +215,21 @@ class _Encoded:
 
         self._sink = _Sink(whole=whole)
         self._file = soundfile.SoundFile(self._sink, "w", samplerate=rate, channels=1, **written)
+        self._begun = False
 
     def add(self, sound: Buffer) -> bytes:
         """As `SoundFile`."""
-        self._file.write(np.frombuffer(_pcm16(sound), np.int16))
+        self._write(np.frombuffer(_pcm16(sound), np.int16))
         return self._sink.take()
 
+    def _write(self, samples: npt.NDArray[np.int16]) -> None:
+        self._begun = self._begun or len(samples) > 0
+        self._file.write(samples)
+
     def end(self) -> bytes:
-        """As `SoundFile`."""
+        """As `SoundFile`; a file without samples, which some formats have not, has silence."""
+        if not self._begun:
+            self._write(np.zeros(1, np.int16))
         self._file.close()
         return self._sink.all()
 

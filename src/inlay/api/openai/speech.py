@@ -19,7 +19,7 @@ from inlay.api.openai.sound_files import FORMATS, SoundFile, SoundFormat
 from inlay.api.openai.speaking import Speaker, speaks
 from inlay.api.openai.speech_prompt import SpokenPrompt, spoken_prompt
 from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
-from inlay.api.openai.stage_request import stage_request
+from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.card import ModelCard
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
@@ -28,8 +28,8 @@ from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.media.positions import media_runs
-from inlay.request import Input, Request, Sampling, Task
-from inlay.router.stages import admitted, walk
+from inlay.request import Input, Request, Sampling
+from inlay.router.stages import walk
 
 _decoder = msgspec.json.Decoder(SpeechRequest)
 _DEFAULT = "mp3"
@@ -55,13 +55,11 @@ async def speech(call: Call) -> None:
     codes = speaker.codes(prompt.before, "instructions", request.max_new_tokens)
     _check_length(prompt, speaker, codes)
     call.reservation.grow(speaker.num_bytes(codes))
-    call.ending.enter_context(admitted(server.router, speaker.steps, call.client))
+    take_places(call, speaker.steps)
     make = _Requests(call, request, speaker, prompt, voice, codes).make
     try:
         async with RequestScope(server.inflight, call.receive, call.take_clock()):
-            await server.awake(speaker.steps[0].model, Task.GENERATE)
-            for step in speaker.steps[1:]:
-                await server.awake(step.model, Task.STAGE)
+            await all_awake(server, speaker.steps)
             async with aclosing(
                 walk(server.router, speaker.steps, {}, make, call.reservation.grow)
             ) as outputs:

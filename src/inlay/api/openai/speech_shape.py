@@ -6,9 +6,9 @@ import msgspec
 import pybase64
 
 from inlay.api.openai.schema.failure import StreamFailure
-from inlay.api.openai.schema.images import StageUsage
 from inlay.api.openai.schema.speech import SpeechDelta, SpeechDone, SpeechUsage
 from inlay.api.openai.sound_files import SoundFile
+from inlay.api.schema.stages import shares_of
 from inlay.errors import InlayError
 from inlay.http.server import Call
 from inlay.http.sse import EventStream, Framing, data_event
@@ -154,8 +154,4 @@ def _usage(end: StageOutput) -> SpeechUsage:
     usages = [*end.usages.values()]
     read = usages[0] if usages else Usage(0, 0)
     codes = usages[1].completion_tokens if len(usages) > 1 else 0
-    stages = {
-        str(name): StageUsage(usage.prompt_tokens, usage.completion_tokens)
-        for name, usage in end.usages.items()
-    }
-    return SpeechUsage(read.prompt_tokens, codes, read.prompt_tokens + codes, stages)
+    return SpeechUsage(read.prompt_tokens, codes, read.prompt_tokens + codes, shares_of(end.usages))

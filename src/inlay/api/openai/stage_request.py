@@ -1,10 +1,40 @@
-"""The request of a pipeline's stage that is not a language model."""
+"""The steps of a pipeline's plan: places at their stages, and the requests of these."""
 
 from collections.abc import Sequence
 
-from inlay.http.server import Call
+from inlay.http.server import Call, Server
 from inlay.request import Diffusion, Input, Request, Task
+from inlay.router.stages import Step, admitted
 from inlay.speech import Speech
+
+
+def take_places(call: Call, steps: Sequence[Step], count: int = 1) -> None:
+    """Take places at every stage of a plan until the call ends, before any has worked.
+
+    Args:
+        call: of the client.
+        steps: of the plan.
+        count: as of `inlay.router.stages.admitted`.
+
+    Raises:
+        OverloadedError: a stage is asleep, and requests do not wait for that.
+        RateLimitedError: one of them is full.
+    """
+    if call.server.settings.asleep_requests != "wait":
+        for step in steps:
+            call.server.router.check_awake(step.model, _task(step))
+    call.ending.enter_context(admitted(call.server.router, steps, call.client, count))
+
+
+async def all_awake(server: Server, steps: Sequence[Step]) -> None:
+    """Wait until no stage of a plan is asleep, where requests wait for that."""
+    for step in steps:
+        await server.awake(step.model, _task(step))
+
+
+def _task(step: Step) -> Task:
+    # A plan begins with a language model where that has a prompt of its own.
+    return Task.STAGE if step.edges else Task.GENERATE
 
 
 def stage_request(

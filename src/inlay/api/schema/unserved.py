@@ -108,7 +108,7 @@ UNSERVED: Mapping[str, Reason] = {
     "flow_shift": Reason("the schedule is the model's own"),
     "generator_device": Reason("noise is drawn on the CPU, the same everywhere", ("cpu",)),
     "layers": Reason("no served model makes images in layers"),
-    "lora": Reason("image models take no adapters"),
+    "lora": Reason("name an adapter in model"),
     "return_stage_metrics": Reason("usage.stages has each stage's share", (False,)),
     "system_prompt": Reason("prompts go to the text encoder as they are"),
     "true_cfg_scale": Reason("say guidance_scale instead"),

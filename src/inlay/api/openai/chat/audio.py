@@ -4,22 +4,23 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from contextlib import aclosing
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from inlay.api.generation.generation import Generation
 from inlay.api.openai.sound_files import FORMATS, SoundFile
 from inlay.api.openai.speaking import Speaker, speaks
-from inlay.api.openai.stage_request import stage_request
+from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.media.positions import media_runs
-from inlay.request import Input, Request, Task, Usage
+from inlay.request import Input, Request, Usage
 from inlay.router.making import Making
-from inlay.router.stages import admitted, walk
+from inlay.router.stages import walk
 
 _WAITING = 16
 """Pieces of sound that wait for the response before the last stage's stream is read on."""
@@ -40,46 +41,22 @@ class ChatAudio:
     """
 
     def __init__(
-        self, call: Call, request: ChatRequest, model: ModelCard, generation: Generation, id_: str
+        self, call: Call, request: ChatRequest, plan: "SoundPlan", generation: Generation, id_: str
     ) -> None:
-        """Plan it, before anything is computed. Use `audio_of`.
-
-        Raises:
-            InvalidRequestError: the model does not speak, or not so.
-            OverloadedError: a stage has no worker that is ready.
-            RateLimitedError: a stage is full.
-        """
-        if not speaks(model):
-            raise InvalidRequestError(
-                f'modalities has "audio"; the model `{model.name}` does not speak',
-                param="modalities",
-            )
-        if (request.n or 1) > 1:
-            raise InvalidRequestError(f"n is {request.n}; an answer with sound is one", param="n")
+        """Begin to listen to the text. Raises `InvalidRequestError` for too long a prompt."""
         (choice,) = generation.choices
-        refused = [name for name in _NOT_WITH_AUDIO if getattr(request, name, None)]
-        if choice.request.sampling.prompt_logprobs is not None:
-            refused.append("prompt_logprobs")
-        for name in refused:
-            raise InvalidRequestError(f"{name} does not go with audio", param=name)
-        router = call.server.router
-        speaker = Speaker.of(router, model, reads=False)
-        asked = choice.request
+        speaker, asked = plan.speaker, choice.request
         # With rows of an adapter, which stand before every prompt.
         positions = generation.usage().prompt_tokens
         codes = speaker.codes(positions, "messages")
-        kind, voice = _options(request, speaker)
-        rate, whole = speaker.card.sample_rate, not request.stream
-        self._file = SoundFile(call.server, kind, rate, "audio.format", whole=whole)
         params = speaker.params(
-            voice,
+            plan.voice,
             prompt_tokens=positions,
             media=media_runs(asked.prompt, positions - len(asked.prompt)),
             seed=asked.sampling.seed,
             max_tokens=codes,
         )
         call.reservation.grow(speaker.num_bytes(codes))
-        call.ending.enter_context(admitted(router, speaker.steps, call.client))
         sampling = replace(asked.sampling, hidden_states=speaker.states)
         window = speaker.steps[0].edges[0].window
         choice.request = replace(asked, params=sampling, hold=window)
@@ -92,7 +69,8 @@ class ChatAudio:
         self.usages: Mapping[str, Usage] = {}
         self.limited = False
         self._call = call
-        self._writer = model.name
+        self._file = plan.file
+        self._writer = plan.writer
         self._steps = speaker.steps
         self._making = choice.kept
         self._make = make
@@ -107,8 +85,7 @@ class ChatAudio:
         router, hold = self._call.server.router, self._call.reservation.grow
         given: dict[str | None, Making] = {self._writer: self._making}
         try:
-            for step in self._steps:
-                await self._call.server.awake(step.model, Task.STAGE)
+            await all_awake(self._call.server, self._steps)
             async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
                 async for found in outputs:
                     self.usages = {str(name): used for name, used in found.usages.items()}
@@ -151,23 +128,54 @@ class ChatAudio:
         return None
 
 
-def audio_of(
-    call: Call, request: ChatRequest, model: ModelCard, generation: Generation, id_: str
-) -> ChatAudio | None:
-    """Return the sound that a chat asks for, or None.
+class SoundPlan(NamedTuple):
+    """The sound that a chat asks for, with a place at each stage that makes it.
+
+    Attributes:
+        speaker: the stages.
+        writer: name of the language model that is spoken.
+        voice: one of the card's.
+        file: takes the sound.
+    """
+
+    speaker: Speaker
+    writer: str
+    voice: str
+    file: SoundFile
+
+
+def sound_plan(call: Call, request: ChatRequest, model: ModelCard) -> SoundPlan | None:
+    """Return the sound that a chat asks for, before anything is computed; None without one.
 
     Raises:
-        InvalidRequestError: `audio` without its modality.
-        InlayError: as `ChatAudio`.
+        InvalidRequestError: `audio` without its modality; the model does not speak, or not so.
+        OverloadedError: a stage has no worker that is ready.
+        RateLimitedError: a stage is full.
     """
-    if "audio" in (request.modalities or ()):
-        return ChatAudio(call, request, model, generation, id_)
-    if request.audio is not None:
+    if "audio" not in (request.modalities or ()):
+        if request.audio is not None:
+            raise InvalidRequestError(
+                'audio says how an answer is spoken; ask for it with modalities ["text", "audio"]',
+                param="audio",
+            )
+        return None
+    if not speaks(model):
         raise InvalidRequestError(
-            'audio says how an answer is spoken; ask for it with modalities ["text", "audio"]',
-            param="audio",
+            f'modalities has "audio"; the model `{model.name}` does not speak', param="modalities"
         )
-    return None
+    if (request.n or 1) > 1:
+        raise InvalidRequestError(f"n is {request.n}; an answer with sound is one", param="n")
+    refused = [name for name in _NOT_WITH_AUDIO if getattr(request, name)]
+    if request.prompt_logprobs is not None and request.prompt_logprobs is not False:
+        refused.append("prompt_logprobs")
+    for name in refused:
+        raise InvalidRequestError(f"{name} does not go with audio", param=name)
+    speaker = Speaker.of(call.server.router, model, reads=False)
+    kind, voice = _options(request, speaker)
+    rate, whole = speaker.card.sample_rate, not request.stream
+    file = SoundFile(call.server, kind, rate, "audio.format", whole=whole)
+    take_places(call, speaker.steps)
+    return SoundPlan(speaker, model.name, voice, file)
 
 
 def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:

@@ -12,16 +12,16 @@ from inlay.api.openai.images import (
     FILE_BYTES_PER_PIXEL,
     image_params,
 )
-from inlay.api.openai.stage_request import stage_request
+from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.prompt import Buffer
-from inlay.request import Task, Usage
+from inlay.request import Usage
 from inlay.router.making import Making
-from inlay.router.stages import admitted, plan, walk
+from inlay.router.stages import plan, walk
 
 _ONLY_WITH_IMAGES = (
     "size", "num_inference_steps", "guidance_scale", "negative_prompt", "output_format"
@@ -65,7 +65,7 @@ class ChatImage:
             raise EngineError(f"the worker of the stage {self.stage} does not describe its images")
         self._params = image_params(request, card)
         call.reservation.grow(self._params.width * self._params.height * FILE_BYTES_PER_PIXEL)
-        call.ending.enter_context(admitted(router, self._steps, call.client))
+        take_places(call, self._steps)
         self._make = partial(stage_request, call, id_, self._params, request.priority or 0)
         self._call = call
         self._writer = model.name
@@ -82,7 +82,7 @@ class ChatImage:
         given: dict[str | None, Making] = {self._writer: Making([text_payload("text", text)])}
         router, hold = self._call.server.router, self._call.reservation.grow
         file: Buffer | None = None
-        await self._call.server.awake(self.stage, Task.STAGE)
+        await all_awake(self._call.server, self._steps)
         async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
             async for found in outputs:
                 self.usages = {str(name): used for name, used in found.usages.items()}

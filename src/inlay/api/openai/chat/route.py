@@ -9,7 +9,7 @@ from inlay.api.generation.chat import prepare_chat
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.parts import in_messages
 from inlay.api.generation.respond import respond
-from inlay.api.openai.chat.audio import audio_of
+from inlay.api.openai.chat.audio import ChatAudio, sound_plan
 from inlay.api.openai.chat.audio_shape import AudioChatShape
 from inlay.api.openai.chat.image import image_of
 from inlay.api.openai.chat.image_shape import ImageChatShape
@@ -30,6 +30,7 @@ async def chat_completions(call: Call) -> None:
     # Before models of a row write for the one that answers.
     model = call.server.model(request.model, Task.GENERATE)
     image = image_of(call, request, model.card, response_id)
+    sound = sound_plan(call, request, model.card)
     asked = await prepare_chat(
         call,
         incoming,
@@ -41,8 +42,8 @@ async def chat_completions(call: Call) -> None:
     )
     del incoming
     shape = ChatShape(response_id, request, model.name, asked.renderer, asked.generation, asked.use)
-    audio = audio_of(call, request, model.card, asked.generation, response_id)
-    if audio is not None:
+    if sound is not None:
+        audio = ChatAudio(call, request, sound, asked.generation, response_id)
         spoken = AudioChatShape(shape, asked.generation, audio)
         await respond(call, request, model, asked.generation, spoken, rest=spoken.speak)
         return

@@ -28,6 +28,7 @@ from inlay.api.openai.schema.responses_events import (
     InProgress,
     ResponseEvent,
 )
+from inlay.api.schema.stages import shares_of
 from inlay.errors import InlayError
 from inlay.http.errors import shown
 from inlay.render import ReasoningDelta, Renderer
@@ -167,4 +168,5 @@ class ResponsesShape:
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(self._choice.reasoning_tokens),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            stages=shares_of(self._generation.shares()),
         )

@@ -6,6 +6,7 @@ import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
 from inlay.api.openai.schema.failure import StreamFailure
+from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
@@ -97,13 +98,6 @@ class ImageTokens(msgspec.Struct, frozen=True):
 
     text_tokens: int
     image_tokens: int = 0
-
-
-class StageUsage(msgspec.Struct, frozen=True):
-    """Positions that one stage of a pipeline read as a prompt, and that it made."""
-
-    input_tokens: int
-    output_tokens: int
 
 
 class ImagesUsage(msgspec.Struct, frozen=True):

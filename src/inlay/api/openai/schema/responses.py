@@ -6,6 +6,7 @@ import msgspec
 
 from inlay.api.openai.schema.chat import TokenLogprob
 from inlay.api.schema.generation import RequestFields
+from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved, named_elsewhere
 
 ELSEWHERE = {
@@ -204,6 +205,7 @@ class ResponsesUsage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    stages: dict[str, StageUsage] | msgspec.UnsetType = msgspec.UNSET
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.failure import StreamFailure
-from inlay.api.openai.schema.images import StageUsage
+from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
 
 
@@ -83,7 +83,7 @@ class SpeechUsage(msgspec.Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    stages: dict[str, StageUsage]
+    stages: dict[str, StageUsage] | msgspec.UnsetType
 
 
 class SpeechDelta(
