@@ -134,7 +134,8 @@ async def test_where_a_stage_that_speaks_is_full_no_model_of_the_row_works(
         modalities=["text", "audio"],
         audio=AudioOptions(voice="Ethan", format="wav"),
     )
-    incoming = ParsedRequest(SimpleNamespace(request=request), 0, ())  # type: ignore[arg-type]
+    unparsed: Any = SimpleNamespace(request=request)
+    incoming: ParsedRequest[Any] = ParsedRequest(unparsed, 0, ())
 
     async def parsed(*_: Any) -> ParsedRequest[Any]:
         return incoming

@@ -135,8 +135,7 @@ def wait_nothing_kept(server: Served) -> None:
     """Return once all workers say that they have no request, and keep nothing."""
     kept = r"inlay:held_(?:payloads|payload_bytes|bytes)\{.*\}"
     running = r"vllm:num_requests_(?:running|waiting)\{.*\}"
-    for pattern in kept, running:
-        wait_for(lambda pattern=pattern: set(metric(server, pattern)) == {0.0})
+    wait_for(lambda: set(metric(server, kept)) == {0.0} == set(metric(server, running)))
 
 
 def paint_together(server: Served, meanwhile: Callable[[], None]) -> list[list[np.ndarray]]:

@@ -473,7 +473,7 @@ async def test_what_is_under_way_when_its_reader_has_ended_goes_on_where_it_is()
         (stream,) = await world.router.send("speaker", [replace(request, hold=Window(WINDOW))])
         making = Making()
         making.made_by(stream)
-        ends = []
+        ends: list[str | None] = []
 
         async def follow() -> None:
             async for outputs in stream:

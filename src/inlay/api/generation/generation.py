@@ -229,9 +229,9 @@ class Generation:
             else None,
         )
 
-    def shares(self) -> dict[str | None, WorkerUsage]:
+    def shares(self) -> dict[str, WorkerUsage]:
         """Return the usage of each stage by its name, where several have worked."""
-        if not self.others:
+        if self.stage is None or not self.others:
             return {}
         return {self.stage: WorkerUsage(*self.usage()[:2]), **self.others}
 

@@ -14,7 +14,9 @@ class StageUsage(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-def shares_of(usages: Mapping[str | None, Usage]) -> dict[str, StageUsage] | msgspec.UnsetType:
+def shares_of(
+    usages: Mapping[str, Usage] | Mapping[str | None, Usage],
+) -> dict[str, StageUsage] | msgspec.UnsetType:
     """Return the share of each stage by its name; nothing of a model that is no pipeline."""
     found = {
         name: StageUsage(usage.prompt_tokens, usage.completion_tokens)
