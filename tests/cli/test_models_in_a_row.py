@@ -163,8 +163,8 @@ def test_the_text_of_one_is_the_prompt_of_the_other(by_text: Served) -> None:
 @slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_the_model_that_answers_thinks_is_kept_apart(by_text: Served, stream: bool) -> None:
-    thinks = {"chat_template_kwargs": {"thinks": True}, "thinking_token_budget": 4}
-    answer = ask(by_text, extra=thinks, stream=stream, max_tokens=20)
+    thinks = {"chat_template_kwargs": {"thinks": True}, "thinking_token_budget": 17}
+    answer = ask(by_text, extra=thinks, stream=stream, max_tokens=30)
     if stream:
         deltas = [choice.delta for event in answer for choice in event.choices]
         thought = "".join(getattr(delta, "reasoning", None) or "" for delta in deltas)
@@ -172,15 +172,16 @@ def test_what_the_model_that_answers_thinks_is_kept_apart(by_text: Served, strea
     else:
         message = answer.choices[0].message
         thought, text = message.reasoning, message.content
-        assert answer.usage.completion_tokens_details.reasoning_tokens == 4
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 17
         assert set(answer.usage.stages) == {"drafter", "editor"}
     prompt = Renderer.load(editor()).chat(
         [CHAT[0], {"role": "user", "content": written(CHAT)}],
         template_kwargs={"thinks": True},
     )
-    found = reference.greedy(editor(), prompt, 3)
+    # The line break behind the tag counts too.
+    found = reference.greedy(editor(), prompt, 16)
     detokenizer = Renderer.load(editor()).detokenizer()
-    assert thought == detokenizer.push(found) + detokenizer.flush()
+    assert thought == (detokenizer.push(found) + detokenizer.flush()).strip() != ""
     assert text
     assert "think>" not in thought + text
 

@@ -147,10 +147,12 @@ def test_a_stage_sleeps_alone_and_wakes_with_the_same_image(
     with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
         assert admin.post("/sleep", params={"model": stage, "level": "2"}).is_success
         body = {"model": "painter", "prompt": "a red fox", **FIELDS}
-        answer = httpx.post(f"{served.v1}/images/generations", json=body, timeout=60)
-        assert answer.status_code == 503, answer.text
-        assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
-        assert admin.post("/wake_up", params={"model": stage}).is_success
+        try:
+            answer = httpx.post(f"{served.v1}/images/generations", json=body, timeout=60)
+            assert answer.status_code == 503, answer.text
+            assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
+        finally:
+            assert admin.post("/wake_up", params={"model": stage}).is_success
     assert near(paint(client), before)
 
 

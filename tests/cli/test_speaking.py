@@ -226,17 +226,19 @@ def test_a_stage_sleeps_alone_and_wakes_with_the_same_sound(served: Served, stag
     wanted = speak(served).content
     with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
         asked = {"model": stage}
-        assert admin.post("/sleep", params=asked | {"level": "2"}).is_success
-        assert admin.get("/is_sleeping", params=asked).json() == {"is_sleeping": True}
         others = {"model": "omni/talker" if stage == "omni/vocoder" else "omni/vocoder"}
-        assert admin.get("/is_sleeping", params=others).json() == {"is_sleeping": False}
-        for route, fields in (("audio/speech", SPOKEN), ("chat/completions", SPOKEN_CHAT)):
-            answer = httpx.post(f"{served.v1}/{route}", json=fields, timeout=60)
-            assert answer.status_code == 503, answer.text
-            assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
-            assert answer.headers["retry-after"]
-        nothing_is_kept(served)
-        assert admin.post("/wake_up", params=asked).is_success
+        assert admin.post("/sleep", params=asked | {"level": "2"}).is_success
+        try:
+            assert admin.get("/is_sleeping", params=asked).json()["is_sleeping"]
+            assert not admin.get("/is_sleeping", params=others).json()["is_sleeping"]
+            for route, fields in (("audio/speech", SPOKEN), ("chat/completions", SPOKEN_CHAT)):
+                answer = httpx.post(f"{served.v1}/{route}", json=fields, timeout=60)
+                assert answer.status_code == 503, answer.text
+                assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
+                assert answer.headers["retry-after"]
+            nothing_is_kept(served)
+        finally:
+            assert admin.post("/wake_up", params=asked).is_success
     assert speak(served).content == wanted
 
 

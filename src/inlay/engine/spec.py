@@ -175,7 +175,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         library="diffusers",
         missing="diffusers is not installed in this environment: pip install "
         "'inlay[torch,diffusers]'",
-        options=_IMAGES,
+        options=_IMAGES | {"enable_lora"},
     ),
     "vllm-omni": EngineSpec(
         generate="inlay.engine.vllm_omni.engine:VllmOmniEngine",
