@@ -169,7 +169,7 @@ def test_an_adapter_of_the_denoiser_is_named_as_a_model(
         order |= {"base_model_name": "painter/denoiser"}
         assert admin.post("/v1/load_lora_adapter", json=order).is_success
         try:
-            assert [found.id for found in client.models.list()] == ["painter", "tuned"]
+            assert {found.id for found in client.models.list()} == {"painter", "tuned"}
             assert near(
                 paint(client, model="tuned"), alone("sd", "a red fox", asked, merged("sd", 1))
             )
