@@ -24,6 +24,3 @@ def shares_of(
         if name is not None
     }
     return found or msgspec.UNSET
-
-
-__all__ = ["StageUsage", "shares_of"]
