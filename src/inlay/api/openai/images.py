@@ -25,7 +25,7 @@ from inlay.api.openai.schema.images import (
     PartialImage,
 )
 from inlay.api.openai.stage_request import all_awake, stage_request, take_places
-from inlay.api.schema.stages import shares_of
+from inlay.api.shares import shares_of
 from inlay.card import ImageCard, ModelCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.parsed_request import read_request
@@ -118,7 +118,8 @@ def painter_of(server: Server, name: str | None) -> PainterModel:
     if card.image is None and card.stage is not None and "image" in card.stage.graph.outputs:
         # Clients see the model that writes the text which the image is of: it says where to ask.
         plan(server.router, card, "image")
-    card, adapter = server.model(name, Task.STAGE)
+    model = server.model(name, Task.STAGE)
+    card, adapter = model.card, model.adapter
     if card.audio is not None:
         raise InvalidRequestError(
             f"The model `{card.name}` speaks, and makes no images: use POST /v1/audio/speech.",

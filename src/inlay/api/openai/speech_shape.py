@@ -8,7 +8,7 @@ import pybase64
 from inlay.api.openai.schema.failure import StreamFailure
 from inlay.api.openai.schema.speech import SpeechDelta, SpeechDone, SpeechUsage
 from inlay.api.openai.sound_files import SoundFile
-from inlay.api.schema.stages import shares_of
+from inlay.api.shares import shares_of
 from inlay.errors import InlayError
 from inlay.http.server import Call
 from inlay.http.sse import EventStream, Framing, data_event

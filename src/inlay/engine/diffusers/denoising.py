@@ -17,10 +17,11 @@ def step(
     """Do the next step of every painting; return those for which memory is too small.
 
     Prompts, numbers of steps, steps done and scales may differ. Paintings that `family` can give
-    one forward pass share it, if they have the same adapter, up to `max_positions` positions each; an image with classifier-free
-    guidance takes two. The scheduler's step is each painting's own, so that its images are those it
-    would have alone, but for rounding. Where memory is too small for several, halves of them are
-    tried, so that only those are returned for which it is too small alone.
+    one forward pass share it, if they have the same adapter, up to `max_positions` positions each;
+    an image with classifier-free guidance takes two. The scheduler's step is each painting's own,
+    so that its images are those it would have alone, but for rounding. Where memory is too small
+    for several, halves of them are tried, so that only those are returned for which it is too
+    small alone.
     """
 
     def group_of(painting: Painting) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ from inlay.api.openai.schema.responses_events import (
     InProgress,
     ResponseEvent,
 )
-from inlay.api.schema.stages import shares_of
+from inlay.api.shares import shares_of
 from inlay.errors import InlayError
 from inlay.http.errors import shown
 from inlay.render import ReasoningDelta, Renderer
