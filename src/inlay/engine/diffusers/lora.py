@@ -70,6 +70,3 @@ class DenoiserLoras:
     ) -> Tensor | None:
         low = self._active.get(name)
         return None if low is None else output + (given[0] @ low.down.T) @ low.up
-
-
-__all__ = ["DenoiserLoras"]

@@ -28,6 +28,3 @@ def engine_failed(error: Exception) -> InlayError:
     if is_out_of_memory(error):
         return OverloadedError("the worker is out of memory", retry_after=1)
     return EngineError(f"the engine failed: {type(error).__name__}: {error}")
-
-
-__all__ = ["engine_failed", "is_out_of_memory", "model_failed"]

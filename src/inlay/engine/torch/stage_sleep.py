@@ -67,6 +67,3 @@ class StageSleep(Generic[M]):
         self._state = None
         self._begin(state.model())
         return True
-
-
-__all__ = ["StageSleep"]
