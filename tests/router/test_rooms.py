@@ -26,8 +26,9 @@ from inlay.errors import (
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Request, Sampling
 from inlay.router import Router, resume
-from inlay.router.resume import ResumingStream
+from inlay.router.resume import ResumingStream, Sent
 from inlay.routing import WorkerLoad
+from inlay.transport.api import Stream
 from tests.models import tiny
 from tests.router.rooms import Half
 from tests.router.sending import First
@@ -324,6 +325,42 @@ async def test_the_error_of_either_half_is_that_of_one_worker(
         with pytest.raises(type(error), match="no"):
             await read(stream)
         assert not good.seen
+    await fleet.is_idle()
+
+
+async def test_an_answer_of_a_prefill_worker_that_cannot_be_read_ends_the_request(
+    settings: EngineSettings, around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = asyncio.Event()
+
+    class Unreadable:
+        def __init__(self, inner: Stream) -> None:
+            self.cancel = inner.cancel
+
+        def __aiter__(self) -> "Unreadable":
+            return self
+
+        async def __anext__(self) -> Any:
+            await cut.wait()
+            raise ValueError("no output")
+
+    add = Sent.add_prompt
+
+    def added(self: Sent, prompt: Sent) -> None:
+        prompt.stream = Unreadable(prompt.stream)
+        add(self, prompt)
+
+    monkeypatch.setattr(Sent, "add_prompt", added)
+    prefill, decode = halves(settings, "prefill", "decode")
+    fleet = await around(prefill, decode)
+    # The decode worker waits.
+    stream = await begun(fleet, prefill)
+    async with asyncio.timeout(10):
+        while not decode.seen:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().call_later(0.05, cut.set)
+        with pytest.raises(EngineError, match="could not be read"):
+            await read(stream)
     await fleet.is_idle()
 
 

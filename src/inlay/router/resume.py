@@ -89,11 +89,18 @@ class Sent:
                 if outputs[-1].finish_reason == "abort":
                     raise _GivenUpError("the prefill worker gave the request up", retry_after=1)
         except InlayError as error:
-            if not self.load.has_begun:
-                self.failure = error
-                self.stream.cancel()
+            self._fail(error)
+        except Exception:
+            # The decode worker must not wait for what nobody reads.
+            log.exception("reading what a prefill worker answers failed")
+            self._fail(EngineError("the prefill worker's answer could not be read"))
         finally:
             prompt.load.end()
+
+    def _fail(self, error: InlayError) -> None:
+        if not self.load.has_begun:
+            self.failure = error
+            self.stream.cancel()
 
     def to_blame(self, error: InlayError) -> str:
         """Return the id of the worker because of which the attempt ended with an error."""
