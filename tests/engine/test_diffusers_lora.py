@@ -12,6 +12,7 @@ import torch
 
 from inlay.card import Adapter
 from inlay.engine.diffusers.engine import DiffusersEngine
+from inlay.engine.diffusers.lora import DenoiserLoras
 from inlay.errors import InvalidRequestError, OverloadedError
 from tests.engine.test_diffusers import (
     FAMILIES,
@@ -101,6 +102,36 @@ async def after_sleep(engine: DiffusersEngine) -> list[Pixels]:
         Run(engine, params(), text(PROMPT), adapter="a1")
     assert await engine.wake_up([])
     return await Run(engine, params(), text(PROMPT), adapter="a1").images()
+
+
+async def test_models_that_sleep_keep_no_adapter() -> None:
+    # As a GPU's do, whose weights wait in the host's memory.
+    async with serving("sd", enable_lora=True) as engine:
+        await engine.load_adapter(named("a1", lora("sd", 1)), str(lora("sd", 1)))
+        unet = engine._loaded.models["unet"]
+        assert any(module._forward_hooks for module in unet.modules())
+        await engine.sleep(1)
+        assert not any(module._forward_hooks for module in unet.modules())
+
+
+async def test_an_adapter_that_does_not_come_back_is_loaded_when_woken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving("sd", enable_lora=True) as engine:
+        for name, seed in (("a1", 1), ("a2", 2)):
+            await engine.load_adapter(named(name, lora("sd", seed)), str(lora("sd", seed)))
+        before = await Run(engine, params(), text(PROMPT), adapter="a1").images()
+        await engine.sleep(1)
+        with monkeypatch.context() as broken:
+            broken.setattr(DenoiserLoras, "put", no_memory)
+            with pytest.raises(MemoryError):
+                await engine.wake_up([])
+        assert await engine.wake_up([])
+        assert near(await Run(engine, params(), text(PROMPT), adapter="a1").images(), before)
+
+
+def no_memory(loras: DenoiserLoras, name: str, directory: str) -> None:
+    raise MemoryError
 
 
 @pytest.mark.parametrize(

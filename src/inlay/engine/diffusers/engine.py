@@ -97,11 +97,13 @@ class DiffusersEngine:
         await self._sleep.sleep(level, self.card.weights_id)
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
-        """As `StageSleep.wake_up`; adapters come back too."""
-        if not self._sleep.asleep or not await self._sleep.wake_up(tags):
-            return not self._sleep.asleep
-        for name, directory in self._adapters.items():
-            await self._thread.run(partial(self._painter.loras.put, name, directory))
+        """As `StageSleep.wake_up`; adapters come back too, those that could not before as well."""
+        if not await self._sleep.wake_up(tags):
+            return False
+        for name, directory in tuple(self._adapters.items()):
+            # It may be unloaded meanwhile.
+            if name in self._adapters and name not in self._painter.loras:
+                await self._thread.run(partial(self._painter.loras.put, name, directory))
         return True
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
@@ -128,6 +130,7 @@ class DiffusersEngine:
         self._jobs.work.set()
         await self._driver
         loaded = self._loaded
+        self._painter.loras.close()
         del self._loaded, self._painter
         return loaded
 

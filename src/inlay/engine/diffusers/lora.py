@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from inlay.engine.torch.adapters import read_lows
 from inlay.engine.torch.lora import LowRankPair
@@ -29,17 +30,22 @@ class DenoiserLoras:
         self._loaded: dict[str, Mapping[str, LowRankPair]] = {}
         self._active: Mapping[str, LowRankPair] = {}
         self._shapes: dict[str, tuple[int, int]] = {}
+        self._hooks: list[RemovableHandle] = []
         if denoiser is None or rank is None:
             return
         for name, module in denoiser.named_modules():
             if isinstance(module, nn.Linear):
                 self._shapes[name] = module.out_features, module.in_features
-                module.register_forward_hook(partial(self._add, name))
+                self._hooks.append(module.register_forward_hook(partial(self._add, name)))
                 self._weight = module.weight
 
     def shapes(self) -> Mapping[str, tuple[int, int]]:
         """(outputs, inputs) of the layers by name."""
         return self._shapes
+
+    def __contains__(self, name: str) -> bool:
+        """Return True if an adapter is there."""
+        return name in self._loaded
 
     def put(self, name: str, directory: str) -> None:
         """Load an adapter. Raises `InvalidRequestError` if it does not fit, or none is taken."""
@@ -55,6 +61,11 @@ class DenoiserLoras:
     def remove(self, name: str) -> None:
         """Free an adapter, if it is there."""
         self._loaded.pop(name, None)
+
+    def close(self) -> None:
+        """Let go of the denoiser, which would keep the adapters."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def used(self, name: str | None) -> Iterator[None]:
