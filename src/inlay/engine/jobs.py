@@ -98,7 +98,9 @@ class Jobs(Generic[J]):
 
     def leave(self, job: J) -> None:
         """Take a request out; what is computed for it now is dropped when done."""
-        if self._by_id.pop(job.request.id, None) is not None:
+        # A further attempt at it has the same id.
+        if self._by_id.get(job.request.id) is job:
+            del self._by_id[job.request.id]
             self.dequeue(job)
 
     def abort(self, request_id: str) -> None:

@@ -1,0 +1,36 @@
+"""Requests of engines that make payloads."""
+
+import asyncio
+from dataclasses import dataclass
+
+from inlay.engine.jobs import Jobs
+from inlay.errors import EngineError, InlayError
+from inlay.request import Diffusion, FinishReason, Request, Task
+
+
+@dataclass(eq=False)
+class Work:
+    request: Request
+    timer: asyncio.TimerHandle | None = None
+    ended: FinishReason | None = None
+
+    def end(self, reason: FinishReason, *, error: InlayError | None = None) -> None:
+        self.ended = self.ended or reason
+
+
+async def test_an_attempt_that_has_ended_takes_no_further_one_with_it() -> None:
+    jobs: Jobs[Work] = Jobs(4, "it was made")
+    params = Diffusion(width=8, height=8, steps=1)
+    first, second = (
+        Work(Request(id="r", attempt=attempt, task=Task.STAGE, prompts=(), params=params))
+        for attempt in (0, 1)
+    )
+    jobs.add(first)
+    jobs.abort("r")
+    jobs.add(second)
+    jobs.enqueue(second)
+    # What was computed for the first one fails only now.
+    jobs.fail(first, EngineError("no"))
+    assert jobs.get("r") is second
+    assert second in jobs.queue
+    assert (first.ended, second.ended) == ("abort", None)
