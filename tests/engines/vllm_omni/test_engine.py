@@ -144,6 +144,18 @@ async def test_a_request_that_ends_is_aborted_and_its_neighbour_is_not(
     await idle(engine)
 
 
+async def test_a_request_that_leaves_as_its_turn_comes_keeps_no_place(
+    engine: VllmOmniEngine,
+) -> None:
+    left = Run(engine, LONG, text("x"))
+    while not engine._tasks:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0)
+    engine.abort(left.id)
+    async with asyncio.timeout(60):
+        assert len(await Run(engine, params(negative="blurred"), text(PROMPT)).images()) == 1
+    await idle(engine)
+
+
 async def test_clients_take_turns_for_the_places(engine: VllmOmniEngine) -> None:
     order: list[str] = []
 

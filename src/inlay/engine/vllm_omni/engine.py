@@ -45,7 +45,7 @@ class VllmOmniEngine:
         self._loaded: LoadedOmni | None = None
         self._jobs: Jobs[Job] = Jobs(settings.max_num_seqs, "the images were done")
         self._files = ThreadPoolExecutor(1, "inlay-image-files")
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._helpers: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[EngineError] | None = None
         self._closing = self._asleep = False
@@ -138,13 +138,13 @@ class VllmOmniEngine:
     def _admit(
         self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
     ) -> None:
-        job = Job(request, params, inputs, partial(self._emit, emit))
+        job = Job(request, params, inputs, lambda output: self._emit(emit, job, output))
         self._jobs.add(job)
         self._jobs.enqueue(job)
 
-    def _emit(self, emit: Emit, output: Output) -> None:
+    def _emit(self, emit: Emit, job: Job, output: Output) -> None:
         """Emit an output; with the last one vLLM-Omni is to know that the request has ended."""
-        task = self._tasks.get(output.request_id)
+        task = self._tasks.get(job)
         if task not in (None, asyncio.current_task()) and output.finish_reason is not None:
             task.cancel()
         emit(output)
@@ -241,7 +241,9 @@ class VllmOmniEngine:
             while jobs.queue and len(self._tasks) < loaded.places:
                 job = jobs.queue.take()
                 job.begins()
-                self._tasks[job.request.id] = asyncio.create_task(self._run(loaded, job))
+                self._tasks[job] = task = asyncio.create_task(self._run(loaded, job))
+                # One that is cancelled before it begins runs nothing, not even its end.
+                task.add_done_callback(partial(self._leave, job))
             jobs.work.clear()
             await jobs.work.wait()
 
@@ -255,8 +257,11 @@ class VllmOmniEngine:
         finally:
             self._busy += time.monotonic() - began
             self._jobs.leave(job)
-            del self._tasks[job.request.id]
-            self._jobs.work.set()
+
+    def _leave(self, job: Job, _: object) -> None:
+        """Give the place of a request back."""
+        del self._tasks[job]
+        self._jobs.work.set()
 
     def _count(self, loaded: LoadedOmni, params: Diffusion) -> int:
         self._images += params.count
