@@ -6,6 +6,8 @@ vLLM-Omni has no platform for CPUs: `cpu_platform` is one. It has no other part 
 import asyncio
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from inlay.engine.vllm_omni.engine import VllmOmniEngine
 from inlay.engine.vllm_omni.prompts import sampling_of
 from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InvalidRequestError
 from inlay.request import Diffusion, Input
+from tests.engine.conformance import SECRET
 from tests.engine.test_diffusers import (
     PROMPT,
     Pixels,
@@ -28,6 +31,7 @@ from tests.engine.test_diffusers import (
     text,
     whole,
 )
+from tests.engines.vllm_omni.serving import settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -191,6 +195,61 @@ async def test_its_card_says_what_it_takes(engine: VllmOmniEngine) -> None:
     assert card.image.steps == 50
     with pytest.raises(InvalidRequestError, match="--enable-sleep-mode"):
         engine.check_sleep(1)
+
+
+class Sleeper:
+    """A vLLM-Omni whose stages say these words when they are told to sleep, and to wake."""
+
+    def __init__(self, *said: str) -> None:
+        self.said = list(said)
+        self.tags: set[str] = set()
+
+    def ack(self) -> list[Any]:
+        status = self.said.pop(0)
+        if status == "raises":
+            raise RuntimeError("no answer")
+        return [SimpleNamespace(status=status)]
+
+    async def sleep(self, level: int) -> list[Any]:
+        acks = self.ack()
+        self.tags = {"weights"}
+        return acks
+
+    async def wake_up(self, tags: Any) -> list[Any]:
+        acks = self.ack()
+        self.tags = set()
+        return acks
+
+    async def is_sleeping(self) -> bool:
+        return bool(self.tags)
+
+
+@pytest.mark.parametrize(
+    ("said", "fails"),
+    [
+        (["SUCCESS", "SUCCESS"], False),
+        (["ERROR"], True),
+        (["raises"], True),
+        (["SUCCESS", "ERROR"], True),
+        (["SUCCESS", "raises", "SUCCESS"], False),
+    ],
+    ids=lambda each: "-".join(each) if isinstance(each, list) else "",
+)
+async def test_an_engine_of_which_a_part_sleeps_has_failed(said: list[str], fails: bool) -> None:
+    """Sleep runs on GPUs alone: vLLM-Omni is stood in for."""
+    engine = VllmOmniEngine(settings("qwen"), SECRET)
+    engine._loaded = SimpleNamespace(omni=Sleeper(*said), sleeps=True)  # type: ignore[assignment]
+    engine._failure = asyncio.get_running_loop().create_future()
+    for number, status in enumerate(said):
+        step = engine.wake_up(()) if number else engine.sleep(1)
+        if status == "SUCCESS":
+            await step
+        else:
+            with pytest.raises((EngineError, RuntimeError)):
+                await step
+    assert engine._failure.done() == fails
+    with pytest.raises(EngineError) if fails else nullcontext():
+        engine._alive()
 
 
 async def test_its_death_ends_every_request_and_the_engine(engine: VllmOmniEngine) -> None:

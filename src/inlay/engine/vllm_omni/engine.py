@@ -107,7 +107,7 @@ class VllmOmniEngine:
         self._files.shutdown(wait=False)
 
     async def failed(self) -> EngineError:
-        """Return why, once a process of vLLM-Omni has died."""
+        """Return why, once vLLM-Omni has died, or has failed to sleep or to wake."""
         if self._failure is None:
             raise EngineError("the engine is not started")
         return await asyncio.shield(self._failure)
@@ -209,19 +209,32 @@ class VllmOmniEngine:
             )
 
     async def sleep(self, level: int) -> None:
-        """Give memory back. Raises as `check_sleep`, and `EngineError` where it fails."""
+        """Give memory back. Raises as `check_sleep`, and `EngineError` where it fails.
+
+        Then the engine fails: vLLM-Omni takes no requests, and wakes only from a whole sleep.
+        """
         self.check_sleep(level)
         self._asleep = True
-        _check_done(await self._running.omni.sleep(level=level))
+        try:
+            _check_done(await self._running.omni.sleep(level=level))
+        except BaseException:
+            self._fail(EngineError("vLLM-Omni did not fall asleep"))
+            raise
 
     async def wake_up(self, tags: Sequence[str]) -> bool:
         """Take back the memory that `tags` name; True when all is back.
 
         Raises:
-            EngineError: it fails; the engine stays asleep.
+            EngineError: it fails. The engine stays asleep; it fails itself where a stage has not
+                woken, which vLLM-Omni takes for awake.
         """
         omni = self._running.omni
-        _check_done(await omni.wake_up(tags=list(tags) or None))
+        acks = await omni.wake_up(tags=list(tags) or None)
+        try:
+            _check_done(acks)
+        except EngineError as error:
+            self._fail(error)
+            raise
         self._asleep = bool(await omni.is_sleeping())
         return not self._asleep
 
@@ -256,10 +269,10 @@ class VllmOmniEngine:
             job.end("error", error=self._error_of(error, job))
         finally:
             self._busy += time.monotonic() - began
-            self._jobs.leave(job)
 
     def _leave(self, job: Job, _: object) -> None:
         """Give the place of a request back."""
+        self._jobs.leave(job)
         del self._tasks[job]
         self._jobs.work.set()
 
@@ -326,11 +339,12 @@ class VllmOmniEngine:
             except EngineDeadError:
                 break
             await asyncio.sleep(_LOOK)
-        if self._failure is None:
-            return
-        failure = EngineError("vLLM-Omni died")
-        self._failure.set_result(failure)
-        self._jobs.fail_all(failure)
+        self._fail(EngineError("vLLM-Omni died"))
+
+    def _fail(self, failure: EngineError) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(failure)
+            self._jobs.fail_all(failure)
 
 
 def _check_done(acks: Sequence[Any]) -> None:
