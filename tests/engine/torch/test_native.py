@@ -106,15 +106,16 @@ def test_what_is_not_finite_stays_in_its_row_of_a_product(
     del laid
 
 
+@pytest.mark.parametrize("inputs", [96, 8192], ids=["short", "too long for all rows at once"])
 @pytest.mark.parametrize("width", [32, 64])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_row_of_a_product_has_the_same_bits_whatever_rows_are_beside_it(
-    native: Kernels, width: int, bias: bool
+    native: Kernels, width: int, bias: bool, inputs: int
 ) -> None:
-    laid, packed = packed_by_hand(torch.randn(3 * 64, 96).bfloat16(), width)
+    laid, packed = packed_by_hand(torch.randn(3 * 64, inputs).bfloat16(), width)
     if not native.products.invariant_product(packed):
         pytest.skip("no products of pairs here, or no tiles for panels of this width")
-    x = torch.randn(601, 96).bfloat16()
+    x = torch.randn(601, inputs).bfloat16()
     added = torch.randn(192).bfloat16() if bias else None
     whole = native.products.product(x, packed, added)
     for start, rows in (
