@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from itertools import count
 
 from inlay.engine.api import Engine
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Output, Pooling, Request, Sampling, Task
+from inlay.request import Emit, Output, Pooling, Request, Sampling, Task
 
 FIRST = -(2**31) - 1
 """A priority before every client's."""
@@ -15,6 +16,28 @@ FIRST = -(2**31) - 1
 _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 
 _numbers = count()
+
+
+async def last_output(
+    request_id: str, submit: Callable[[Emit], object], abort: Callable[[str], object]
+) -> Output:
+    """Submit a request and return its last output; it is aborted when this is cancelled."""
+    done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+
+    def emit(output: Output) -> None:
+        if output.finish_reason is not None and not done.done():
+            done.set_result(output)
+
+    submit(emit)
+    try:
+        return await done
+    finally:
+        abort(request_id)
+
+
+def probe_failed(last: Output) -> EngineError:
+    """Return the error of a probe that ended with `last`."""
+    return EngineError(last.error.message if last.error else "the engine closed during the probe")
 
 
 async def probe(
@@ -26,12 +49,6 @@ async def probe(
         EngineError: the engine has failed.
     """
     started = time.monotonic()
-    done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-
-    def emit(output: Output) -> None:
-        if output.finish_reason is not None and not done.done():
-            done.set_result(output)
-
     request = Request(
         id=f"probe-{next(_numbers)}",
         task=task,
@@ -39,13 +56,7 @@ async def probe(
         params=params,
         priority=FIRST,
     )
-    engine.submit(request, emit)
-    try:
-        last = await done
-    finally:
-        engine.abort(request.id)
+    last = await last_output(request.id, lambda emit: engine.submit(request, emit), engine.abort)
     if not (last.token_ids or last.payloads):
-        raise EngineError(
-            last.error.message if last.error else "the engine closed during the probe"
-        )
+        raise probe_failed(last)
     return time.monotonic() - started

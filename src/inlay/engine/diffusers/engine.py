@@ -22,12 +22,13 @@ from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
 from inlay.engine.jobs import Jobs
+from inlay.engine.probe import last_output, probe_failed
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.failures import model_failed
 from inlay.engine.torch.stage_sleep import StageSleep
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
-from inlay.request import Diffusion, Emit, Output, Payload, Request
+from inlay.request import Diffusion, Emit, Payload, Request
 
 log = logging.getLogger(__name__)
 
@@ -183,24 +184,15 @@ class DiffusersEngine:
         if self._closing or self._driver is None:
             raise EngineError("the engine is not running")
         started = time.monotonic()
-        done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-
-        def emit(output: Output) -> None:
-            if output.finish_reason is not None and not done.done():
-                done.set_result(output)
-
         request, params = probe_request(
             f"probe-{next(self._probes)}", self._loaded.facts, self._loaded.part
         )
-        self._admit(request, params, inputs_of(request), emit)
-        try:
-            last = await done
-        finally:
-            self.abort(request.id)
+        inputs = inputs_of(request)
+        last = await last_output(
+            request.id, lambda emit: self._admit(request, params, inputs, emit), self.abort
+        )
         if last.finish_reason != "stop":
-            raise EngineError(
-                last.error.message if last.error else "the engine closed during the probe"
-            )
+            raise probe_failed(last)
         return time.monotonic() - started
 
     def stats(self) -> Stats:

@@ -19,6 +19,7 @@ from inlay.engine.diffusers.job import Job
 from inlay.engine.diffusers.painter import image_file
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.jobs import Jobs
+from inlay.engine.probe import last_output, probe_failed
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm_omni.loading import LoadedOmni, load
 from inlay.engine.vllm_omni.prompts import check_lengths, prompt_of, sampling_of
@@ -166,23 +167,14 @@ class VllmOmniEngine:
         started = time.monotonic()
         if self._tasks:
             return time.monotonic() - started
-        done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-
-        def emit(output: Output) -> None:
-            if output.finish_reason is not None and not done.done():
-                done.set_result(output)
-
         facts = loaded.bounds.facts
         request, params = probe_request(f"probe-{next(self._numbers)}", facts, "pipeline")
-        self._admit(request, params, inputs_of(request), emit)
-        try:
-            last = await done
-        finally:
-            self.abort(request.id)
+        inputs = inputs_of(request)
+        last = await last_output(
+            request.id, lambda emit: self._admit(request, params, inputs, emit), self.abort
+        )
         if last.finish_reason != "stop":
-            raise EngineError(
-                last.error.message if last.error else "the engine closed during the probe"
-            )
+            raise probe_failed(last)
         return time.monotonic() - started
 
     def stats(self) -> Stats:
