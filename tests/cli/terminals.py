@@ -20,6 +20,9 @@ BOUND = 120.0
 LONGEST = 4096
 """Characters that a pattern may cover."""
 
+_LOCAL = 3
+"""Index of the local modes in what `termios.tcgetattr` returns."""
+
 
 class Terminal:
     """The master's end of a pseudo-terminal."""
@@ -88,6 +91,10 @@ def terminal(
     """`inlay WORDS`, or another program, in a terminal of `width` columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    # Otherwise Ctrl-C also discards what the command has written and the test has not yet read.
+    modes = termios.tcgetattr(slave)
+    modes[_LOCAL] |= termios.NOFLSH
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
     given = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **(environment or {})}
     given.pop("COLUMNS", None)
 

@@ -203,7 +203,9 @@ def test_a_signal_while_a_model_loads_ends_the_server_and_its_worker(
 
 
 @truly_started
-@pytest.mark.parametrize("module", ["difflib", "pydantic", "inlay.cli.main", "starlette", "uvloop"])
+@pytest.mark.parametrize(
+    "module", ["difflib", "pydantic", "inlay.cli.usage", "starlette", "uvloop"]
+)
 def test_ctrl_c_among_the_imports_ends_without_a_traceback(module: str) -> None:
     # As the installed script does: with `-m` Python itself looks for modules between our imports.
     script = "import sys; from inlay.cli import main; sys.exit(main())"
