@@ -16,7 +16,7 @@ import pytest
 from inlay.cli import main
 from inlay.cli.chat.answer import Answer
 from inlay.cli.chat.conversation import Conversation
-from inlay.cli.chat.screen import Screen
+from inlay.cli.chat.screen import Interrupts, Screen
 from inlay.cli.chat.session import Session
 from inlay.cli.http_client import HttpClient, Server
 from inlay.cli.process import Console
@@ -247,6 +247,14 @@ def test_ctrl_c_pressed_many_times_ends_the_answer_once(pause: float, endless_ur
         screen.press_until("\x03", "Ctrl-D ends the chat\r\n> $")
         screen.press_until(f"{TEXT}\n", f"{TEXT}\r\n(?s:.)*[a-z]{{3}}")
         assert screen.process.poll() is None
+
+
+def test_a_second_ctrl_c_within_the_first_is_one_interruption() -> None:
+    # CPython's `input` can run a handler while the exception of the one before it is set.
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts, interrupts.typing():
+        raise SystemError from KeyboardInterrupt()
+    with pytest.raises(SystemError), Interrupts() as interrupts, interrupts.typing():
+        raise SystemError
 
 
 def test_messages_after_an_error_begin_where_the_last_answer_ended(

@@ -87,6 +87,12 @@ class Interrupts:
         self._typing = True
         try:
             yield
+        except SystemError as error:
+            # `input` runs the handlers of further signals while the first one's exception is set,
+            # and CPython rejects a handler that then returns.
+            if not isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            raise KeyboardInterrupt from error
         finally:
             self._typing = False
 
