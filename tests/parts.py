@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -15,15 +15,20 @@ END_SECONDS = 90.0
 
 
 class Part:
-    """`inlay WORDS` as a process; ready once it has said `until` on standard error."""
+    """`inlay WORDS` as a process; ready once it has said `until` on standard error.
 
-    def __init__(self, *words: object, until: str) -> None:
+    With `variables` over those of this process.
+    """
+
+    def __init__(
+        self, *words: object, until: str, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.said: list[str] = []
         self._until = until
         self._ready = threading.Event()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "inlay.cli", *map(str, words)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

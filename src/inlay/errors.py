@@ -168,6 +168,10 @@ KV_LOST = "kv_lost"
 """Reason of the `OverloadedError` of a decode worker that got no keys and values of its prompt."""
 
 
+OUT_OF_MEMORY = "out_of_memory"
+"""Reason of the `EngineError` of a request that a worker has no memory for; another may have."""
+
+
 class BodyTooLargeError(InlayError):
     """The request body is over the body limit."""
 

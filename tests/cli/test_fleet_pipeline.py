@@ -27,6 +27,7 @@ from tests.cli.test_models_in_a_row import documented
 from tests.cli.test_pipeline import FIELDS, GRAPH, painted
 from tests.engine.test_diffusers import alone, model, near
 from tests.equality.test_image_prompts import files, inline, upload
+from tests.memory import COMPILER, Memory
 from tests.omni_models import omni
 from tests.parts import Part, running, workers_of
 from tests.serving import PYTHON, Served, free_port, serving
@@ -46,10 +47,11 @@ STAGES = (*PAINTING, *SPEAKING)
 
 
 class Fleet(NamedTuple):
-    """Two frontends, and the workers by stage: two of each."""
+    """Two frontends, and the workers by stage: two of each; the memory of the first of each."""
 
     servers: list[Served]
     workers: dict[str, list[Part]]
+    memory: Memory | None
 
 
 def graphs_in(folder: Path) -> dict[str, list[object]]:
@@ -80,16 +82,18 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             running("nats", "--port", port, "--store-dir", folder / "nats", until="NATS at nats://")
         )
         workers: dict[str, list[Part]] = {}
+        memory = None if COMPILER is None else Memory(folder)
         for stage, words in graphs_in(folder).items():
-            for _ in range(2):
-                part = Part("worker", *words, "--nats", url, until=" serves ")
+            for number in range(2):
+                variables = memory.variables(stage) if memory and not number else None
+                part = Part("worker", *words, "--nats", url, until=" serves ", variables=variables)
                 undo.callback(part.end)
                 workers.setdefault(stage, []).append(part)
         frontend = ("--nats", url, "--enable-prompt-embeds")
         servers = [undo.enter_context(serving(*frontend, command="frontend")) for _ in range(2)]
         for part in (one for some in workers.values() for one in some):
             part.wait_ready()
-        yield Fleet(servers, workers)
+        yield Fleet(servers, workers, memory)
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +259,35 @@ def test_what_a_lost_worker_of_a_stage_has_goes_on_at_another(
             lost.resume()
     assert all(alike(made(answer), expected) for answer in answers)
     assert all(len(ends) == 1 for ends in chats)
+    wait_nothing_kept(server)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="a library is to be compiled")
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_a_worker_of_a_stage_has_no_memory_for_goes_on_at_another(
+    fleet: Fleet, stage: str
+) -> None:
+    server = fleet.servers[0]
+    expected = made_once_ready(server, stage)
+    assert fleet.memory is not None
+    poor, other = fleet.workers[stage]
+    already = len(poor.said)
+    with fleet.memory.none(stage):
+        while not any("can't allocate memory" in line for line in poor.said[already:]):
+            answers, chats = ask_together(server, stage)
+            assert all(alike(made(answer), expected) for answer in answers)
+            assert all(len(ends) == 1 for ends in chats)
+        wait_nothing_kept(server)
+        # While nobody can go on with it, it ends with one error.
+        frozen = engine_of(other)
+        frozen.suspend()
+        try:
+            failed = ask(server, stage)
+        finally:
+            frozen.resume()
+    # Without memory, or without an answer of the other: whichever was asked last.
+    assert failed.status_code in (500, 503), failed.text
+    assert alike(made_once_ready(server, stage), expected)
     wait_nothing_kept(server)
 
 

@@ -17,7 +17,15 @@ from inlay.engine.api import Engine
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError, OverloadedError
+from inlay.engine.torch.failures import memory_too_small
+from inlay.errors import (
+    DeadlineExceededError,
+    EngineError,
+    ErrorFrame,
+    InlayError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from inlay.hidden_states import HiddenStates
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import (
@@ -333,16 +341,25 @@ async def test_a_bad_request_is_refused_by_the_first_worker_and_asked_of_no_othe
     assert sum(len(engine.seen) for engine in engines) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "workers", "asked"),
+    [
+        (OverloadedError("the engine is gone"), 6, resume.MAX_EMPTY_ATTEMPTS),
+        (memory_too_small("this"), 6, resume.MAX_EMPTY_ATTEMPTS),
+        (memory_too_small("this"), 1, 1),
+        (EngineError("the model failed"), 6, 1),
+    ],
+)
 async def test_a_request_that_shows_nothing_is_not_tried_for_ever(
-    echo_settings: EngineSettings, around: Around
+    echo_settings: EngineSettings, around: Around, error: InlayError, workers: int, asked: int
 ) -> None:
-    engines = [Scripted(echo_settings) for _ in range(6)]
+    engines = [Scripted(echo_settings) for _ in range(workers)]
     for engine in engines:
-        engine.fail = gives_up_after(0)
+        engine.fail = gives_up_after(0, ErrorFrame.of(error))
     router, _ = await around(*engines)
-    with pytest.raises(OverloadedError, match="the engine is gone"):
+    with pytest.raises(type(error), match=error.message):
         await read(await send(router, make_echo_request()))
-    assert sum(len(engine.seen) for engine in engines) == resume.MAX_EMPTY_ATTEMPTS
+    assert sum(len(engine.seen) for engine in engines) == asked
 
 
 async def test_a_request_that_is_the_death_of_its_workers_is_not_that_of_the_fleet(

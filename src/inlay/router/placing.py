@@ -91,12 +91,14 @@ class Placing:
         waited: float,
         *,
         only: Collection[str] | None = None,
+        avoid: Collection[str] = (),
         holder: ModelCard | None = None,
     ) -> list[Placed] | None:
         """Send the requests now; None where no worker has room.
 
-        Workers that turn out to be gone are skipped. With `only`, they go to one of these, even if
-        it is full. `holder` is of the worker that has the pages of the attempt before.
+        Workers that turn out to be gone are skipped, and those of `avoid`. With `only`, they go to
+        one of these, even if it is full. `holder` is of the worker that has the pages of the
+        attempt before.
         """
         first, card = requests[0], pool.card
         splits = (
@@ -107,7 +109,7 @@ class Placing:
             and is_divisible(first, card)
         )
         length = _length(first)
-        gone: set[str] = set()
+        gone = set(avoid)
         while True:
             chosen = pool.choose(
                 length,

@@ -18,6 +18,7 @@ from inlay.card import ModelCard
 from inlay.edges import NONE_WANTED, Fetch, Lease
 from inlay.errors import (
     KV_LOST,
+    OUT_OF_MEMORY,
     DeadlineExceededError,
     EngineError,
     InlayError,
@@ -132,6 +133,7 @@ class ResumingStream:
         send: sends a further attempt to one of the workers it is given; the card is that of a
             worker which has the pages of the attempt before, or None.
         handover: where the request goes on after its first token; `sent` is the prompt alone.
+        failed_on: ids of workers that have failed at it, to which others are added.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class ResumingStream:
         workers: Callable[[], Sequence[Worker]],
         send: Callable[[Sequence[Worker], Request, ModelCard | None], Sent],
         handover: Handover | None = None,
+        failed_on: set[str],
     ) -> None:
         self._first = self._request = request
         self._sent = sent
@@ -154,7 +157,7 @@ class ResumingStream:
         self._prefetching = handover
         self._began = asyncio.get_running_loop().time()
         self._cancelled = False
-        self._failed_on: set[str] = set()
+        self._failed_on = failed_on
         self._empty_attempts = 0
         self._shown = list(request.prior_output)
         self._given: Counter[str] = Counter()
@@ -236,7 +239,9 @@ class ResumingStream:
                     sent.end()
                     await self._hand_over()
                     self._end_handover()
-                except OverloadedError as error:
+                except (EngineError, OverloadedError) as error:
+                    if isinstance(error, EngineError) and error.reason != OUT_OF_MEMORY:
+                        raise
                     sent.end()
                     if self._cancelled:
                         self._ended = True
@@ -321,7 +326,7 @@ class ResumingStream:
             else msgspec.structs.replace(usage, cached_tokens=self._cached)
         )
 
-    async def _resume(self, error: OverloadedError) -> None:
+    async def _resume(self, error: EngineError | OverloadedError) -> None:
         """Send what is left to another worker, or to the same once it is back.
 
         Raises `error` when that cannot be.
@@ -430,7 +435,7 @@ class ResumingStream:
             others = [worker for worker in fitting if worker.id not in self._failed_on]
             if others := with_partners(others):
                 return others
-            if fitting and not self._has_shown:
+            if (fitting and not self._has_shown) or error.reason == OUT_OF_MEMORY:
                 # It is there and refused: waiting would only hide that from the client.
                 raise error
             if fitting:

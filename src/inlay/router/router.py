@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
 from typing import TypeAlias
@@ -207,6 +207,7 @@ class Router:
         *,
         session: str | None = None,
         admitted: bool = False,
+        failed_on: set[str] | None = None,
     ) -> list[ResumingStream]:
         """Send requests to one worker of the model `name`, once there is room at one.
 
@@ -223,6 +224,8 @@ class Router:
             session: that they belong to: those of one session go to one worker, if it has not much
                 more to do than others.
             admitted: by `admit`: it may wait however many do.
+            failed_on: ids of workers that have failed at it; others go before them. Those that do
+                are added.
 
         Returns:
             Their streams, each of which must be iterated to its end or cancelled.
@@ -240,10 +243,14 @@ class Router:
         self._check(name, pool, first.adapter, rows)
         keys = await self._keys(pool, first)
         came = self._clock()
+        failed: Collection[str] = () if failed_on is None else failed_on
+        able = self._equivalent_workers(base, first)
 
         def place() -> list[Placed] | None:
             self._check(name, pool, first.adapter, rows)
-            return self._placing.place(pool, requests, keys, session, self._clock() - came)
+            avoid = failed if failed and any(one.id not in failed for one in able()) else ()
+            waited = self._clock() - came
+            return self._placing.place(pool, requests, keys, session, waited, avoid=avoid)
 
         line = (base.name, PoolKey.of(base), first.adapter, rows)
         placed = None if self._waiting.waits(line, first.client) else place()
@@ -256,6 +263,7 @@ class Router:
                 workers=self._equivalent_workers(sent.card, request),
                 send=self._resend,
                 handover=handover,
+                failed_on=set() if failed_on is None else failed_on,
             )
             for request, sent, handover in placed
         ]

@@ -249,6 +249,7 @@ class _Walk:
         self._limited: set[str] = set()
         self._sent = 0
         self._lost = 0
+        self._failed_on: dict[str, set[str]] = {}
         self._used: dict[str | None, Lease] = {}
 
     def usages(self, steps: Sequence[Step]) -> dict[str | None, Usage]:
@@ -352,7 +353,11 @@ class _Walk:
         self._sent += 1
         window = (self._windows[step.model] or Window()) if hold else None
         request = msgspec.structs.replace(request, id=id_, feeds=inputs.feeds, hold=window)
-        (stream,) = await self._router.send(step.model, [request], admitted=True)
+        # A stage that is made again may be so because of a worker that fails at it each time.
+        failed_on = self._failed_on.setdefault(step.model, set())
+        (stream,) = await self._router.send(
+            step.model, [request], admitted=True, failed_on=failed_on
+        )
         return stream
 
     async def _drop(self, model: str | None) -> None:

@@ -11,6 +11,7 @@ from inlay.engine.diffusers import denoising
 from inlay.engine.diffusers.families.base import Family, Painting
 from inlay.engine.diffusers.loading import Loaded
 from inlay.engine.diffusers.lora import DenoiserLoras
+from inlay.engine.torch.failures import memory_too_small
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer
 from inlay.request import Diffusion, ImageFormat, Payload
@@ -159,9 +160,8 @@ class Painter:
 
 def _error(painting: Painting, too_large: bool) -> EngineError | None:
     if too_large:
-        return EngineError(
-            f"the worker's memory is too small for {len(painting.latents)} images of "
-            f"{painting.width}x{painting.height}"
+        return memory_too_small(
+            f"{len(painting.latents)} images of {painting.width}x{painting.height}"
         )
     if painting.done and not torch.isfinite(painting.latents).all():
         return EngineError("the model's output was not finite: NaN or infinity came of this prompt")

@@ -114,6 +114,7 @@ class SpeechEngine:
 
         Raises:
             InvalidRequestError: it can never run here.
+            EngineError: it could not begin.
             OverloadedError: too much is queued, or the engine is closing or asleep.
         """
         if self._sleep.asleep:
@@ -131,7 +132,14 @@ class SpeechEngine:
                 f"voice is {params.voice!r}; allowed: {', '.join(self._loaded.model.voices)}",
                 param="voice",
             )
-        job = Job(request, self._loaded.model.begin(params), inflow, emit)
+        try:
+            progress = self._loaded.model.begin(params)
+        except InlayError:
+            raise
+        except Exception as error:
+            log.exception("request %s did not begin", request.id)
+            raise model_failed(error) from error
+        job = Job(request, progress, inflow, emit)
         self._jobs.add(job)
         inflow.watch(partial(self._enqueue, job))
         self._enqueue(job)
