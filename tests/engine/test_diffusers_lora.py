@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,15 @@ import peft
 import pytest
 import torch
 
+from inlay.adapter.library import AdapterLibrary, Opened
 from inlay.card import Adapter
+from inlay.commands import LoadAdapter, Sleep, WakeUp
 from inlay.engine.diffusers.engine import DiffusersEngine
 from inlay.engine.diffusers.lora import DenoiserLoras
 from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.worker.adapters import AdapterRegistry
+from inlay.worker.host import EngineHost
+from tests.engine.conformance import SECRET
 from tests.engine.test_diffusers import (
     FAMILIES,
     PROMPT,
@@ -132,6 +138,37 @@ async def test_an_adapter_that_does_not_come_back_is_loaded_when_woken_again(
 
 def no_memory(loras: DenoiserLoras, name: str, directory: str) -> None:
     raise MemoryError
+
+
+class Slow(AdapterLibrary):
+    """A library that opens files once it may."""
+
+    def __init__(self) -> None:
+        super().__init__(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 23)
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def open(self, address: str, sha256: str | None = None) -> Opened:
+        self.asked.set()
+        self.may.wait()
+        return super().open(address, sha256)
+
+
+async def test_an_adapter_whose_files_come_while_its_engine_sleeps_is_a_503() -> None:
+    library = Slow()
+    async with serving("sd", enable_lora=True) as engine:
+        registry = AdapterRegistry(engine, library, SECRET, most=2, drain_seconds=5)
+        host = EngineHost(engine, registry, sleep_mode=True)
+        order = LoadAdapter("a1", str(lora("sd", 1)))
+        loading = asyncio.create_task(host.call(order))
+        await asyncio.to_thread(library.asked.wait)
+        await host.call(Sleep(2))
+        library.may.set()
+        with pytest.raises(OverloadedError, match="the worker is asleep"):
+            await loading
+        await host.call(WakeUp())
+        await host.call(order)
+        assert [adapter.name for adapter in host.card.adapters] == ["a1"]
+        await registry.close()
 
 
 @pytest.mark.parametrize(

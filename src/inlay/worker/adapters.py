@@ -18,8 +18,8 @@ the first still runs.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -40,6 +40,7 @@ from inlay.request import Emit, Output, Request, Task
 from inlay.single_flight import SingleFlight
 from inlay.tensors.rows import to_rows
 from inlay.tensors.tensor import Tensor
+from inlay.worker.sleeping import SleepControl
 
 log = logging.getLogger(__name__)
 
@@ -147,10 +148,11 @@ class AdapterRegistry:
         self._loads: SingleFlight[str, Adapter] = SingleFlight(finishes=True)
         self._leaving: dict[_LoadedAdapter, asyncio.Task[None]] = {}
         self._changed: Callable[[], None] = lambda: None
+        self._sleeping: SleepControl | None = None
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called whenever `ready` has changed."""
-        self._changed = changed
+    def watch(self, changed: Callable[[], None], sleeping: SleepControl | None = None) -> None:
+        """Have `changed` called whenever `ready` has changed; `sleeping` is the engine's."""
+        self._changed, self._sleeping = changed, sleeping
 
     @property
     def ready(self) -> tuple[Adapter, ...]:
@@ -169,6 +171,7 @@ class AdapterRegistry:
             InvalidRequestError: the name is taken, there is no room, or the adapter will not do.
             NotFoundError: no adapter at the address.
             EngineError: the engine failed to load it.
+            OverloadedError: the engine sleeps.
         """
         held = self._loading.get(order.name)
         if held is None:
@@ -300,7 +303,9 @@ class AdapterRegistry:
                 held.rows = await asyncio.to_thread(self._rows, opened.files)
             else:
                 await asyncio.to_thread(self._check_fits, opened)
-                await self._into_engine(held, adapter, opened)
+                # Reading the files may have taken long.
+                async with self._turn(awake=True):
+                    await self._into_engine(held, adapter, opened)
         except BaseException:
             held.close()
             raise
@@ -320,6 +325,20 @@ class AdapterRegistry:
         """Hold a LoRA against the checkpoint; not every engine looks before it copies."""
         if isinstance(opened.files, LoraFiles):
             check_fits(opened.files, shapes_of(Path(self._engine.card.path)))
+
+    @asynccontextmanager
+    async def _turn(self, *, awake: bool = False) -> AsyncIterator[None]:
+        """Keep the engine from falling asleep and from waking.
+
+        Raises `OverloadedError` if it sleeps and is to be `awake`.
+        """
+        if self._sleeping is None:
+            yield
+            return
+        async with self._sleeping.turn:
+            if awake:
+                self._sleeping.check_awake()
+            yield
 
     async def _into_engine(self, held: _LoadedAdapter, adapter: Adapter, opened: Opened) -> None:
         engine = self._engine
@@ -373,7 +392,8 @@ class AdapterRegistry:
         try:
             await self._empty(held, seconds)
             if held.rows is None and isinstance(self._engine, AdapterEngine):
-                await self._engine.unload_adapter(held.key)
+                async with self._turn():
+                    await self._engine.unload_adapter(held.key)
         except Exception as error:
             held.state = "failed"
             held.reason = error.message if isinstance(error, InlayError) else type(error).__name__

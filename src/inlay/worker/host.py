@@ -123,7 +123,7 @@ class EngineHost:
             engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
         )
         if adapters is not None:
-            adapters.watch(self._tell)
+            adapters.watch(self._tell, self._sleeping)
 
     @property
     def card(self) -> ModelCard:

@@ -252,6 +252,17 @@ async def test_an_engine_of_which_a_part_sleeps_has_failed(said: list[str], fail
         engine._alive()
 
 
+async def test_a_look_at_it_that_fails_is_a_failure_of_the_engine() -> None:
+    async def check_health() -> None:
+        raise RuntimeError("the orchestrator's thread is gone")
+
+    engine = VllmOmniEngine(settings("qwen"), SECRET)
+    engine._loaded = SimpleNamespace(omni=SimpleNamespace(check_health=check_health))  # type: ignore[assignment]
+    engine._failure = asyncio.get_running_loop().create_future()
+    await engine._watch()
+    assert "the orchestrator's thread is gone" in (await engine.failed()).message
+
+
 async def test_its_death_ends_every_request_and_the_engine(engine: VllmOmniEngine) -> None:
     """Stays the last: the engine is that of all tests."""
     run = Run(engine, LONG, text("x"))

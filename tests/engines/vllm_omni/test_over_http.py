@@ -171,9 +171,18 @@ def test_a_stage_of_a_graph_runs_on_it(tmp_path: Path) -> None:
     }
     (tmp_path / "graph.yaml").write_text(yaml.safe_dump(graph))
     (tmp_path / "deploy.yaml").write_text(yaml.safe_dump({"stages": {"painter": ENGINE}}))
-    with serve(tmp_path / "graph.yaml", "--deploy", tmp_path / "deploy.yaml") as served:
+    words = ("--deploy", tmp_path / "deploy.yaml", "--enable-prompt-embeds")
+    with serve(tmp_path / "graph.yaml", *words) as served:
         found = painted(served, "drawer", negative_prompt="blurred")
         assert near(found, expected("qwen", negative="blurred"))
+        # Between steps vLLM-Omni reads texts alone.
+        with torch.inference_mode():
+            rows = inline(whole("qwen").encode_prompt(PROMPT)[0][0])
+        body = {"model": "drawer", "prompt_embeds": rows} | FIELDS
+        answer = httpx.post(f"{served.v1}/images/generations", json=body, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "prompt_embeds"
+        assert "it takes text alone" in answer.json()["error"]["message"]
         # Steps are shared, and a request ends between two of them.
         leave(served, "drawer")
         until_idle(served)

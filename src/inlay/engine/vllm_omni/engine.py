@@ -329,9 +329,14 @@ class VllmOmniEngine:
             try:
                 await omni.check_health()
             except EngineDeadError:
+                failure = EngineError("vLLM-Omni died")
+                break
+            except Exception as error:
+                log.exception("vLLM-Omni does not say whether it lives")
+                failure = EngineError(f"vLLM-Omni failed: {type(error).__name__}: {error}")
                 break
             await asyncio.sleep(_LOOK)
-        self._fail(EngineError("vLLM-Omni died"))
+        self._fail(failure)
 
     def _fail(self, failure: EngineError) -> None:
         if self._failure is not None and not self._failure.done():
