@@ -46,7 +46,7 @@ def test_generated_tokens_continue_a_chain_like_prompt_tokens(ids: list[int]) ->
 
 
 @given(rows(plain=True), st.data())
-def test_changing_one_bit_of_a_row_changes_its_digest_alone(
+def test_changing_one_bit_of_a_row_changes_the_digests_of_its_group_alone(
     whole: Rows, data: st.DataObject
 ) -> None:
     bit = data.draw(st.integers(0, 8 * len(whole.data) - 1))
@@ -54,10 +54,32 @@ def test_changing_one_bit_of_a_row_changes_its_digest_alone(
     changed[bit // 8] ^= 1 << bit % 8
     before = row_digests(whole, SECRET)
     after = row_digests(Rows(Buffer(changed), whole.dtype, whole.shape), SECRET)
-    touched = bit // 8 // whole.row_bytes
+    touched = bit // 8 // whole.row_bytes // BLOCK_SIZE
     for index in range(len(whole)):
         same = before[16 * index : 16 * index + 16] == after[16 * index : 16 * index + 16]
-        assert same == (index != touched)
+        assert same == (index // BLOCK_SIZE != touched)
+
+
+@given(st.integers(0, 3 * BLOCK_SIZE), st.integers(0, 40), st.booleans())
+def test_rows_that_begin_a_prompt_share_all_full_blocks_of_their_common_prefix(
+    common: int, more: int, equal: bool
+) -> None:
+    short = Rows(Buffer(bytes(4 * common)), "float32", (common, 1))
+    longer = Rows(
+        Buffer(bytes(4 * common) + bytes([not equal, 1, 1, 1]) * more),
+        "float32",
+        (common + more, 1),
+    )
+    expected = chain(Prompt.of(short), ROOT, SECRET)
+    assert chain(Prompt.of(longer), ROOT, SECRET)[: len(expected)] == expected
+
+
+def test_equal_rows_have_unequal_digests_within_a_group() -> None:
+    digests = row_digests(Rows(Buffer(bytes(4 * 40)), "float32", (40, 1)), SECRET)
+    found = [digests[start : start + 16] for start in range(0, len(digests), 16)]
+    # Two full groups of the same rows, and one of eight.
+    assert found[:16] == found[16:32]
+    assert len(set(found)) == 16 + 8
 
 
 def test_a_bundle_field_is_part_of_a_rows_identity() -> None:
@@ -67,7 +89,6 @@ def test_a_bundle_field_is_part_of_a_rows_identity() -> None:
         row_digests(msgspec.structs.replace(plain, bundle=(field,)), SECRET) for field in fields
     ]
     assert len({row_digests(plain, SECRET)[16:], *(d[16:] for d in digests)}) == 3
-    assert digests[0][:16] == digests[1][:16]
 
 
 def test_atomic_rows_are_named_by_the_whole_segment() -> None:
@@ -75,6 +96,8 @@ def test_atomic_rows_are_named_by_the_whole_segment() -> None:
     longer = Rows(Buffer(bytes(12)), "float32", (3, 1), atomic=True)
     assert row_digests(first, SECRET)[:16] != row_digests(longer, SECRET)[:16]
     assert len({row_digests(longer, SECRET)[i : i + 16] for i in (0, 16, 32)}) == 3
+    plain = Rows(first.data, first.dtype, first.shape)
+    assert row_digests(first, SECRET)[:16] != row_digests(plain, SECRET)[:16]
 
 
 def test_tokens_and_rows_with_the_same_bytes_are_told_apart() -> None:

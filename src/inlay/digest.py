@@ -1,13 +1,17 @@
 """Digests: the identity of positions and of prefixes.
 
-A token's identity is its id; a row's is a keyed 16-byte BLAKE3 of its bytes, in the model's
-activation dtype, and of every bundle field at that position. A position of an image or the like is
-(digest of the item, index of the row in the whole item), where the item's digest covers the file's
-bytes and all that decides its rows; so a prefix with an image is known before anyone has encoded
-it. Tokens, rows, rows of atomic segments and media are told apart by a byte before each. A chain of
-block digests names every prefix at multiples of `BLOCK_SIZE` positions: it keys the engine's prefix
-cache and is what routers compare. All keys come from one root secret, so a digest tells a stranger
-nothing and cannot be made by one.
+A token's identity is its id. A row's is 16 bytes of the keyed BLAKE3 of its group: `BLOCK_SIZE` rows
+of one segment, in the model's activation dtype, with every bundle field at those positions. A call
+for each row takes more than twice as long, and prefixes are cached by whole blocks anyway: of rows
+that begin a prompt the groups are the blocks, and elsewhere at most one block fewer is shared. An
+atomic segment is one group.
+
+A position of an image or the like is (digest of the item, index of the row in the whole item),
+where the item's digest covers the file's bytes and all that decides its rows; so a prefix with an
+image is known before anyone has encoded it. Tokens, rows and media are told apart by a byte before
+each. A chain of block digests names every prefix at multiples of `BLOCK_SIZE` positions: it keys
+the engine's prefix cache and is what routers compare. All keys come from one root secret, so a
+digest tells a stranger nothing and cannot be made by one.
 
 BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, "BLAKE3: one function, fast everywhere" (2020).
 """
@@ -27,9 +31,6 @@ BLOCK_SIZE = 16
 
 BLOCK_DIGEST_SIZE = 16
 """Bytes of a block digest."""
-
-_AT_A_TIME = 64
-"""Rows digested before others may have their turn."""
 
 _TOKEN, _ROW, _ATOMIC, _MEDIA = b"\x00", b"\x01", b"\x02", b"\x03"
 _WHOLE = b"whole prompt"
@@ -93,47 +94,30 @@ def row_digests(rows: Rows, secret: Secret) -> bytes:
 
     Those the rows already carry are returned as they are.
 
-    The rows must already be in the model's activation dtype, or equal prompts would not meet. For
-    atomic rows each digest is that of (the whole segment, index), so it must be called before the
-    segment is sliced.
+    Rows are hashed in groups of `BLOCK_SIZE`, counted from the first one; a digest is a row's part
+    of its group's output. Atomic rows are one group.
+
+    The rows must already be in the model's activation dtype, or equal prompts would not meet. They
+    must be whole: a slice has other groups.
     """
     if rows.digests is not None:
         return rows.digests
-    header = f"{rows.dtype}:{rows.shape[1]}".encode()
+    header = f"{rows.dtype}:{rows.shape[1]}"
     for field in rows.bundle:
-        header += f"|{field.name}:{field.dtype}:{field.shape[1:]}".encode()
-    key = secret.rows
-    if rows.atomic:
-        whole = blake3(header, key=key)
-        whole.update(rows.data.view)
+        header += f"|{field.name}:{field.dtype}:{field.shape[1:]}"
+    # The header goes into the key, so that a group costs one call over its own bytes and no more.
+    key = blake3((_ATOMIC if rows.atomic else _ROW) + header.encode(), key=secret.rows).digest()
+    view, size, count = rows.data.view, rows.row_bytes, len(rows)
+    group = max(count, 1) if rows.atomic else BLOCK_SIZE
+    found: list[bytes] = []
+    for first in range(0, count, group):
+        last = min(first + group, count)
+        hasher = blake3(view[first * size : last * size], key=key)
         for field in rows.bundle:
-            whole.update(field.data.view)
-        name = whole.digest(ROW_DIGEST_SIZE)
-        return b"".join(
-            blake3(_atomic.pack(_ATOMIC, name, index), key=key).digest(ROW_DIGEST_SIZE)
-            for index in range(len(rows))
-        )
-    # The header goes into the key, so that a plain row costs one call over its own bytes and no
-    # more.
-    key = blake3(header, key=key).digest()
-    view, size = rows.data.view, rows.row_bytes
-    if not rows.bundle:
-        found: list[bytes] = []
-        for first in range(0, len(view), size * _AT_A_TIME):
-            piece = view[first : first + size * _AT_A_TIME]
-            found += [
-                blake3(piece[start : start + size], key=key).digest(ROW_DIGEST_SIZE)
-                for start in range(0, len(piece), size)
-            ]
-            yield_gil()
-        return b"".join(found)
-    digests = []
-    for index in range(len(rows)):
-        hasher = blake3(view[index * size : (index + 1) * size], key=key)
-        for field in rows.bundle:
-            hasher.update(field.slice(index, index + 1).data.view)
-        digests.append(hasher.digest(ROW_DIGEST_SIZE))
-    return b"".join(digests)
+            hasher.update(field.slice(first, last).data.view)
+        found.append(hasher.digest(ROW_DIGEST_SIZE * (last - first)))
+        yield_gil()
+    return b"".join(found)
 
 
 def with_digests(prompt: Prompt, secret: Secret) -> Prompt:

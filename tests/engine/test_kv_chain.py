@@ -2,6 +2,7 @@
 
 import hashlib
 from itertools import accumulate
+from random import Random
 from typing import Any, NamedTuple
 
 import msgspec
@@ -116,7 +117,9 @@ class Vllm:
 
 def rows(seed: int, count: int) -> Rows:
     return Rows(
-        Buffer(bytes((seed * 7 + index) % 256 for index in range(4 * count))),
+        # No two segments have a row in common: vLLM names a block by its own rows alone, and their
+        # digests are those of whole groups.
+        Buffer(Random(f"{seed} {count}").randbytes(4 * count)),
         "bfloat16",
         (count, 2),
     )

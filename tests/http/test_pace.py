@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from inlay import pace
-from inlay.digest import Secret, row_digests
+from inlay.digest import BLOCK_SIZE, Secret, row_digests
 from inlay.http.server import OFFLOAD_BYTES
 from inlay.prompt import Buffer, Rows
 from inlay.tensors.cast import cast, largest_magnitude
@@ -91,8 +91,9 @@ def test_digests_checks_and_casts_of_a_large_prompt_give_way_and_come_out_the_sa
         counts.append(len(pauses))
     assert 0 < counts[0] < counts[1] < counts[2]
     assert in_background(computed) == here
-    one_by_one = [row_digests(rows.slice(index, index + 1), secret) for index in range(len(rows))]
-    assert here[0] == b"".join(one_by_one)
+    size = BLOCK_SIZE
+    groups = [rows.slice(start, start + size) for start in range(0, len(rows), size)]
+    assert here[0] == b"".join(row_digests(group, secret) for group in groups)
 
 
 def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: list[float]) -> None:

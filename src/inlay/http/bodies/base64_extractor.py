@@ -202,17 +202,32 @@ class Base64Extractor:
         self._decode_more(memoryview(run))
 
     def _decode_more(self, piece: memoryview) -> None:
-        assert self._memory is not None
-        came = memoryview(b"".join((self._carry, piece))) if self._carry else piece
+        came = piece
+        if self._carry:
+            # Only the quad that the piece completes is joined: joining all takes as long as
+            # decoding.
+            lacking = 4 - len(self._carry)
+            quad = b"".join((self._carry, piece[:lacking]))
+            if len(piece) > lacking and self._write(quad):
+                came = piece[lacking:]
+            else:
+                came = memoryview(b"".join((self._carry, piece)))
         # At least one character is kept back, so that padding is always in `_carry`.
         quads = (len(came) - 1) // 4 * 4
-        data = _decoded(came[:quads])
         carry = bytes(came[quads:])
-        if data is None or len(data) != quads // 4 * 3 or _QUOTE in carry:
-            self._finish(bytes(came))
-        else:
-            self._memory.write(data)
+        if _QUOTE not in carry and self._write(came[:quads]):
             self._carry = carry
+        else:
+            self._finish(bytes(came))
+
+    def _write(self, quads: bytes | memoryview) -> bool:
+        """Decode quads without padding; return False, with nothing written, if they are none."""
+        assert self._memory is not None
+        data = _decoded(quads)
+        if data is None or len(data) != len(quads) // 4 * 3:
+            return False
+        self._memory.write(data)
+        return True
 
     def _finish(self, rest: bytes) -> None:
         """End the run in `rest`, or find that it is no base64."""
