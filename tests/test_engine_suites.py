@@ -81,13 +81,31 @@ def test_every_file_is_in_one_part_of_few(root: Path) -> None:
     assert max(len(part.files) for part in parts) <= suites.FILES
 
 
-def test_a_word_that_chooses_no_test_of_a_part_fails_nothing(
+def test_words_choose_no_test_of_a_part_but_some_test_of_all(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite(root, "slow", TESTS)
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "-k", "nothing_of_this_name"])
+    suite(root, "never", NEVER)
+    plain = sys.argv
+    monkeypatch.setattr(sys, "argv", [*plain, "-k", "takes_its_time"])
     assert suites.main() == 0
-    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    monkeypatch.setattr(sys, "argv", [*plain, "-k", "nothing_of_this_name"])
+    assert suites.main() == 1
+    assert "-k nothing_of_this_name chooses" in capfd.readouterr().out.splitlines()[-1]
+    monkeypatch.setattr(sys, "argv", plain[:1])
     (root / "slow" / "test_slow_0.py").write_text("")
     assert suites.main() == 1
-    assert "failed: slow (status 5)" in capfd.readouterr().out
+    assert "slow (status 5)" in capfd.readouterr().out.splitlines()[-1]
+
+
+def test_a_status_begins_a_line_of_its_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = suite(root, "killed", NEVER)
+    (folder / "test_killed_0.py").write_text(
+        "import os\nos.write(1, b'in the middle of a li')\nos._exit(9)\n"
+    )
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "-s"])
+    assert suites.main() == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert any(line.startswith("engine suite killed: status 9") for line in lines)
