@@ -1,10 +1,10 @@
 """Digests: the identity of positions and of prefixes.
 
-A token's identity is its id. A row's is 16 bytes of the keyed BLAKE3 of its group: `BLOCK_SIZE` rows
-of one segment, in the model's activation dtype, with every bundle field at those positions. A call
-for each row takes more than twice as long, and prefixes are cached by whole blocks anyway: of rows
-that begin a prompt the groups are the blocks, and elsewhere at most one block fewer is shared. An
-atomic segment is one group.
+A token's identity is its id. A row's is 16 bytes of the keyed BLAKE3 of its group: `BLOCK_SIZE`
+rows of one segment, in the model's activation dtype, with every bundle field at those positions. A
+call for each row takes more than twice as long, and prefixes are cached by whole blocks anyway: of
+rows that begin a prompt the groups are the blocks, and elsewhere at most one block fewer is shared.
+An atomic segment is one group.
 
 A position of an image or the like is (digest of the item, index of the row in the whole item),
 where the item's digest covers the file's bytes and all that decides its rows; so a prefix with an

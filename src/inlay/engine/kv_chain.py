@@ -8,8 +8,8 @@ digests of their vectors are looked up by the digests of their blocks. Of a mode
 vLLM names each image, and each run of vectors, by an identifier that it was given: what an
 identifier stands for is noted likewise.
 
-A vector's digest is that of a group, which may end behind its block. Where prompts share a block but
-not the groups in it, the key that is told is that of the prompt noted last; rows that begin a
+A vector's digest is that of a group, which may end behind its block. Where prompts share a block
+but not the groups in it, the key that is told is that of the prompt noted last; rows that begin a
 prompt have their groups in its blocks.
 
 Blocks that cannot be translated (vectors or images that were not noted, pages that are no multiple
