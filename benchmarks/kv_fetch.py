@@ -1,27 +1,32 @@
 """What it is worth to fetch a prompt's keys and values from another worker.
 
     python -m benchmarks.kv_fetch [--positions 2048 8192] [--layers 28] [--rounds 3] [--windows 30]
+        [--parts first resuming cost steps]
 
 Two engines with a random model of Qwen3-0.6B's shape in bfloat16. One has computed prompts; the
 other answers them with one token, by computing and by fetching in turn, over connections of one
 worker to another as they are in a fleet: of neighbours on one machine, who share memory, and TCP
 with TLS over loopback; both ends in this process, on its cores. Then it reads back what it evicted
 itself, from host memory and from disk, and goes on with a request of 4,096 positions that the first
-gave up. The median of each is printed: seconds, and CPU seconds of
-both ends, which neighbours on the machine disturb less; what a byte costs beside copying it; and
-the bandwidth above which fetching is worth it. Last come the steps of a request that is being
-decoded, while pages come and while none do.
+gave up. The median of each is printed: seconds, and CPU seconds of both ends, which neighbours on
+the machine disturb less; what a byte costs beside copying it, also over TCP without TLS, which no
+fleet has; and the bandwidth above which fetching is worth it. Last come the steps of a request that
+is being decoded, while pages come from a process of its own, as they do in a fleet, and while none
+do.
 """
 
 import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -33,6 +38,7 @@ from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.pages.price import FetchPrice
 from inlay.engine.torch.step import Core
+from inlay.pace import freeze_gc
 from inlay.prompt import Prompt, Tokens
 from inlay.request import PAGES, Output, Request, Sampling, Source
 from inlay.transport.embeds_cache import EmbedsCache
@@ -43,8 +49,10 @@ from inlay.transport.tls import load_identity, make_certificate
 from inlay.worker.host import EngineHost
 
 SECRET = Secret(bytes(32))
-FETCHES = 20
+FETCHES = 12
 """Fetches of which the CPU time is taken; the first makes connections."""
+TURNS = 4
+"""Times that these are taken, between copies."""
 
 
 class _Always(FetchPrice):
@@ -140,7 +148,7 @@ def copying() -> float:
     source = torch.ones(1 << 28, dtype=torch.uint8)
     target = torch.empty_like(source)
     times = []
-    for _ in range(6):
+    for _ in range(9):
         began = time.process_time()
         target.copy_(source)
         times.append((time.process_time() - began) / len(source) * 1e9)
@@ -199,11 +207,14 @@ class Fleet:
         await self.asking.start()
         self.asking.use_peers(self._peers)
         identity, host = load_identity(make_certificate()), EngineHost(self.giving)
+        # Without TLS there is no fingerprint either.
+        without: Any = {"context": None, "fingerprint": b""}
+        plain = identity._replace(**without)
         self._endpoints = [
-            Endpoint(host, SECRET, identity, EmbedsCache(0), neighbours=way)
-            for way in (True, False)
+            Endpoint(host, SECRET, each, EmbedsCache(0), neighbours=way)
+            for each, way in ((identity, True), (identity, False), (plain, False))
         ]
-        self.sources = [
+        *self.sources, self.plain = [
             Source(PAGES, (await endpoint.open("127.0.0.1", "127.0.0.1", 0),))
             for endpoint in self._endpoints
         ]
@@ -212,6 +223,8 @@ class Fleet:
             raise RuntimeError("the engines do not fetch")
         exchange.price = _Always()
         self.position_bytes = model.page_bytes(16) // 16
+        # As workers do once they serve.
+        freeze_gc()
 
     async def close(self) -> None:
         await self._peers.close()
@@ -257,7 +270,7 @@ class Fleet:
         return found
 
     async def disturbed(
-        self, prompt: Prompt, windows: int, size: int
+        self, prompt: Prompt, source: Source, windows: int, size: int
     ) -> tuple[list[list[Took]], list[list[Took]]]:
         """Return steps of a request that decodes: windows of `size`, without and with imports."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -275,7 +288,7 @@ class Fleet:
         found: tuple[list[list[Took]], list[list[Took]]] = ([], [])
         for number in range(2 * windows):
             imports = bool(number % 2)
-            importing = asyncio.create_task(self._import(prompt)) if imports else None
+            importing = asyncio.create_task(self._import(prompt, source)) if imports else None
             # What the last window began is over.
             await self.steps.until(len(self.steps.times) + 2)
             start = len(self.steps.times)
@@ -288,7 +301,7 @@ class Fleet:
         await ended
         return found
 
-    async def _import(self, prompt: Prompt) -> None:
+    async def _import(self, prompt: Prompt, source: Source) -> None:
         """Bring a prompt's pages again and again."""
         while True:
             await self.asking.reset_prefix_cache()
@@ -298,7 +311,7 @@ class Fleet:
                 id="import",
                 prompts=(prompt,),
                 params=sampling,
-                sources=(self.sources[0],),
+                sources=(source,),
                 prefetch=True,
             )
             self.asking.submit(request, ahead.set_result)
@@ -310,18 +323,30 @@ class Fleet:
                 raise
 
 
-async def cost_of_fetches(fleet: Fleet, prompt: Prompt, copied: float) -> None:
+async def cost_of_fetches(fleet: Fleet, prompt: Prompt) -> None:
     """Print what a byte costs beside copying it."""
     await fleet.giving.reset_prefix_cache()
     await first_token(fleet.giving, prompt)
-    for name, source in zip(("neighbour", "peer, TLS"), fleet.sources, strict=True):
-        found = (await fleet.fetches(prompt, source, FETCHES))[1:]
-        _, cached = await first_token(fleet.asking, prompt)
-        cost = statistics.median(found) / (cached * fleet.position_bytes) * 1e9
+    sources = zip(
+        ("neighbour", "peer, TLS", "peer, no TLS"), (*fleet.sources, fleet.plain), strict=True
+    )
+    for name, source in sources:
+        costs, copies = [], []
+        for _ in range(TURNS):
+            copied = copying()
+            found = (await fleet.fetches(prompt, source, FETCHES))[1:]
+            _, cached = await first_token(fleet.asking, prompt)
+            costs.append(statistics.median(found) / (cached * fleet.position_bytes) * 1e9)
+            copies.append(costs[-1] / ((copied + copying()) / 2))
         print(
-            f"{FETCHES - 1} fetches alone of {cached} positions, {name}: {cost:.2f} CPU s a GB, "
-            f"{cost / copied:.1f} copies (least {min(found) / statistics.median(found):.2f} of it)"
+            f"{FETCHES - 1} fetches alone of {cached} positions, {TURNS} turns, {name}: "
+            f"{_each(costs, 3)} CPU s a GB, {_each(copies, 2)} copies",
+            flush=True,
         )
+
+
+def _each(values: Sequence[float], digits: int) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
 def random_prompt(positions: int, generator: torch.Generator) -> Prompt:
@@ -329,9 +354,46 @@ def random_prompt(positions: int, generator: torch.Generator) -> Prompt:
     return Prompt.of(Tokens(torch.randint(3, 150_000, (positions,), generator=generator).tolist()))
 
 
-async def disturbance(fleet: Fleet, prompt: Prompt, windows: int) -> None:
+@asynccontextmanager
+async def another(directory: Path) -> AsyncIterator[Source]:
+    """A process that has computed `given_prompt` and gives its pages."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.kv_fetch", "--give", str(directory),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    if process.stdout is None:
+        raise RuntimeError("the process has no pipe")
+    try:
+        address = msgspec.json.decode(await process.stdout.readline(), type=Address)
+        yield Source(PAGES, (address,))
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def given_prompt() -> Prompt:
+    """Return the prompt whose pages the other process gives."""
+    return random_prompt(2048, torch.Generator().manual_seed(2))
+
+
+async def give(directory: Path) -> None:
+    """Compute the prompt, print an address, and give the pages there."""
+    engine = TorchEngine(settings_of(directory, 2048), SECRET)
+    await engine.start()
+    await first_token(engine, given_prompt())
+    endpoint = Endpoint(
+        EngineHost(engine), SECRET, load_identity(make_certificate()), EmbedsCache(0)
+    )
+    address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
+    freeze_gc()
+    print(msgspec.json.encode(address).decode(), flush=True)
+    await asyncio.Event().wait()
+
+
+async def disturbance(fleet: Fleet, directory: Path, windows: int) -> None:
     """Print how much longer others' steps take while pages come."""
-    alone, during = await fleet.disturbed(prompt, windows, 40)
+    async with another(directory) as source:
+        alone, during = await fleet.disturbed(given_prompt(), source, windows, 40)
     for name, kind in (("CPU of the engine's thread", 1), ("wall", 0)):
         parts = [[[took[kind] for took in window] for window in each] for each in (alone, during)]
         ratio, low, high = p99_ratio(*parts)
@@ -342,52 +404,77 @@ async def disturbance(fleet: Fleet, prompt: Prompt, windows: int) -> None:
         )
 
 
-async def measure(directory: Path, lengths: list[int], rounds: int, windows: int) -> None:
-    settings = EngineSettings(
+def settings_of(directory: Path, longest: int) -> EngineSettings:
+    """Return settings of an engine for prompts of at most `longest` positions."""
+    return EngineSettings(
         model=str(directory),
         device="cpu",
         enable_kv_fetch=True,
         kv_cache_memory_bytes=2 << 30,
-        max_model_len=max(4096, *lengths) + 64,
+        max_model_len=max(4096, longest) + 64,
     )
-    fleet = Fleet(settings)
-    await fleet.start()
-    size, generator, copied = fleet.position_bytes, torch.Generator().manual_seed(1), copying()
-    print(f"copying a GB from memory to memory: {copied:.2f} CPU s")
-    for positions in lengths:
-        prompts = [random_prompt(positions, generator) for _ in range(rounds + 1)]
-        found = [await fleet.all_ways(prompt) for prompt in prompts]
-        computed, near, fetched, here = (median([one[n] for one in found]) for n in range(4))
-        host = median(await kept(settings, prompts, 4.0, None))
-        with tempfile.TemporaryDirectory() as folder:
-            disk = median(await kept(settings, prompts, None, f"{folder}/kv"))
-        print(f"{positions} positions of {size:,} bytes, median of {rounds} rounds:")
+
+
+async def first_tokens(
+    fleet: Fleet, settings: EngineSettings, prompts: list[Prompt], copied: float
+) -> None:
+    """Print what the first token of prompts of one length takes, over every way."""
+    size, positions, rounds = fleet.position_bytes, len(prompts[0]), len(prompts) - 1
+    found = [await fleet.all_ways(prompt) for prompt in prompts]
+    computed, near, fetched, here = (median([one[n] for one in found]) for n in range(4))
+    host = median(await kept(settings, prompts, 4.0, None))
+    with tempfile.TemporaryDirectory() as folder:
+        disk = median(await kept(settings, prompts, None, f"{folder}/kv"))
+    print(f"{positions} positions of {size:,} bytes, median of {max(1, rounds)} rounds:")
+    print(
+        f"  computed    {computed.wall * 1000:7.0f} ms {computed.cpu:7.2f} CPU s  "
+        f"{positions / computed.wall:6.0f} positions/s; worth it above "
+        f"{size * positions / computed.wall / 1e6:.0f} MB/s"
+    )
+    ways = {"neighbour": near, "peer, TLS": fetched, "host memory": host, "disk": disk}
+    for name, took in ways.items():
+        cost = (took.cpu - here.cpu) / (positions * size) * 1e9
         print(
-            f"  computed    {computed.wall * 1000:7.0f} ms {computed.cpu:7.2f} CPU s  "
-            f"{positions / computed.wall:6.0f} positions/s; worth it above "
-            f"{size * positions / computed.wall / 1e6:.0f} MB/s"
+            f"  {name:11} {took.wall * 1000:7.0f} ms {took.cpu:7.2f} CPU s  "
+            f"{positions * size / took.wall / 1e6:6.0f} MB/s; {computed.wall / took.wall:5.1f} "
+            f"times, CPU {computed.cpu / took.cpu:5.1f}; {cost:.2f} CPU s a GB: "
+            f"{cost / copied:.1f} copies",
+            flush=True,
         )
-        ways = {"neighbour": near, "peer, TLS": fetched, "host memory": host, "disk": disk}
-        for name, took in ways.items():
-            cost = (took.cpu - here.cpu) / (positions * size) * 1e9
-            print(
-                f"  {name:11} {took.wall * 1000:7.0f} ms {took.cpu:7.2f} CPU s  "
-                f"{positions * size / took.wall / 1e6:6.0f} MB/s; {computed.wall / took.wall:5.1f} "
-                f"times, CPU {computed.cpu / took.cpu:5.1f}; {cost:.2f} CPU s a GB: "
-                f"{cost / copied:.1f} copies",
-                flush=True,
-            )
-    prior = tuple(range(3, 35))
-    prompts = [random_prompt(4096 - len(prior), generator) for _ in range(rounds + 1)]
+
+
+async def resuming(fleet: Fleet, prompts: list[Prompt], prior: tuple[int, ...]) -> None:
+    """Print what the next token takes of requests of 4,096 positions that were given up."""
     found = [await fleet.all_ways(prompt, prior) for prompt in prompts]
     computed, fetched = (median([one[n] for one in found]) for n in range(2))
     print(
         f"resuming 4,096 positions: {computed.wall * 1000:.0f} ms ({computed.cpu:.2f} CPU s) "
         f"computed, {fetched.wall * 1000:.0f} ms ({fetched.cpu:.2f} CPU s) fetched: "
-        f"{fetched.wall / computed.wall:.3f} of it, CPU {fetched.cpu / computed.cpu:.3f}"
+        f"{fetched.wall / computed.wall:.3f} of it, CPU {fetched.cpu / computed.cpu:.3f}",
+        flush=True,
     )
-    await cost_of_fetches(fleet, random_prompt(min(lengths), generator), copied)
-    await disturbance(fleet, prompts[-1], windows)
+
+
+async def measure(directory: Path, args: argparse.Namespace) -> None:
+    """Measure the parts that are asked for."""
+    fleet = Fleet(settings := settings_of(directory, max(args.positions)))
+    await fleet.start()
+    generator, copied = torch.Generator().manual_seed(1), copying()
+    print(f"copying a GB from memory to memory: {copied:.2f} CPU s")
+
+    def several(positions: int) -> list[Prompt]:
+        return [random_prompt(positions, generator) for _ in range(args.rounds + 1)]
+
+    if "first" in args.parts:
+        for positions in args.positions:
+            await first_tokens(fleet, settings, several(positions), copied)
+    if "resuming" in args.parts:
+        await resuming(fleet, several(4096 - 32), tuple(range(3, 35)))
+    if "cost" in args.parts:
+        for positions in (512, 2048):
+            await cost_of_fetches(fleet, random_prompt(positions, generator))
+    if "steps" in args.parts:
+        await disturbance(fleet, directory, args.windows)
     await fleet.close()
 
 
@@ -397,10 +484,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--windows", type=int, default=30)
+    parts = ("first", "resuming", "cost", "steps")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--give", type=Path, help="the model of a worker that gives pages")
     args = parser.parse_args()
+    if args.give is not None:
+        asyncio.run(give(args.give))
+        return
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), args.layers)
-        asyncio.run(measure(Path(folder), args.positions, args.rounds, args.windows))
+        asyncio.run(measure(Path(folder), args))
 
 
 if __name__ == "__main__":

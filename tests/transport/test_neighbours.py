@@ -165,7 +165,7 @@ async def test_small_messages_pass_a_large_one(ends: Ends) -> None:
 
 
 async def test_only_so_much_memory_is_shared_and_further_neighbours_share_none() -> None:
-    limit = 2 * 2 * neighbours.ARENA_BYTES
+    limit = 2 * neighbours.ARENA_BYTES
     async with Ends.open(limit, neighbours=True) as ends:
         pairs = [await ends.pair() for _ in range(3)]
         assert [theirs._shared.ours is not None for _, theirs in pairs] == [True, True, False]

@@ -29,6 +29,7 @@ from inlay.transport.wire import (
     Message,
     Offer,
     Offered,
+    Piece,
     Withdrawn,
 )
 
@@ -44,6 +45,8 @@ PING_SECONDS = 1.0
 SILENCE_SECONDS = 3.0
 """A peer from which nothing came for so long is gone, counted while this process ran itself."""
 HANDSHAKE_SECONDS = 5.0
+_LARGE = 16 * 1024
+"""Bytes of a piece from which on it is not joined with others."""
 
 
 class Connection(asyncio.BufferedProtocol, Generic[T]):
@@ -84,6 +87,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         self._withdraw: dict[int, Callable[[], None]] = {}
         self._transport: asyncio.Transport | None = None
         self._writable = False
+        self._encrypted = False
         self._flushing = False
         self._arrived: deque[T] = deque()
         self._changed = asyncio.Event()
@@ -174,6 +178,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._writable = True
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
         self._heard = self._said = liveness.now()
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._tick)
         try:
@@ -336,10 +341,10 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             if not pieces:
                 return
             self._said = liveness.now()
-            if len(pieces) == 1:
-                transport.write(pieces[0])
-            else:
+            if self._encrypted:
                 transport.writelines(pieces)
+            else:
+                _write(transport, pieces)
             if self._writer.idle:
                 return
             if self._shared.theirs:
@@ -389,3 +394,18 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             # Whoever dialled sees it; a listener has nobody to tell.
             self.ready.exception()
         self._changed.set()
+
+
+def _write(transport: asyncio.Transport, pieces: Sequence[Piece]) -> None:
+    """Write small pieces together, and each large one as it is: `writelines` would copy all."""
+    small: list[Piece] = []
+    for piece in pieces:
+        if len(piece) < _LARGE:
+            small.append(piece)
+            continue
+        if small:
+            transport.write(b"".join(small))
+            small = []
+        transport.write(piece)
+    if small:
+        transport.write(b"".join(small))

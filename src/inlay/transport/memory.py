@@ -36,8 +36,8 @@ class ReceiveMemory:
         self._arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 
     def may_share(self, num_bytes: int) -> bool:
-        """Return True if another arena of this size may be added: half of the limit is for them."""
-        return sum(arena.size for arena in self._arenas) + num_bytes <= self.limit // 2
+        """Return True if another arena of this size may be added: all have the limit at most."""
+        return sum(arena.size for arena in self._arenas) + num_bytes <= self.limit
 
     def add(self, arena: Arena) -> None:
         """Count an arena that messages are received into, for as long as it lives."""

@@ -1,5 +1,8 @@
 """Records hold the bits of pages, whoever copies them, and only finite ones are good."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -165,3 +168,46 @@ def test_a_record_with_a_value_that_is_not_finite_is_none_and_no_page_takes_it(
             for tensor, before in zip(target.stored(each), source.stored(each), strict=True):
                 assert torch.isfinite(tensor).all()
                 assert torch.equal(tensor[:, 1 : 1 + good], before[:, 1 : 1 + good])
+
+
+class Recorded:
+    """A stream of a device, whose waits are written down."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self._name = name
+        self._log = log
+
+    def wait_stream(self, other: "Recorded") -> None:
+        self._log.append(f"{self._name} waits for {other._name}")
+
+
+def test_copies_of_a_device_have_a_stream_and_the_order_of_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Order alone: what runs on the streams of a device is tested on one (`make test-gpu`)."""
+    log: list[str] = []
+    own, model = Recorded("copies", log), Recorded("model", log)
+
+    @contextmanager
+    def on(stream: Recorded) -> Iterator[None]:
+        assert stream is own
+        log.append("begins")
+        yield
+        log.append("ends")
+
+    pages, other = random_pages(torch.float32), zeroed(torch.float32)
+    _, sealer = sealers(copier(pages, torch.float32).shape, monkeypatch)
+    copiers = [copier(each, torch.float32) for each in (pages, other)]
+    for each in copiers:
+        each._stream = own  # type: ignore[assignment]
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: model)
+    records = copiers[0].empty(0, 3)
+    copiers[0].read(sealer, 0, [5, 1, 2], DIGESTS, records)
+    # The step that runs is not waited for.
+    assert log == ["begins", "ends"]
+    log.clear()
+    assert copiers[1].write(sealer, 0, [1, 2, 3], DIGESTS, records) == 3
+    assert log == ["begins", "copies waits for model", "ends", "model waits for copies"]
+    for mine, theirs in zip(pages.kept[0], other.kept[0], strict=True):
+        assert torch.equal(mine[:, [5, 1, 2]], theirs[:, [1, 2, 3]])

@@ -1,28 +1,33 @@
-"""A process that is killed, or that hangs, while it gives pages or asks for them.
+"""Connections that are cut, and processes that are killed or hang, while pages are on their way.
 
 The asker computes the rest; the giver holds nothing for it.
 """
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from inlay.address import Address
+from inlay.prompt import Prompt, Tokens
 from inlay.request import PAGES, Payload, Request, Source
+from inlay.transport import connection, wire
+from inlay.transport.connection import Connection
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.peers import PeerConnections
 from inlay.transport.tls import load_identity, make_certificate
 from inlay.worker.host import EngineHost
-from tests.engine.conformance import SECRET, make_request
+from tests.engine.conformance import SECRET, ids, make_request
 from tests.engine.torch.page_giver import PROMPT, Ready
 from tests.engine.torch.test_page_exchange import (
     FROM_PEER,
@@ -65,6 +70,92 @@ class Struck:
         found = await self._peers.payloads(address, request, within)
         self.num_answers += 1
         return found
+
+
+class Cut:
+    """Cuts the connections of this process once both ends have written so often together."""
+
+    def __init__(self) -> None:
+        self.num_written = 0
+        self.after = math.inf
+
+    def written(self) -> bool:
+        """Return True if the next message is not to leave."""
+        self.num_written += 1
+        return self.num_written > self.after
+
+
+class Wire:
+    """A transport that ends its connection in place of a message."""
+
+    def __init__(self, transport: asyncio.Transport, owner: Connection[Any], cut: Cut) -> None:
+        self._transport = transport
+        self._owner = owner
+        self._cut = cut
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self.writelines([data])
+
+    def writelines(self, pieces: Sequence[bytes]) -> None:
+        if self._cut.written():
+            self._owner.abort()
+        else:
+            self._transport.writelines(pieces)
+
+
+@pytest.mark.parametrize("way", ["neighbours", "tls"])
+async def test_a_connection_that_is_cut_after_any_message_changes_no_output(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_page_at_a_time(monkeypatch)
+    # A page comes in several chunks, each a message of its own.
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 2048)
+    monkeypatch.setattr(connection, "WRITE_BYTES", 1)
+    cut, made = Cut(), Connection.connection_made
+
+    def watched(owner: Connection[Any], transport: asyncio.BaseTransport) -> None:
+        made(owner, cast("Any", Wire(cast("asyncio.Transport", transport), owner, cut)))
+
+    monkeypatch.setattr(Connection, "connection_made", watched)
+    prompt, config = Prompt.of(Tokens(ids(1, 70))), settings(tiny("llama"))
+    async with started(config, config) as (giving, asking):
+        truth, _ = await answers(giving, make_request("truth", prompt))
+        identity = load_identity(make_certificate())
+        endpoint = Endpoint(
+            EngineHost(giving), SECRET, identity, EmbedsCache(0), neighbours=way == "neighbours"
+        )
+        sources = (Source(PAGES, (await endpoint.open("127.0.0.1", "127.0.0.1", 0),)),)
+
+        async def cached(after: float) -> int:
+            """Cached positions of a request whose connection is cut after so many messages."""
+            cut.num_written, cut.after = 0, after
+            await asking.reset_prefix_cache()
+            peers = PeerConnections(SECRET)
+            asking.use_peers(peers)
+            output, found = await answers(asking, make_request("r", prompt, sources=sources))
+            await peers.close()
+            assert output == truth
+            exchange = giving._exchange
+            assert exchange is not None
+            async with asyncio.timeout(60):
+                while exchange._answers or exchange._giving or endpoint._serving:
+                    await asyncio.sleep(0.002)
+                    gc.collect()
+            assert giving.stats().blocks_used == 0
+            return found
+
+        assert await cached(math.inf) == 64
+        # Both ends prove themselves, then four pages are asked for.
+        recorded = cut.num_written
+        assert recorded > (12 if way == "neighbours" else 24)
+        found = [await cached(after) for after in range(recorded)]
+        # What came before the cut is of use.
+        assert {0, 16, 32, 48} <= set(found) <= {0, 16, 32, 48, 64}
+        assert found[:4] == [0] * 4
+        await endpoint.close()
 
 
 @asynccontextmanager

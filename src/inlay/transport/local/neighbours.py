@@ -26,9 +26,9 @@ from inlay.address import Address
 from inlay.transport.local.arena import Arena
 from inlay.transport.memory import ReceiveMemory
 
-ARENA_BYTES = 64 * 1024 * 1024
+ARENA_BYTES = 128 * 1024 * 1024
 """Bytes of the memory that one end of a connection receives into."""
-VERSION = 2
+VERSION = 3
 """Version of what neighbours say to each other; those of another one do not find each other."""
 _BACKLOG = 1024
 _AVAILABLE = (

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +43,8 @@ class PageAnswer:
             if self._closed:
                 return None
             if self._records is None:
-                self._records = torch.empty(self._shape, dtype=torch.uint8)
+                # Of numpy, which asks for huge pages of memory: fewer come when it is written.
+                self._records = torch.from_numpy(np.empty(self._shape, np.uint8))
             return written(self._records[start:stop])
 
     def data(self, count: int) -> Buffer:

@@ -64,13 +64,19 @@ class Lack:
         return (self.stop - self.cached) * self.bounds.page_size
 
     @property
+    def num_pages(self) -> int:
+        """Number of them, in all groups."""
+        return sum(len(piece.digests) for piece in self._all())
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all their records."""
         return sum(
-            len(piece.digests) * self.shape.record_bytes(piece.group)
-            for pieces in (self.full(), self.windows(self.stop))
-            for piece in pieces
+            len(piece.digests) * self.shape.record_bytes(piece.group) for piece in self._all()
         )
+
+    def _all(self) -> Iterator[Piece]:
+        return chain(self.full(), self.windows(self.stop))
 
     @property
     def name(self) -> bytes:

@@ -29,7 +29,7 @@ from inlay.engine.torch.transfers import Download, upload
 PIECE_BYTES = 4 << 20
 """Bytes of records that are copied between two steps of running sequences, or one page."""
 
-QUESTION_BYTES = 16 << 20
+QUESTION_BYTES = 32 << 20
 """Bytes of records that are asked for at a time; a larger page is asked for alone."""
 
 VERSION = 3
@@ -171,8 +171,10 @@ class Sealer:
 class PageCopier:
     """Copies between pages and records. For the thread that runs the model.
 
-    On a CUDA device through pinned memory, in the order of the model's own work there: a page may
-    be given to another sequence as soon as a call returns.
+    On a CUDA device through pinned memory, on a stream of its own. Pages that are read were
+    verified before: the step that runs does not write to them, and is not waited for. Pages that
+    are written may be read by that step: they are written after it, and before the next one. A page
+    may be given to another sequence as soon as a call returns.
     """
 
     def __init__(self, pages: Pages, groups: Sequence[PageGroup], shape: RecordShape) -> None:
@@ -181,6 +183,9 @@ class PageCopier:
             [tensor for layer in group.layers for tensor in pages.stored(layer)] for group in groups
         ]
         self._device = self._tensors[0][0].device
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._runs = [
             PageRuns.of(each) if self._device.type == "cpu" else None for each in self._tensors
         ]
@@ -232,18 +237,25 @@ class PageCopier:
 
     def _gather(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
         on_cpu = self._device.type == "cpu"
-        staged = data if on_cpu else torch.empty_like(data, device=self._device)
-        index = upload(torch.tensor(page_ids, dtype=torch.int64), self._device)
-        for tensor, part in self._parts(group, staged):
-            part.copy_(tensor.index_select(1, index).transpose(0, 1))
-        if staged is not data:
-            data.copy_(Download(staged).wait()[0])
+        with torch.cuda.stream(self._stream):
+            staged = data if on_cpu else torch.empty_like(data, device=self._device)
+            index = upload(torch.tensor(page_ids, dtype=torch.int64), self._device)
+            for tensor, part in self._parts(group, staged):
+                part.copy_(tensor.index_select(1, index).transpose(0, 1))
+            if staged is not data:
+                data.copy_(Download(staged).wait()[0])
 
     def _scatter(self, group: int, page_ids: Sequence[int], data: Tensor) -> None:
-        index = upload(torch.tensor(page_ids, dtype=torch.int64), self._device)
-        staged = data if self._device.type == "cpu" else upload(data.contiguous(), self._device)
-        for tensor, part in self._parts(group, staged):
-            tensor.index_copy_(1, index, part.transpose(0, 1))
+        own, model = self._stream, None if self._stream is None else torch.cuda.current_stream()
+        with torch.cuda.stream(own):
+            index = upload(torch.tensor(page_ids, dtype=torch.int64), self._device)
+            staged = data if self._device.type == "cpu" else upload(data.contiguous(), self._device)
+            if own is not None and model is not None:
+                own.wait_stream(model)
+            for tensor, part in self._parts(group, staged):
+                tensor.index_copy_(1, index, part.transpose(0, 1))
+        if own is not None and model is not None:
+            model.wait_stream(own)
 
     def _parts(self, group: int, data: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each tensor [H, 1 + N, ...] of a group with its part of `data`: [n, H, ...]."""

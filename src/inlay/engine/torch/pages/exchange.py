@@ -278,7 +278,10 @@ class PageExchange:
                 if not self.price.is_worth(source.name, lack.positions, lack.num_bytes):
                     continue
                 left = max(until - liveness.now(), LEAST_SECONDS)
-                if await self._fetch_from(source, lack, left / (len(sources) - place)):
+                num_pages = await self._fetch_from(source, lack, left / (len(sources) - place))
+                if num_pages == lack.num_pages:
+                    return
+                if num_pages:
                     lack = await self._core(find)
                 if not lack.positions:
                     return
@@ -294,6 +297,8 @@ class PageExchange:
                     await fetch.run()
                 finally:
                     self.num_fetched += fetch.num_pages
+                if fetch.num_pages == lack.num_pages:
+                    return
                 lack = await self._core(find)
 
     async def _fetch_from(self, source: PageSource, lack: Lack, silence: float) -> int:
