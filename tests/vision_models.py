@@ -323,7 +323,14 @@ _FAMILIES: dict[str, Callable[[], _Parts]] = {
     "llama4": _llama4,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "qwen2_vl": lambda: _qwen("Qwen2VL", embed_dim=32, depth=2, num_heads=4, hidden_size=64),
+    "qwen2_vl": lambda: _qwen(
+        "Qwen2VL",
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        hidden_size=64,
+        in_chans=3,  # as published, beside in_channels
+    ),
     "qwen2_5_vl": lambda: _qwen(
         "Qwen2_5_VL",
         hidden_size=32,
@@ -381,17 +388,31 @@ _TOKENS: dict[str, tuple[str, ...]] = {
 """Special tokens from id `IMAGE` on; of other families `<image>` alone."""
 
 
+def _enlarge(config: Any, processor: Any, patch: int) -> None:
+    """Patches of `patch` pixels a side in place of 4, of as many to an image."""
+    larger = (patch / config.vision_config.patch_size) ** 2
+    processor.size = {name: int(larger * area) for name, area in dict(processor.size).items()}
+    tower = config.vision_config
+    if hasattr(tower, "window_size"):
+        tower.window_size = tower.window_size * patch // tower.patch_size
+    tower.patch_size = processor.patch_size = patch
+
+
 @cache
-def vision(family: str, head_dim: int | None = None) -> Path:
+def vision(family: str, head_dim: int | None = None, patch: int | None = None) -> Path:
     """The directory of a tiny model of `family`, made once and shared; treat it as read-only.
 
-    `head_dim` is of the language model's heads, for engines that do not run all sizes.
+    `head_dim` is of the language model's heads, and `patch` the side of a patch of 4 pixels, for
+    engines that do not run all sizes.
     """
     config, processor = _FAMILIES[family]()
     directory = models_root() / f"{family}-vision"
     if head_dim is not None:
         directory = directory.with_name(f"{family}-vision-{head_dim}")
         _widen(config, head_dim)
+    if patch is not None:
+        directory = directory.with_name(f"{directory.name}-{patch}")
+        _enlarge(config, processor, patch)
     state = torch.random.get_rng_state()
     torch.manual_seed(20261123)
     try:

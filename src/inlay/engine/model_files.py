@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,14 @@ def row_facts(
         bound = abs_max * _TIMES_TABLE
         bound = min(bound, _HALF_BOUND) if dtype == "float16" else bound
     return RowFacts(refused, table_id, abs_max, bound or None)
+
+
+def versions_of(*packages: str) -> list[str]:
+    """Return the names and versions of those `packages` that are installed."""
+    found = []
+    for name in packages:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found

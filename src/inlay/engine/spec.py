@@ -163,9 +163,12 @@ ENGINES: Mapping[str, EngineSpec] = {
         check="inlay.engine.sglang.rooms:check",
         library="sglang",
         missing=f"SGLang {_ELSEWHERE}",
-        options=frozenset({"engine_arguments", "tensor_parallel_size", "role"}),
+        options=frozenset(
+            {"engine_arguments", "tensor_parallel_size", "role", "mm_processor_kwargs"}
+        ),
         hints={
             "gpu_memory_utilization": "; --mem-fraction-static after -- is its own",
+            "language_model_only": "; after -- it is SGLang's own, which refuses images",
             "batch_invariant": "; --enable-deterministic-inference after -- is its own",
         },
     ),

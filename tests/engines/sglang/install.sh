@@ -4,7 +4,7 @@
 #
 # SGLang's package is made for CUDA: its requirements bring gigabytes of kernels that no CPU runs. What the modules it imports at its start
 # need is installed, the rest is left out; hence its wheel is installed without requirements, and those it names are read from it. The
-# kernels for a CPU are not on PyPI: what only speculative decoding and AMX would call is stood in for by functions that raise.
+# kernels for a CPU are not on PyPI: what only speculative decoding, AMX and Qwen3.5 would call is stood in for by functions that raise.
 # NIXL moves keys and values between two SGLangs; its packages for CUDA bring UCX, which goes over TCP.
 set -euo pipefail
 
@@ -45,14 +45,32 @@ sed -i 's/"VRAM"/"DRAM"/g; s/for mem_kind in ("DRAM", "DRAM"):/for mem_kind in (
 grep -q 'for mem_kind in ("DRAM",):' "$packages/sglang/srt/disaggregation/nixl/conn.py"
 mkdir -p "$packages/sgl_kernel"
 cat > "$packages/sgl_kernel/__init__.py" <<'PYTHON'
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
+import torch
 
+# Those that modules of models look up as they are imported, for Qwen3.5; Qwen-VL's processor imports them all.
+LOOKED_UP = (
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+    "fused_sigmoid_mul_cpu",
+)
+
+
+def _missing(name):
     def missing(*args, **kwargs):
         raise RuntimeError(f"sgl_kernel.{name} is not built for this machine")
 
     return missing
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _missing(name)
+
+
+for looked_up in LOOKED_UP:
+    setattr(torch.ops.sgl_kernel, looked_up, _missing(looked_up))
 PYTHON
 install blake3 huggingface-hub ml-dtypes msgspec numpy pydantic
 install httpx hypothesis psutil pytest pytest-asyncio pytest-timeout

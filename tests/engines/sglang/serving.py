@@ -12,3 +12,6 @@ FLAGS: dict[str, Any] = {
     "max_num_seqs": 16,
     "engine_arguments": ["--max-total-tokens", "8192", "--mem-fraction-static", "0.8"],
 }
+
+PATCH = 14
+"""Side of a patch of models with images. SGLang takes others of Qwen2.5-VL for finished rows."""

@@ -18,7 +18,6 @@ from inlay.prompt import Prompt, Tokens
 from tests.engine.conformance import make_request
 from tests.engines.sglang.serving import FLAGS
 from tests.engines.starting import running
-from tests.vision_models import vision
 
 PAGE = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="utf-8")
 
@@ -61,18 +60,6 @@ async def test_seeds_are_refused_by_sglang_on_a_cpu_as_the_page_says(directory: 
     said = refused.value.message.partition("SGLang refuses the model or its settings: ")[2]
     assert said
     assert said in PAGE
-
-
-async def test_a_model_with_images_is_refused_by_sglang_on_a_cpu_as_the_page_says() -> None:
-    before = set(multiprocessing.active_children())
-    with pytest.raises(InvalidRequestError) as refused:
-        async with running(settings_of(vision("qwen2_5_vl"))):
-            pass
-    said = refused.value.message.partition("SGLang refuses the model or its settings: ")[2]
-    first = said.splitlines()[0]
-    assert first.startswith("No processor registered for architecture: ")
-    assert first.removesuffix(".") in " ".join(PAGE.split())
-    assert set(multiprocessing.active_children()) == before
 
 
 async def test_a_gpu_that_is_not_there_is_sglangs_own_error(

@@ -6,6 +6,7 @@ and mixtures, alone and together.
 
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from tests.serving import Served, serving
 START_SECONDS = 280.0
 
 
-@pytest.fixture(scope="module")
-def server(directory: Path) -> Iterator[Served]:
+@contextmanager
+def serve(directory: Path, *more: object) -> Iterator[Served]:
+    """`inlay serve` of the model in `directory`."""
     words = ("--engine", "sglang", "--engine-python", sys.executable, "--served-model-name", "m")
     options = (
         "--enable-prompt-embeds",
@@ -38,8 +40,14 @@ def server(directory: Path) -> Iterator[Served]:
         "INLAY_ENGINE_ARGUMENTS": " ".join(FLAGS["engine_arguments"]),
     }
     with serving(
-        directory, *words, *options, environment=environment, within=START_SECONDS
+        directory, *words, *options, *more, environment=environment, within=START_SECONDS
     ) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[Served]:
+    with serve(directory) as served:
         yield served
 
 

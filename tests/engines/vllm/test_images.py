@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,84 +14,26 @@ import pytest_asyncio
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.media.embeds import embeds_segments
 from inlay.media.positions import GRID_FIELD
-from inlay.media.spec import MediaSpec
-from inlay.media.tiles import Lines, Split
-from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Tokens
 from inlay.request import Request
-from inlay.tensors import Tensor
 from inlay.worker.host import EngineHost
 from tests.engine.conformance import Receiver, make_request, run
-from tests.engine.reference import rows_of as as_rows
 from tests.engine.torch.vision_reference import Picture
+from tests.engines import images
 from tests.engines.starting import SECRET, running
-from tests.engines.vllm import images
-from tests.engines.vllm.images import Parts
+from tests.engines.vision import (
+    NEW,
+    ONE,
+    PROMPTS,
+    TWO,
+    Vision,
+    mixtures_continue_as_transformers_does,
+)
 from tests.engines.vllm.serving import FLAGS
 from tests.engines.vllm.test_kv_events import Told, whole_blocks
 
-if TYPE_CHECKING:
-    from inlay.engine.vllm.engine import VllmEngine
-
-NEW = 12
-ONE, TWO = Picture(1, 40, 56), Picture(2, 70, 33)
-
-PROMPTS: dict[str, Parts] = {
-    "text": [[40, 41, 42, 43, 44, 45, 46, 47, 48]],
-    "one": [[5, 6, 9, 10], ONE, list(range(60, 100))],
-    "other": [[5, 6, 9, 10], ONE, [90, 91, 92]],
-    "both": [list(range(100, 117)), ONE, [11, 12, 13, 14, 15], TWO, [20, 21, 22]],
-    "twice": [[6, 7, 8], TWO, [90, 91, 92], TWO, [93]],
-}
-
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-class Vision:
-    """An engine with a model that takes images."""
-
-    def __init__(
-        self, engine: "VllmEngine", directory: Path, processing: Mapping[str, Any]
-    ) -> None:
-        self.engine = engine
-        self.processing = processing
-        self.directory = directory
-        spec = engine.card.media
-        assert spec is not None
-        self.spec: MediaSpec = spec
-        self.block = engine.card.block_size
-
-    def prompt(self, parts: Parts, **more: Any) -> Prompt:
-        return images.prompt_of(self.spec, parts, **more)
-
-    def wanted(self, parts: Parts) -> list[int]:
-        return images.greedy(self.directory, self.spec, parts, NEW, self.processing)
-
-    def embeds(self, picture: Picture) -> list[Segment]:
-        """The segments of an image that a client encoded."""
-        rows, grid = images.rows_of(self.directory, picture, self.processing)
-        tensor = Tensor(Buffer(rows.numpy().tobytes()), "float32", tuple(rows.shape), "npy")
-        hidden = self.engine.card.hidden_size
-        given = None if grid is None else (grid[0], grid[1], grid[2])
-        return embeds_segments(self.spec, tensor, grid=given, hidden_size=hidden, dtype="float32")
-
-    @property
-    def takes_embeds(self) -> bool:
-        """True if images of this model may come as rows that a client made."""
-        apart = isinstance(self.spec.image, Lines | Split)
-        return self.engine.card.prompt_embeds is None and not apart
-
-    def rows(self, ids: list[int]) -> Rows:
-        return as_rows(images.looked_up(self.directory, ids))
-
-    def whole(self, prompt: Prompt) -> int:
-        """Positions that are found again: the last one is computed anew, and with it its block."""
-        return (len(prompt) - 1) // self.block * self.block
-
-    async def ask(self, prompt: Prompt, name: str = "a", **more: Any) -> Receiver:
-        (found,) = await run(self.engine, make_request(name, prompt, NEW, **more))
-        return found
 
 
 @asynccontextmanager
@@ -207,39 +148,7 @@ async def test_an_image_of_low_detail_is_another_than_the_same_file_of_high(
 async def test_rows_of_a_clients_own_encoder_are_the_image_and_mix_with_files_and_rows(
     vision: Vision,
 ) -> None:
-    words, more = list(range(100, 117)), [21, 22, 23, 24, 25]
-    mixtures = {
-        "embeds": Prompt.of(Tokens(words), *vision.embeds(ONE), Tokens(more)),
-        "a file, then embeds": Prompt.of(
-            *vision.prompt([words, TWO, more]).segments, *vision.embeds(ONE), Tokens(more)
-        ),
-        "rows around a file": Prompt.of(
-            vision.rows(words), *vision.prompt([ONE]).segments, vision.rows(more)
-        ),
-        "all of them": Prompt.of(
-            Tokens(words[:3]),
-            vision.rows(words[3:]),
-            *vision.embeds(TWO),
-            vision.rows(more),
-            *vision.prompt([ONE]).segments,
-            Tokens(more),
-        ),
-        "rows alone": Prompt.of(vision.rows([*words, *more])),
-    }
-    wanted: dict[str, Parts] = {
-        "embeds": [words, ONE, more],
-        "a file, then embeds": [words, TWO, more, ONE, more],
-        "rows around a file": [words, ONE, more],
-        "all of them": [words, TWO, more, ONE, more],
-        "rows alone": [[*words, *more]],
-    }
-    found = await run(
-        vision.engine,
-        *(make_request(name, with_digests(each, SECRET), NEW) for name, each in mixtures.items()),
-    )
-    assert {one.request.id: one.output for one in found} == {
-        name: vision.wanted(parts) for name, parts in wanted.items()
-    }
+    await mixtures_continue_as_transformers_does(vision)
 
 
 async def test_routers_hear_of_images_and_rows_what_vllm_finds_again(vision: Vision) -> None:

@@ -13,7 +13,7 @@ from inlay.engine.torch.media.readers import processor_of
 from inlay.media.families import spec_of
 from inlay.media.geometry import PatchGrid
 from tests.engine.torch.vision_reference import Picture
-from tests.engines.vllm.images import _JOINT
+from tests.engines.images import _JOINT
 from tests.vision_models import FAMILIES, vision
 
 

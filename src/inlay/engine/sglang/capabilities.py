@@ -11,6 +11,15 @@ TESTED = "0.5.23"
 ROWS_FROM = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose implementation in SGLang takes embeddings as they are, by its source."""
 
+IMAGES_OF = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+"""Model types whose images and rows SGLang was compared with."""
+
+NOT_COMPARED = (
+    "SGLang's answers for images of {model_type!r} models were not compared; compared: {compared}"
+)
+HALVES = "images are not given to an SGLang that does one phase alone"
+"""Reasons why images are refused."""
+
 POOLS = {
     "bert": "cls",
     "roberta": "cls",

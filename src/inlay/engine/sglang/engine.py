@@ -92,6 +92,8 @@ class SglangEngine:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._loaded is not None and self._loaded.media is not None:
+            self._loaded.media.close()
         await self._process.close()
 
     async def failed(self) -> EngineError:
@@ -199,15 +201,18 @@ class SglangEngine:
     ) -> None:
         """Have SGLang run a request until it has ended, or is to stop."""
         engine_request = follower.continuation()
-        prompt = engine_request.prompt + Prompt.of(Tokens(engine_request.prior_output))
+        if loaded.media is not None:
+            given = await loaded.media.input_of(engine_request)
+        else:
+            prompt = engine_request.prompt + Prompt.of(Tokens(engine_request.prior_output))
+            given = {"cache_salt": engine_request.salt, **input_of(prompt)}
         request = GenerateReqInput(
             rid=follower.request_id,
             sampling_params=params_of(engine_request, seeded=loaded.seeded),
             stream=True,
             return_logprob=True,
             top_logprobs_num=engine_request.sampling.logprobs or 0,
-            cache_salt=engine_request.salt,
-            **input_of(prompt),
+            **given,
             **rooms.checked(engine_request, loaded.card),
         )
         follower.admitted = True

@@ -1,5 +1,6 @@
 """Starting SGLang with a model that generates, and what is known of it once it runs."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,16 @@ from inlay.engine.places import PROBES
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities, rooms
 from inlay.engine.sglang.arguments import server_args
+from inlay.engine.sglang.images import image_spec
+from inlay.engine.sglang.media import MediaInputs
 from inlay.engine.sglang.process import Process
 from inlay.engine.weights import directory_of, weights_id
+from inlay.errors import InlayError
+from inlay.media.spec import MediaSpec
 from inlay.request import Task
 from inlay.tensors.table import config_of
+
+log = logging.getLogger(__name__)
 
 _MAX_LOGPROBS = 20
 
@@ -33,11 +40,13 @@ class LoadedSglang(msgspec.Struct, frozen=True, kw_only=True):
         card: what is announced.
         admission: what requests are held against.
         seeded: it draws from seeds.
+        media: inputs of a model that takes images, or None.
     """
 
     card: ModelCard
     admission: Admission
     seeded: bool
+    media: MediaInputs | None = None
 
 
 async def load(process: Process, settings: EngineSettings, secret: Secret) -> LoadedSglang:
@@ -52,13 +61,16 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
     await process.start(arguments)
     places = max(1, await process.max_running_requests() - PROBES)
     seeded = arguments.enable_deterministic_inference
-    card = _card(process, settings, secret, directory, places, seeded=seeded)
+    media = _media(process, settings, secret, directory)
+    spec = None if media is None else media.spec
+    card = _card(process, settings, secret, directory, places, spec, seeded=seeded)
     if settings.role != "both":
         card = _half(process, card, settings.role)
     return LoadedSglang(
         card=card,
         admission=Admission.of(card, MaxModelLen(card.limits.max_model_len, "SGLang")),
         seeded=seeded,
+        media=media,
     )
 
 
@@ -82,6 +94,22 @@ def rows_refused(model_type: object) -> str | None:
     return capabilities.NOT_ALONE.format(model_type=model_type)
 
 
+def _media(
+    process: Process, settings: EngineSettings, secret: Secret, directory: Path
+) -> MediaInputs | None:
+    """The inputs of a model that takes images; None, with a line of the log, if not here."""
+    try:
+        spec = image_spec(settings, directory)
+        if spec is None:
+            return None
+        media = MediaInputs(process.client.mm_processor, spec, secret)
+        media.check()
+    except InlayError as error:
+        log.warning("the model serves text alone, without images: %s", error.message)
+        return None
+    return media
+
+
 def _half(process: Process, card: ModelCard, phase: Phase) -> ModelCard:
     """The card of an SGLang that does one phase alone."""
     arguments = resolved_view(process.client.server_args)
@@ -100,13 +128,15 @@ def _card(
     secret: Secret,
     directory: Path,
     places: int,
+    media: MediaSpec | None,
     *,
     seeded: bool,
 ) -> ModelCard:
     model: Any = process.client.model_config
     generation, stored = generation_config(directory), config_of(directory)
     dtype = dtype_of(process)
-    rows = row_facts(settings, directory, dtype, rows_refused(stored.get("model_type")))
+    refused = None if media is not None else rows_refused(stored.get("model_type"))
+    rows = row_facts(settings, directory, dtype, refused)
     names = settings.names
     sampling = {
         name: value
@@ -146,5 +176,6 @@ def _card(
         shares_text_prefix=False,
         seeds=seeded,
         refusals=(*capabilities.REFUSALS, *((capabilities.SEEDED_MIN_P,) if seeded else ())),
+        media=media,
         secret_fingerprint=secret.fingerprint,
     )

@@ -1,11 +1,11 @@
 """Which models' images vLLM is given, and how they are laid out. No vLLM."""
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from inlay.engine.model_files import versions_of
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
 from inlay.engine.weights import weights_id
@@ -44,7 +44,7 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     spec = spec_of(
         directory,
         weights_id=weights_id(directory),
-        backend=" ".join(_versions()),
+        backend=" ".join(versions_of(*_BACKEND)),
         max_items=settings.max_media_items,
         processor_kwargs=settings.processor_kwargs,
     )
@@ -101,13 +101,3 @@ def _why_not(model_type: object) -> str:
     compared = ", ".join(sorted(capabilities.IMAGES_OF))
     not_compared = capabilities.NOT_COMPARED.format(model_type=model_type, compared=compared)
     return capabilities.NOT_THESE.get(str(model_type), not_compared)
-
-
-def _versions() -> list[str]:
-    found = []
-    for name in _BACKEND:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return found

@@ -11,15 +11,11 @@ Positions are counted before vLLM sees an item, and compared with those that vLL
 """
 
 import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import msgspec
-import numpy as np
 import torch
-from blake3 import blake3
 from PIL import Image
 from vllm.inputs.engine import mm_input, tokens_input
 from vllm.multimodal.inputs import (
@@ -32,34 +28,25 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
-from inlay.digest import Secret, row_digests, with_digests
-from inlay.engine.decoding import (
-    DECODING_THREADS,
-    MEMORY_BYTES,
-    PLACES,
-    Room,
-    finished,
-    image_key,
-    in_thread,
-    sized_image,
-)
+from inlay.digest import Secret
+from inlay.engine.decoding import finished
 from inlay.engine.kv_chain import NotedItem
-from inlay.engine.pictures import decode
+from inlay.engine.native_media import (
+    TRIED,
+    ImageRun,
+    Pictures,
+    image_name,
+    named_rows,
+    parts_of,
+)
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.media.geometry import Layout, PatchGrid
-from inlay.media.positions import GRID_FIELD, grid_field
+from inlay.media.geometry import Layout
 from inlay.media.spec import MediaSpec, layout
-from inlay.prompt import Media, Prompt, Rows, Tokens
+from inlay.prompt import Media, Rows, Tokens
 from inlay.request import Request
 
 _IMAGE, _ROWS = "image", "prompt_embeds"
 """Modalities, by vLLM's names."""
-
-_ROWS_OF_AN_ITEM = 256
-"""Positions at whose multiples rows are cut into items; equal items are found in the cache."""
-
-_TRIED = (64, 48), (300, 700), (1200, 800)
-"""Heights and widths of pictures whose layout is tried at the start."""
 
 
 @dataclass(slots=True)
@@ -110,16 +97,15 @@ class MediaInputs:
         self._renderer = renderer
         self.spec = spec
         self._secret = secret
-        self._room = Room(PLACES, MEMORY_BYTES)
-        self._threads = ThreadPoolExecutor(DECODING_THREADS, "inlay-images")
+        self._pictures = Pictures()
 
     def close(self) -> None:
         """Stop the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._pictures.close()
 
     def check(self) -> None:
         """Try pictures of several shapes. Raises `EngineError` as `input_of`."""
-        for height, width in _TRIED:
+        for height, width in TRIED:
             picture = Image.new("RGB", (width, height))
             prompt = self._prompt(picture, f"{height} x {width}", {})
             (given,) = self._renderer.render_cmpl([prompt], skip_mm_cache=True)
@@ -135,10 +121,9 @@ class MediaInputs:
                 for, parts of an image, or rows that do not fill their grid.
             EngineError: vLLM would lay an image out differently.
         """
-        prompt = request.prompt + Prompt.of(Tokens(request.prior_output))
-        prompt = await in_thread(self._threads, with_digests, prompt, self._secret)
+        prompt = await self._pictures.prompt_of(request, self._secret)
         made, known = _Input(), dict[bytes, tuple[MultiModalKwargsItem, str]]()
-        for part in _parts_of(prompt):
+        for part in parts_of(prompt):
             if isinstance(part, Tokens):
                 made.ids += part.ids
             elif isinstance(part, Rows):
@@ -156,7 +141,7 @@ class MediaInputs:
     def _add_image(
         self,
         made: _Input,
-        segments: "_Image",
+        segments: ImageRun,
         item: MultiModalKwargsItem,
         name: str,
     ) -> None:
@@ -177,55 +162,19 @@ class MediaInputs:
         made.noted.append(NotedItem(name, tuple(known)))
 
     def _add_rows(self, made: _Input, rows: Rows, salt: str | None) -> None:
-        grid = self._grid(rows)
-        parts = [rows] if grid is not None else list(_cut(rows, len(made.ids)))
-        for part in parts:
-            digests = row_digests(part, self._secret)
-            kind = f"{_IMAGE if grid else _ROWS}:{len(part)}:{grid}:".encode()
-            name = image_key(blake3(kind + digests).digest(16), salt).hex()
-            item = _embeds(self._values(part), grid)
-            place = PlaceholderRange(len(made.ids), len(part))
-            made.items.append((_ROWS if grid is None else _IMAGE, item, name, place))
-            made.ids += [self.spec.image_token] * len(part)
-            made.noted.append(NotedItem(name, (digests,)))
-
-    def _values(self, rows: Rows) -> torch.Tensor:
-        """A copy of rows and their inner features, side by side as vLLM has them; none are 0."""
-        width = rows.shape[1]
-        dtype = getattr(torch, rows.dtype)
-        found = torch.zeros(len(rows), width * (1 + self.spec.deepstack), dtype=dtype)
-        levels = {f"deepstack.{level}": 1 + level for level in range(self.spec.deepstack)}
-        for at, data in (
-            (0, rows.data),
-            *((levels[f.name], f.data) for f in rows.bundle if f.name in levels),
-        ):
-            values = torch.frombuffer(data.view, dtype=dtype).view(rows.shape)
-            found[:, at * width : (at + 1) * width] = values
-        return found
-
-    def _grid(self, rows: Rows) -> tuple[int, int, int] | None:
-        """The grid in patches of an image's rows, or None of rows without one."""
-        given = next((each for each in rows.bundle if each.name == GRID_FIELD), None)
-        geometry = self.spec.image
-        if given is None or not isinstance(geometry, PatchGrid):
-            return None
-        index = np.frombuffer(given.data.view, "<i4").reshape(-1, 3)
-        lines, columns = int(index[:, 1].max()) + 1, int(index[:, 2].max()) + 1
-        if len(rows) != lines * columns or grid_field(lines, columns).data != given.data:
-            raise InvalidRequestError(
-                f"the {len(rows)} rows of an image do not fill a grid of {lines} x {columns}"
-            )
-        return 1, lines * geometry.merge, columns * geometry.merge
+        for part in named_rows(rows, len(made.ids), self.spec, self._secret, salt):
+            item = _embeds(part.values, part.grid)
+            place = PlaceholderRange(len(made.ids), len(part.values))
+            modality, name = _ROWS if part.grid is None else _IMAGE, part.name.hex()
+            made.items.append((modality, item, name, place))
+            made.ids += [self.spec.image_token] * len(part.values)
+            made.noted.append(NotedItem(name, (part.digests,)))
 
     async def _image(self, run: Media, request: Request) -> tuple[MultiModalKwargsItem, str]:
         """VLLM's item of the image that `run` is of, and its name."""
-        if run.data is None:
-            raise InvalidRequestError(f"an {run.kind} of the prompt has no data")
-        data, sized = await in_thread(self._threads, sized_image, run, self.spec)
-        name = image_key(run.digest + run.total.to_bytes(8), request.salt).hex()
-        settings = sized.settings if run.detail == "low" else {}
-        async with self._room.taken(sized.bytes, request.client, request.priority):
-            picture = await in_thread(self._threads, decode, data, sized.header)
+        async with self._pictures.decoded(run, self.spec, request) as (picture, sized):
+            name = image_name(run, request.salt).hex()
+            settings = sized.settings if run.detail == "low" else {}
             return await self._processed(picture, name, settings, sized.layout)
 
     async def _processed(
@@ -291,47 +240,3 @@ def _embeds(values: torch.Tensor, grid: tuple[int, int, int] | None) -> MultiMod
             "image_grid_thw": MultiModalFieldElem(torch.tensor(grid), by_image),
         }
     )
-
-
-_Image: TypeAlias = tuple[Media, *tuple[Tokens | Media, ...]]
-"""Segments of one image: the runs of its rows, and the tokens between."""
-
-
-def _parts_of(prompt: Prompt) -> Iterator[Tokens | Rows | _Image]:
-    """The segments of a prompt, those of one image together.
-
-    Raises:
-        InvalidRequestError: it has a part of an image without the rest.
-    """
-    image: list[Tokens | Media] = []
-    wanted: tuple[bytes, int] | None = None
-    for segment in prompt.segments:
-        if isinstance(segment, Media):
-            here = (segment.digest, segment.start)
-            if here != (wanted or (segment.digest, 0)):
-                break
-            image.append(segment)
-            end = segment.start + len(segment)
-            wanted = None if end == segment.total else (segment.digest, end)
-            if wanted is None:
-                yield cast("_Image", tuple(image))
-                image = []
-        elif wanted is None:
-            yield segment
-        elif isinstance(segment, Tokens):
-            image.append(segment)
-        else:
-            break
-    else:
-        if wanted is None:
-            return
-    raise InvalidRequestError("a prompt has a part of an image without the rest of it")
-
-
-def _cut(rows: Rows, position: int) -> Iterator[Rows]:
-    """Rows from `position` on, cut at fixed positions of the prompt."""
-    start = 0
-    while start < len(rows):
-        stop = min(len(rows), start + _ROWS_OF_AN_ITEM - (position + start) % _ROWS_OF_AN_ITEM)
-        yield rows.slice(start, stop)
-        start = stop

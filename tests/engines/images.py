@@ -1,7 +1,7 @@
-"""Prompts with images for vLLM, and what transformers makes of them.
+"""Prompts with images for engines with towers of their own, and what transformers makes of them.
 
 Pictures are made into a tower's inputs by transformers' processors with the torchvision backend,
-as vLLM does.
+as these engines do.
 """
 
 import json
@@ -75,13 +75,13 @@ _FILES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @cache
-def directory_of(family: str) -> Path:
+def directory_of(family: str, patch: int | None = None) -> Path:
     """A tiny model, its weights named as in published checkpoints of its family.
 
     transformers reads a tower of CLIP's or SigLIP's by that name and writes it by another, which
     vLLM does not know.
     """
-    directory = vision(family, HEAD_DIM)
+    directory = vision(family, HEAD_DIM, patch)
     weights = load_file(directory / "model.safetensors")
     named = {_published(name): values for name, values in weights.items()}
     tower = config_of(directory)["vision_config"]["model_type"]
