@@ -8,11 +8,12 @@ EagleReference(directory, model).guess(prompt, output, 3)
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,13 +28,16 @@ from tests.deepseek import plain_r1
 from tests.engine import reference
 from tests.equality.reference import model_of
 from tests.models import make
+from tests.vision_models import vision
 
 HEADS, SHARED = 4, 2
 EPS = 1e-6
 MTP = "model.layers.2."
 """Prefix of the names of the prediction layer's weights."""
-QWEN_MTP, ATTENTION = "mtp.", "model.layers.2."
+QWEN_MTP, ATTENTION = "mtp.", "layers.2."
 """The same of Qwen's files, and of the weights of the layer of attention in its tiny models."""
+INSIDE = "model.language_model."
+"""Prefix of the names of the language model's weights in a model with images."""
 
 
 def write_eagle(
@@ -243,15 +247,23 @@ def write_mtp(directory: Path) -> Path:
 
 def write_qwen_mtp(directory: Path, family: str) -> Path:
     """A tiny Qwen with a prediction layer: a copy of its layer of attention, and random numbers."""
-    make(family, directory)
+    return _with_qwen_mtp(make(family, directory), "model.")
+
+
+def write_vision_mtp(directory: Path, family: str) -> Path:
+    """The same of a tiny Qwen with images."""
+    return _with_qwen_mtp(Path(shutil.copytree(vision(family), directory)), INSIDE)
+
+
+def _with_qwen_mtp(directory: Path, inside: str) -> Path:
     file = directory / "model.safetensors"
     stored = load_file(file)
     generator = torch.Generator().manual_seed(3)
-    size = stored["model.norm.weight"].shape[0]
+    size = stored[f"{inside}norm.weight"].shape[0]
     for name, tensor in list(stored.items()):
-        if name.startswith(ATTENTION):
+        if name.startswith(inside + ATTENTION):
             noise = torch.randn(tensor.shape, generator=generator)
-            own = f"{QWEN_MTP}layers.0.{name.removeprefix(ATTENTION)}"
+            own = f"{QWEN_MTP}layers.0.{name.removeprefix(inside + ATTENTION)}"
             stored[own] = tensor + 0.3 * tensor.std() * noise
     joint = torch.randn(size, 2 * size, generator=generator) / (2 * size) ** 0.5
     stored[f"{QWEN_MTP}fc.weight"] = joint
@@ -269,13 +281,16 @@ class MtpReference(HeadReference):
         """Write the layer of `model`, one of Qwen or DeepSeek, as a model into `own`."""
         self.model = model
         stored = load_file(model / "model.safetensors")
+        config = json.loads((model / "config.json").read_text())
+        inside = INSIDE if "text_config" in config else "model."
+        if "text_config" in config:
+            config = config["text_config"] | {"architectures": None}
         place = f"{QWEN_MTP}layers.0." if qwen else MTP
         layer = {
             f"model.layers.0.{name.removeprefix(place)}": tensor
             for name, tensor in stored.items()
             if name.startswith(place)
-        } | {"model.embed_tokens.weight": stored["model.embed_tokens.weight"]}
-        config = json.loads((model / "config.json").read_text())
+        } | {"model.embed_tokens.weight": stored[f"{inside}embed_tokens.weight"]}
         if qwen:
             layer["model.norm.weight"] = stored[f"{QWEN_MTP}norm.weight"].clone()
             layer["lm_head.weight"] = stored["lm_head.weight"].clone()
@@ -297,24 +312,65 @@ class MtpReference(HeadReference):
     def combine(self, states: Sequence[Tensor]) -> Tensor:
         return states[-1]
 
-    def states(self, after: Tensor, hidden: Tensor) -> Tensor:
+    def states(self, after: Tensor, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         normed = [
             F.rms_norm(x, x.shape[-1:], norm, EPS)
             for x, norm in zip((after, hidden), self.norms, strict=True)
         ]
         joined = torch.cat(normed, -1) @ self.joint.T
-        found: Tensor = self.layer.model(inputs_embeds=joined[None]).last_hidden_state[0]
+        made = self.layer.model(inputs_embeds=joined[None], position_ids=positions)
+        found: Tensor = made.last_hidden_state[0]
         return found
 
     def token(self, state: Tensor) -> int:
         return int(self.layer.lm_head(state).argmax())
 
 
+class VisionMtpReference(MtpReference):
+    """A multi-token prediction layer of a model whose prompts hold images.
+
+    The model is transformers' of the whole, with `inputs_of` for what its processor makes of the
+    token ids of a prompt and its output.
+    """
+
+    def __init__(self, model: Path, own: Path, inputs_of: Callable[[list[int]], Any]) -> None:
+        """As `MtpReference`; `inputs_of` takes the output so far."""
+        super().__init__(model, own, qwen=True)
+        config = AutoConfig.from_pretrained(model)
+        kind = getattr(transformers, config.architectures[0])
+        self.whole = kind.from_pretrained(model, dtype=torch.float32).eval()
+        self.inputs_of = inputs_of
+
+    @torch.no_grad()
+    def guess(self, prompt: Prompt, output: Sequence[int], count: int) -> list[int]:
+        seen: dict[str, Any] = {}
+        language = self.whole.model.language_model
+        hook = language.register_forward_pre_hook(
+            lambda _, __, given: seen.update(given), with_kwargs=True
+        )
+        try:
+            states = self.whole.model(**self.inputs_of(list(output))).last_hidden_state[0]
+        finally:
+            hook.remove()
+        hidden, after = states[:-1], seen["inputs_embeds"][0, 1:]
+        positions = seen["position_ids"][-3:]
+        found: list[int] = []
+        for _ in range(count):
+            last = self.states(after, hidden, positions[..., : len(hidden)])[-1]
+            found.append(self.token(last))
+            hidden = torch.cat((hidden, last[None]))
+            after = torch.cat((after, language.embed_tokens(torch.tensor([found[-1]]))))
+            positions = torch.cat((positions, positions[..., -1:] + 1), -1)
+        return found
+
+
 __all__ = [
     "EagleReference",
     "HeadReference",
     "MtpReference",
+    "VisionMtpReference",
     "write_eagle",
     "write_mtp",
     "write_qwen_mtp",
+    "write_vision_mtp",
 ]

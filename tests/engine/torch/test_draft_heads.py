@@ -22,24 +22,28 @@ from inlay.engine.torch.speculation.mtp import load_mtp
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.hidden_states import HiddenStates
-from inlay.prompt import Prompt, Tokens
+from inlay.prompt import Media, Prompt, Tokens
 from inlay.request import Request
 from tests.deepseek import plain_r1, tiny_r1, write
 from tests.draft_heads import (
     EagleReference,
     HeadReference,
     MtpReference,
+    VisionMtpReference,
     write_eagle,
     write_mtp,
     write_qwen_mtp,
+    write_vision_mtp,
 )
 from tests.engine import reference
 from tests.engine.conformance import run as run_in
+from tests.engine.torch import test_vision
 from tests.engine.torch.test_hidden_states import assert_right
 from tests.engine.torch.test_overlap import core as plain
 from tests.engine.torch.test_overlap import outcomes
 from tests.engine.torch.test_speculation import EvenCosts
 from tests.engine.torch.test_step import SECRET, ids, load, make_request, prompts, run
+from tests.engine.torch.vision_reference import _inputs, prompt_of
 from tests.models import make, tiny
 
 FEW = (40, 77, 78, 200)
@@ -227,6 +231,46 @@ def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
     found = run(core(drafter, model), *requests)
     for name, of in expected.items():
         assert found[name].output == of.output
+    assert drafter.compared > 20
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_a_prediction_layer_guesses_after_images_as_the_reference_does(
+    family: str, tmp_path: Path
+) -> None:
+    """Images are cut by steps of 23 positions, and looked for in the cache the second time."""
+    path = write_vision_mtp(tmp_path / "model", family)
+    model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
+    parts = test_vision.prompts(family)["both"]
+    prompt = prompt_of(family, parts)
+    plain = VisionMtpReference(
+        path, tmp_path / "layer", lambda output: _inputs(family, [*parts, output])
+    )
+    drafter = Checked(load_mtp(model), model, plain, 80)
+    asked: list[tuple[str, Media]] = []
+    outputs = []
+    for speculator in (None, EvenCosts(drafter, 4, drafter)):
+        engine = Core(
+            model,
+            EngineLimits(
+                max_model_len=200, max_num_seqs=8, max_num_batched_tokens=23, page_size=16,
+                num_pages=80,
+            ),
+            SECRET,
+            encode=lambda request, run: asked.append((request, run)),
+            speculator=speculator,
+        )  # fmt: skip
+        for name in ("first", "again"):
+            found = engine.admit(make_request(name, prompt, 12, logit_bias=BIAS))
+            while len(engine):
+                found += engine.step()
+                for request, run_ in asked:
+                    rows = test_vision._encoded(family, run_.digest, run_)
+                    found += engine.encoded(request, run_.digest, rows)
+                asked.clear()
+            outputs.append([id_ for output in found for id_ in output.token_ids])
+    assert outputs == [outputs[0]] * 4
+    assert len(outputs[0]) == 12
     assert drafter.compared > 20
 
 

@@ -63,7 +63,7 @@ class DraftHead(Protocol):
         Args:
             embeds: [T, C], embeddings of the positions after them.
             states: [T, C], of `combine` or its own.
-            positions: [T] int64.
+            positions: int64, [T], or [3, T] of models that number them by three axes.
             paged: attention over its pages.
         """
 
@@ -157,7 +157,8 @@ class HeadDrafter:
             for sequence in going:
                 place = sequence.length + len(found[sequence]) - 2
                 last = [(place, Tokens([found[sequence][-1]]))]
-                items.append(BatchItem(last, place, 1, [sequence.pages[self._group]], 1))
+                run, rope = sequence.pages[self._group], sequence.rope(place, place + 1)
+                items.append(BatchItem(last, place, 1, [run], 1, rope=rope))
             states = list(self._advance(items, own[kept])) if items else []
         return {sequence: tuple(drafts) for sequence, drafts in found.items()}
 
@@ -182,7 +183,8 @@ class HeadDrafter:
             parts = [(at - 1, part) for at, part in sequence.segments(of.first + 1, stop + 1)]
             ends = stop == sequence.length - 1
             run = sequence.pages[self._group]
-            items.append(BatchItem(parts, of.first, count, [run], int(ends)))
+            rope = sequence.rope(of.first, stop)
+            items.append(BatchItem(parts, of.first, count, [run], int(ends), rope=rope))
             rows += range(of.row, of.row + count)
             if ends:
                 complete.append(sequence)
@@ -200,11 +202,14 @@ class HeadDrafter:
         batch = Batch.pack(items, self._pages.page_size).to(self._model.device)
         embeds = self._model.inputs(batch, self._head.table)
         paged = attention(batch, self._pages, self._workspace)
-        return self._head.advance(embeds, states, batch.positions, paged)[batch.sampled]
+        positions = batch.positions if batch.rope is None else batch.rope
+        return self._head.advance(embeds, states, positions, paged)[batch.sampled]
 
 
-def check_served(model: CausalModel, method: str) -> None:
+def check_served(model: CausalModel, method: str, *, follows_axes: bool = False) -> None:
     """Refuse a model that a head cannot follow.
+
+    `follows_axes` says that the head's positions may be numbers on several axes too.
 
     Raises:
         InvalidRequestError: says why.
@@ -214,7 +219,7 @@ def check_served(model: CausalModel, method: str) -> None:
             None not in model.windows
         ),
         "positions of the model are numbers on several axes, those of a head on one": (
-            model.rope_axes > 1
+            model.rope_axes > 1 and not follows_axes
         ),
     }
     for reason, holds in reasons.items():

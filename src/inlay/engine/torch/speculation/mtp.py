@@ -140,7 +140,7 @@ class NextTokenHead:
         both = torch.cat((self._model.enorm(embeds), self._model.hnorm(states)), -1)
         found: Tensor = self._model.base_model(
             inputs_embeds=self._model.eh_proj(both)[None],
-            position_ids=positions[None],
+            position_ids=positions[None] if positions.ndim == 1 else positions[:, None],
             use_cache=False,
             paged=paged,
         ).last_hidden_state[0]
@@ -159,10 +159,13 @@ def load_mtp(model: CausalModel) -> NextTokenHead:
     Raises:
         InvalidRequestError: there is none, or it cannot be read.
     """
-    check_served(model, METHOD)
+    check_served(model, METHOD, follows_axes=True)
     directory = Path(model.path)
     config = config_of(directory)
-    form = _FORMS.get(str(config.get("model_type")))
+    parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    # Of a model with images the language model has the layer.
+    parsed = parsed.get_text_config()
+    form = _FORMS.get(parsed.model_type)
     if form is None:
         raise refusal(
             METHOD,
@@ -172,11 +175,10 @@ def load_mtp(model: CausalModel) -> NextTokenHead:
     places = next_token_layers(config) if form.place is None else (form.place,)
     if not any(tensor.name.startswith(places or "\0") for tensor in stored_tensors(directory)):
         raise refusal(METHOD, "the model's files have no layer of multi-token prediction")
-    parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     layer = copy.deepcopy(parsed)
     for name, value in form.changes.items():
         setattr(layer, name, value)
-    family = family_of(config)
+    family = family_of({"model_type": parsed.model_type})
     on_cpu = model.device.type == "cpu"
     found = load(
         _with_join(getattr(transformers, family.architecture)),
