@@ -234,12 +234,12 @@ def test_a_prediction_layer_guesses_as_the_reference_does_and_changes_no_output(
     assert drafter.compared > 20
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
-def test_a_prediction_layer_guesses_after_images_as_the_reference_does(
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_5+video"])
+def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
     family: str, tmp_path: Path
 ) -> None:
-    """Images are cut by steps of 23 positions, and looked for in the cache the second time."""
-    path = write_vision_mtp(tmp_path / "model", family)
+    """Items are cut by steps of 23 positions, and looked for in the cache the second time."""
+    path = write_vision_mtp(tmp_path / "model", family.removesuffix("+video"))
     model = CausalModel.load(EngineSettings(model=str(path), device="cpu", num_threads=1))
     parts = test_vision.prompts(family)["both"]
     prompt = prompt_of(family, parts)
