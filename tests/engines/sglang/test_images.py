@@ -1,8 +1,10 @@
 """Models that take images in SGLang: the tokens of transformers, however an image comes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from inlay.digest import with_digests
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError
+from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Media, Prompt, Tokens
 from tests.engine.conformance import make_request, run
 from tests.engine.reference import rows_of
@@ -23,6 +25,7 @@ from tests.engines.vision import (
     NEW,
     ONE,
     PROMPTS,
+    TWO,
     Vision,
     mixtures_continue_as_transformers_does,
 )
@@ -156,6 +159,33 @@ async def test_a_part_of_an_image_is_refused(vision: Vision) -> None:
         part = await vision.ask(whole.slice(start, stop))
         assert part.last.error is not None
         assert "without the rest of it" in part.last.error.message
+
+
+async def test_sglang_alone_ends_where_a_file_and_embeddings_of_an_image_meet() -> None:
+    """Why rows are items of another kind: here they are what SGLang's own API makes of them."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+    from sglang.srt.managers.schedule_batch import Modality
+
+    async with started("qwen2_5_vl") as vision:
+        prompts = Prompt.of(Tokens([5]), *vision.embeds(TWO)), vision.prompt([[5], ONE])
+
+        async def asked(number: int, prompt: Prompt) -> None:
+            whole = with_digests(Prompt.of(Tokens([number])) + prompt, SECRET)
+            given = await vision.engine._loaded.media.input_of(make_request("x", whole))
+            for item in given["image_data"][0].mm_items:
+                item.modality = Modality.IMAGE
+            request = GenerateReqInput(
+                rid=uuid4().hex,
+                sampling_params={"max_new_tokens": 2, "temperature": 0.0},
+                stream=True,
+                **given,
+            )
+            async for _ in vision.engine._process.answers(request):
+                pass
+
+        tasks = [asked(2 * count + kind, prompts[kind]) for count in range(8) for kind in (0, 1)]
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert any(isinstance(end, EngineError) and "died" in end.message for end in ends)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
