@@ -159,13 +159,19 @@ def greedy(
         inputs |= _inputs(directory, pictures, processing)
         if spec.mrope:
             inputs["mm_token_type_ids"] = (ids == IMAGE).long()
-    with torch.no_grad():
-        found = model_of(directory).generate(
-            **inputs,
-            generation_config=GenerationConfig(
-                max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-            ),
-        )
+    model = model_of(directory)
+    # Where its own says an end, None means that one.
+    own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
+    try:
+        with torch.no_grad():
+            found = model.generate(
+                **inputs,
+                generation_config=GenerationConfig(
+                    max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+                ),
+            )
+    finally:
+        model.generation_config = own
     return [int(id_) for id_ in found[0, ids.shape[1] :]]
 
 
