@@ -186,7 +186,7 @@ async def parse(
     """Parse a body. Arguments and errors as `inlay.http.bodies.base64_extractor.parse`."""
     limits = call.server.limits.any
     return await call.server.prepare(
-        len(body),
+        body.parsed_size if isinstance(body, ExtractedBody) else len(body),
         lift.parse,
         body,
         decoder,

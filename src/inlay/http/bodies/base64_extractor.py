@@ -38,6 +38,7 @@ STEP = 256 * 1024
 """Bytes processed at a time: they stay in the CPU cache while received, decoded and moved."""
 
 _KEPT = 4 * STEP
+_REASSEMBLED = 1024 * 1024
 _QUOTE = b'"'
 _SAMPLE = 256
 _alphabet = re.compile(rb"[A-Za-z0-9+/]+")
@@ -82,6 +83,17 @@ class ExtractedBody:
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def parsed_size(self) -> int:
+        """Bytes that parsing takes time for.
+
+        Those of the text. Of a large body all, which is put together again if the text alone is
+        not valid.
+        """
+        if self.size > _REASSEMBLED:
+            return self.size
+        return sum(len(piece) for piece in self.pieces if not isinstance(piece, Base64Span))
 
     @property
     def runs(self) -> list[Base64Span]:
