@@ -17,7 +17,7 @@ from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.native import Kernels, build, kernels, prebuilt
 from inlay.engine.torch.windows import Chunk
 from inlay.prompt import Tokens
-from tests.engine.torch.test_attention import PAGE, TOLERANCE, Scene, on_cpu
+from tests.engine.torch.test_attention import PAGE, SIZE, TOLERANCE, Scene, on_cpu
 
 DTYPES = list(TOLERANCE)
 SINKS = torch.tensor([2.0, -1.0, 0.5, 4.0])
@@ -190,6 +190,20 @@ def test_scores_in_the_thousands_neither_overflow_nor_vanish(
     assert found.isfinite().all()
     torch.testing.assert_close(
         found.double(), scene.expected(500.0, None), atol=0.1, rtol=TOLERANCE[dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rise", [4.0, 20.0, 100.0])
+def test_scores_that_rise_from_block_to_block_weigh_what_they_should(
+    dtype: torch.dtype, rise: float
+) -> None:
+    scene = prompt(600, dtype)
+    scene.queries[0].abs_().add_(0.5)
+    scene.keys[0] += torch.linspace(0, rise / SIZE, 600).to(dtype)[:, None]
+    found = in_chunks(scene, [599], Scoring(0.3), decodes=lambda count: count == 1)
+    torch.testing.assert_close(
+        found.double(), scene.expected(0.3, None), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
 
 

@@ -45,8 +45,6 @@ void adapt_rows(const Adapt& a, int64_t first, float* scratch) {
     }
     const T* none = nullptr;
     dots<ROWS>(low, lows, x, a.inputs, static_cast<const T*>(a.down) + slot * lows * a.inputs, none, lows, a.inputs);
-    float ones[ROWS];
-    std::fill(ones, ones + ROWS, 1.0f);
     int64_t before = 0;
     for (int64_t part = 0; part < a.parts; before += a.sizes[part++]) {
         const int64_t size = a.sizes[part];
@@ -55,7 +53,7 @@ void adapt_rows(const Adapt& a, int64_t first, float* scratch) {
             const T* from = static_cast<const T*>(a.out) + a.rows[first + g] * a.outputs + before;
             for (int64_t i = 0; i < size; i++) sums[g * size + i] = load(from[i]);
         }
-        accumulate<ROWS>(sums, size, ones, low + part * a.rank, lows, up, none, a.rank, size, size);
+        accumulate<ROWS>(sums, size, low + part * a.rank, lows, up, none, a.rank, size, size);
         for (int g = 0; g < ROWS; g++) {
             T* to = static_cast<T*>(a.out) + a.rows[first + g] * a.outputs + before;
             for (int64_t i = 0; i < size; i++) store(to + i, sums[g * size + i]);

@@ -1,8 +1,11 @@
 // Attention over pages of keys and values: online softmax over blocks of 128 positions (FlashAttention, arXiv 2205.14135).
 //
-// The queries of all heads that share keys are rows, position after position. Prompts: a tile is 32 rows; its scores, weights and
-// sums stay in a core's first caches, and keys and values of a block are laid out once a call as products want them, for all
-// tiles. Decoding: up to 16 rows of a sequence read keys and values where they lie, once for every four.
+// The queries of all heads that share keys are rows, position after position. Prompts: keys and values of a block are laid out once a
+// call as products want them, and four tiles of 32 rows read them together. Weights of a tile are computed while the tiles before
+// and after it multiply. Decoding: up to 16 rows of a sequence read keys and values where they lie, once for every four.
+//
+// Sums are scaled anew only where a score is above the greatest one before by 8 or more, in powers of two (FlashAttention-4 does so
+// too): until then weights may be up to 256.
 //
 // Blocks begin at multiples of 128 of the position in the sequence, segments at multiples of 1,024; what a row does not see weighs
 // exactly zero, and rows do not touch each other. So a position of a prompt has the same bits whatever chunk it comes in. With
@@ -49,7 +52,8 @@ struct PagedAttention {
 
 namespace {
 
-constexpr int64_t ROWS = BLOCK;
+// Rows of a tile, and of what reads a block of keys and values together.
+constexpr int64_t ROWS = BLOCK, STRIP = 4 * ROWS;
 // Keys and values that are laid out before tiles attend to them: more when one sequence's head alone is more.
 constexpr int64_t WAVE_BYTES = 8 << 20;
 // Rows of a sequence that decodes for which nothing is laid out: with more, what is laid out pays.
@@ -116,13 +120,7 @@ private:
         Element *queries, *weights;
         Few *few_queries, *few_weights;
         T* edge;
-        float *scores, *out, *found;
-    };
-
-    // Of a row: its greatest score, the sum of its weights, and which positions it sees.
-    struct Row {
-        float top, sum;
-        int64_t low, end;
+        float *scores, *out;
     };
 
     const PagedAttention& a;
@@ -139,9 +137,9 @@ private:
         shares = arena.take<float>(few * a.heads * most_segments * most_rows * (value_width + 2));
         for (int thread = 0; thread < a.threads; thread++)
             scratches.push_back(
-                {arena.take<Element>(ROWS * key_width), arena.take<Element>(ROWS * KEYS), arena.take<Few>(FEW_ROWS * key_width),
-                 arena.take<Few>(FEW_ROWS * KEYS), arena.take<T>(KEYS * a.value_stride), arena.take<float>(ROWS * KEYS),
-                 arena.take<float>(2 * ROWS * value_width), arena.take<float>(ROWS * BLOCK)});
+                {arena.take<Element>(STRIP * key_width), arena.take<Element>(2 * ROWS * KEYS), arena.take<Few>(FEW_ROWS * key_width),
+                 arena.take<Few>(FEW_ROWS * KEYS), arena.take<T>(KEYS * a.value_stride + LANES * a.key_size),
+                 arena.take<float>(2 * ROWS * KEYS), arena.take<float>(2 * STRIP * value_width)});
     }
 
     int64_t start_of(int64_t s) const { return a.contexts[s] - a.counts[s]; }
@@ -160,20 +158,20 @@ private:
             for (int64_t block = 0; block < parts[p].blocks; block++) blocks.push_back({p, block});
             // The last see most: longest first.
             const int64_t rows = a.counts[parts[p].sequence] * a.group;
-            for (int64_t row = (rows - 1) / ROWS * ROWS; row >= 0; row -= ROWS) tiles.push_back({p, row});
+            for (int64_t row = (rows - 1) / STRIP * STRIP; row >= 0; row -= STRIP) tiles.push_back({p, row});
         }
         const int64_t num_blocks = blocks.size(), num_tiles = tiles.size();
 #pragma omp parallel num_threads(a.threads)
         {
             Product product;
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < num_blocks; i++) lay_out(parts[blocks[i].part], blocks[i].at);
+            for (int64_t i = 0; i < num_blocks; i++) lay_out(parts[blocks[i].part], blocks[i].at, scratches[omp_get_thread_num()]);
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < num_tiles; i++) attend(product, parts[tiles[i].part], tiles[i].at, scratches[omp_get_thread_num()]);
         }
     }
 
-    void lay_out(const Part& part, int64_t block) const {
+    void lay_out(const Part& part, int64_t block, const Scratch& own) const {
         const int64_t start = (part.first_block + block) * KEYS;
         // Neither what lies behind the sequence's end nor what has left a window may be read: it may be anything.
         const int64_t low = std::max(start, first_of(part.sequence)), high = std::min<int64_t>(start + KEYS, a.contexts[part.sequence]);
@@ -181,10 +179,26 @@ private:
         Element* values = keys + KEYS * key_width;
         if (high - low < KEYS || key_width > a.key_size || value_width > a.value_size)
             std::memset(static_cast<void*>(keys), 0, block_size * sizeof(Element));
-        for (int64_t at = low; at < high; at++) {
-            lay_out_key(keys, at - start, key_of(part.sequence, part.head, at), a.key_size, key_width);
-            lay_out_value(values, at - start, value_of(part.sequence, part.head, at), a.value_size);
+        // Sixteen positions each lie in one page.
+        for (int64_t at = low / LANES * LANES; at < high; at += LANES) {
+            const T *key = key_of(part.sequence, part.head, at), *value = value_of(part.sequence, part.head, at);
+            if (at < low || at + LANES > high) {
+                T* edge = own.edge + LANES * a.value_stride;
+                value = whole_of(own.edge, value, a.value_size, a.value_stride, at, low, high);
+                key = whole_of(edge, key, a.key_size, a.key_size, at, low, high);
+            }
+            lay_out_keys(keys, at - start, key, a.key_size, key_width);
+            lay_out_values(values, at - start, value, a.value_size, a.value_stride);
         }
+    }
+
+    // Sixteen rows from position `at` on, with zeros for those outside: what is no row of this sequence may be anything, and zero times
+    // that is not zero.
+    static const T* whole_of(T* edge, const T* rows, int64_t size, int64_t stride, int64_t at, int64_t low, int64_t high) {
+        std::memset(static_cast<void*>(edge), 0, LANES * stride * sizeof(T));
+        for (int64_t k = std::max<int64_t>(low - at, 0); k < std::min(high - at, LANES); k++)
+            std::memcpy(edge + k * stride, rows + k * stride, size * sizeof(T));
+        return edge;
     }
 
     int64_t slot_of(int64_t s, int64_t h, int64_t position) const {
@@ -221,54 +235,111 @@ private:
     }
 
     void attend(Product& product, const Part& part, int64_t first, const Scratch& own) const {
-        const int64_t s = part.sequence, rows = std::min(ROWS, a.counts[s] * a.group - first);
-        Row state[ROWS];
-        std::memset(static_cast<void*>(own.queries + rows * key_width), 0, (ROWS - rows) * key_width * sizeof(Element));
-        std::memset(static_cast<void*>(own.weights + rows * KEYS), 0, (ROWS - rows) * KEYS * sizeof(Element));
-        const auto [low, end] = begin(state, own.queries, s, part.head, first, rows, own.out);
+        const int64_t s = part.sequence, rows = std::min(STRIP, a.counts[s] * a.group - first), padded = whole(rows, ROWS);
+        Row state[STRIP];
+        std::memset(static_cast<void*>(own.queries + rows * key_width), 0, (padded - rows) * key_width * sizeof(Element));
+        std::memset(own.out + rows * value_width, 0, (padded - rows) * value_width * sizeof(float));
+        // What each tile sees, and what all do.
+        std::pair<int64_t, int64_t> seen[STRIP / ROWS];
+        int64_t low = std::numeric_limits<int64_t>::max(), end = 0;
+        for (int64_t r = 0; r < rows; r += ROWS) {
+            const auto [from, to] = seen[r / ROWS] =
+                begin(state + r, own.queries + r * key_width, s, part.head, first + r, std::min(ROWS, rows - r), own.out + r * value_width);
+            low = std::min(low, from);
+            end = std::max(end, to);
+        }
         // Of the segments before this one.
-        Row before[ROWS];
-        float* sums = own.out + ROWS * value_width;
+        Row before[STRIP];
+        float* sums = own.out + STRIP * value_width;
+        Pipeline pipeline{*this, product, own};
         for (int64_t block = low / KEYS; block * KEYS < end; block++) {
             if (block > low / KEYS && block * KEYS % SEGMENT == 0) {
                 const bool second = block * KEYS / SEGMENT == low / SEGMENT + 1;
                 for (int64_t r = 0; r < rows; r++) {
+                    state[r].close();
                     if (second) {
                         before[r] = state[r];
                         std::memcpy(sums + r * value_width, own.out + r * value_width, value_width * sizeof(float));
                     } else {
                         add(before[r], sums + r * value_width, state[r], own.out + r * value_width);
                     }
-                    state[r].top = NOTHING;
-                    state[r].sum = 0;
+                    state[r].begin();
                 }
                 std::memset(own.out, 0, rows * value_width * sizeof(float));
             }
-            const int64_t start = block * KEYS, columns = whole(std::min(KEYS, end - start), BLOCK);
             const Element* keys = laid_out + part.at + (block - part.first_block) * block_size;
-            const Element* values = keys + KEYS * key_width;
-            for (int64_t j = 0; j < columns; j += BLOCK) {
-                const Element* right = keys + j * key_width;
-                product(own.queries, key_width, right, right + TILE * key_width, key_width, rows, own.scores + j, KEYS);
+            for (int64_t r = 0; r < rows; r += ROWS) {
+                const auto [from, to] = seen[r / ROWS];
+                if (from < (block + 1) * KEYS && to > block * KEYS)
+                    pipeline.push(
+                        {state + r, own.queries + r * key_width, keys, block * KEYS, std::min(ROWS, rows - r),
+                         whole(std::min(KEYS, to - block * KEYS), BLOCK), own.out + r * value_width});
             }
-            float shrinks[ROWS];
-            for (int64_t r = 0; r < rows; r++) shrinks[r] = soften(own.weights + r * KEYS, own.scores + r * KEYS, start, state[r]);
-            for (int64_t i = 0; i < value_width; i += BLOCK) {
-                const Element* right = values + i * KEYS;
-                product(own.weights, KEYS, right, right + TILE * KEYS, columns, rows, own.found, BLOCK);
-                for (int64_t r = 0; r < rows; r++) {
-                    float* to = own.out + r * value_width + i;
-                    const float* more = own.found + r * BLOCK;
-                    store_lanes(to, load_lanes(to) * shrinks[r] + load_lanes(more));
-                    store_lanes(to + LANES, load_lanes(to + LANES) * shrinks[r] + load_lanes(more + LANES));
-                }
-            }
+            if ((block + 1) * KEYS % SEGMENT == 0 || (block + 1) * KEYS >= end) pipeline.finish();
         }
         const bool one = low / SEGMENT == (end - 1) / SEGMENT;
         for (int64_t r = 0; r < rows; r++) {
+            state[r].close();
             if (!one) add(before[r], sums + r * value_width, state[r], own.out + r * value_width);
             finish(s, part.head, first + r, (one ? own.out : sums) + r * value_width, one ? state[r] : before[r]);
         }
+    }
+
+    // A tile's rows and a block of keys and values.
+    struct Step {
+        Row* state = nullptr;
+        const Element *queries = nullptr, *keys = nullptr;
+        int64_t start = 0, rows = 0, columns = 0;
+        float* out = nullptr;
+    };
+
+    // Three steps at once: scores of one, weights of the one before, sums of the one before that. A core computes the weights while
+    // its tiles multiply.
+    struct Pipeline {
+        const Attention& of;
+        Product& product;
+        const Scratch& own;
+        Step second{}, third{};
+        float shrinks[2][ROWS];
+        int64_t turn = 0;
+
+        void push(const Step& first) {
+            const int64_t key_width = of.key_width, value_width = of.value_width, next = 1 - turn;
+            float *scores = own.scores + turn * ROWS * KEYS, *ready = own.scores + next * ROWS * KEYS;
+            Element *weights = own.weights + turn * ROWS * KEYS, *softened = own.weights + next * ROWS * KEYS;
+            int64_t row = 0;
+            const auto soften_next = [&] {
+                if (row == second.rows) return;
+                shrinks[next][row] =
+                    soften(softened + row * KEYS, ready + row * KEYS, second.start, second.state[row], of.a.scaling, of.a.softcap);
+                row++;
+            };
+            for (int64_t j = 0; j < first.columns; j += BLOCK) {
+                const Element *right = first.keys + j * key_width, *right2 = right + TILE * key_width;
+                product.template multiply<false>(
+                    first.queries, key_width, right, right2, key_width, first.rows, scores + j, KEYS, soften_next);
+            }
+            for (int64_t r = 0; r < third.rows; r++) of.scale(third.out + r * value_width, shrinks[turn][r]);
+            for (int64_t i = 0; third.rows && i < value_width; i += BLOCK) {
+                const Element *right = third.keys + KEYS * key_width + i * KEYS, *right2 = right + TILE * KEYS;
+                product.template multiply<true>(
+                    weights, KEYS, right, right2, third.columns, third.rows, third.out + i, value_width, soften_next);
+            }
+            while (row < second.rows) soften_next();
+            third = second;
+            second = first;
+            turn = next;
+        }
+
+        void finish() {
+            push({});
+            push({});
+        }
+    };
+
+    void scale(float* sums, float factor) const {
+        if (factor == 1.0f) return;
+        for (int64_t i = 0; i < value_width; i += LANES) store_lanes(sums + i, load_lanes(sums + i) * factor);
     }
 
     void decode() {
@@ -287,6 +358,7 @@ private:
                 attend_few(s, part % a.heads, first_of(s) / SEGMENT + segment, own, state);
                 for (int64_t r = 0; r < rows; r++) {
                     float* to = share_of(part, segment, r);
+                    state[r].close();
                     to[0] = state[r].top;
                     to[1] = state[r].sum;
                     std::memcpy(to + 2, own.out + r * value_width, value_width * sizeof(float));
@@ -336,24 +408,20 @@ private:
                 const int64_t at = std::min(from + j * LANES, (end - 1) / LANES * LANES);
                 keys[j] = key_of(s, h, at);
                 values[j] = value_of(s, h, at);
-                if (j < count && (at < low || at + LANES > end)) {
-                    // What is no value of this sequence may be anything, and zero times that is not zero.
-                    T* edge = own.edge + (at - start) * a.value_stride;
-                    std::memset(static_cast<void*>(edge), 0, LANES * a.value_stride * sizeof(T));
-                    for (int64_t k = std::max<int64_t>(low - at, 0); k < std::min(end - at, LANES); k++)
-                        std::memcpy(edge + k * a.value_stride, values[j] + k * a.value_stride, a.value_size * sizeof(T));
-                    values[j] = edge;
-                }
+                if (j < count && (at < low || at + LANES > end))
+                    values[j] = whole_of(own.edge + (at - start) * a.value_stride, values[j], a.value_size, a.value_stride, at, low, end);
             }
-            float shrinks[FEW_ROWS];
             by_rows(rows, [&](auto group, int64_t r) {
                 dots<group()>(
                     own.scores + r * KEYS + from - start, KEYS, own.few_queries + r * key_width, key_width, keys, !r, count, a.key_size);
             });
-            for (int64_t r = 0; r < rows; r++) shrinks[r] = soften(own.few_weights + r * KEYS, own.scores + r * KEYS, start, state[r]);
+            for (int64_t r = 0; r < rows; r++)
+                scale(
+                    own.out + r * value_width,
+                    soften(own.few_weights + r * KEYS, own.scores + r * KEYS, start, state[r], a.scaling, a.softcap));
             by_rows(rows, [&](auto group, int64_t r) {
                 accumulate<group()>(
-                    own.out + r * value_width, value_width, shrinks + r, own.few_weights + r * KEYS + from - start, KEYS, values, !r, count,
+                    own.out + r * value_width, value_width, own.few_weights + r * KEYS + from - start, KEYS, values, !r, count,
                     a.value_size, a.value_stride);
             });
         }
@@ -365,40 +433,6 @@ private:
         for (; rows - r >= 4; r += 4) run(std::integral_constant<int, 4>(), r);
         for (; rows - r >= 2; r += 2) run(std::integral_constant<int, 2>(), r);
         if (r < rows) run(std::integral_constant<int, 1>(), r);
-    }
-
-    // Turns a row's scores against the block at `start` into weights: zero for what it does not see. Gives the factor of what came
-    // before. One function, as `add`.
-    template <typename To>
-    __attribute__((noinline)) float soften(To* to, const float* scores, int64_t start, Row& row) const {
-        constexpr int64_t VECTORS = KEYS / LANES;
-        Lanes x[VECTORS], most = Lanes{} + row.top;
-        const float factor = a.softcap > 0 ? a.scaling / a.softcap : a.scaling * LOG2_E;
-        for (int64_t v = 0; v < VECTORS; v++) x[v] = load_lanes(scores + v * LANES) * factor;
-        if (a.softcap > 0)
-            for (int64_t v = 0; v < VECTORS; v++)
-                for (int64_t i = 0; i < LANES; i++) x[v][i] = a.softcap * LOG2_E * std::tanh(x[v][i]);
-        if (row.low > start || row.end < start + KEYS) hide(x, row.low - start, row.end - start);
-        for (int64_t v = 0; v < VECTORS; v++) most = x[v] > most ? x[v] : most;
-        const float before = row.top, top = row.top = greatest_lane(most);
-        // Nothing seen yet: not a number less itself would be.
-        const float base = top == NOTHING ? 0.0f : top;
-        Lanes total = {};
-        for (int64_t v = 0; v < VECTORS; v++) {
-            const Lanes weight = power_of_two(x[v] - base);
-            total += weight;
-            store_lanes(to + v * LANES, weight);
-        }
-        const float shrink = power_of_two(before - base);
-        row.sum = row.sum * shrink + sum_lanes(total);
-        return shrink;
-    }
-
-    static void hide(Lanes* x, int64_t low, int64_t end) {
-        float values[KEYS];
-        std::memcpy(values, x, sizeof(values));
-        for (int64_t j = 0; j < KEYS; j++) values[j] = j < low || j >= end ? NOTHING : values[j];
-        std::memcpy(static_cast<void*>(x), values, sizeof(values));
     }
 
     void finish(int64_t s, int64_t h, int64_t row, const float* from, const Row& state) const {

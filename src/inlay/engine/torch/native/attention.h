@@ -1,4 +1,5 @@
-// What attention over blocks of positions is made of: exponentials, products of tiles, and how keys and values are laid out for them.
+// What attention over blocks of positions is made of: weights of scores, products of tiles, and how keys and values are laid out for
+// them.
 
 #pragma once
 
@@ -6,6 +7,11 @@
 #include <type_traits>
 
 #include "activations.h"
+#include "vectors.h"
+
+#ifdef __AVX512DQ__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -14,18 +20,39 @@ constexpr int64_t KEYS = 128;
 
 constexpr float LOG2_E = 1.44269504088896341f, NOTHING = -std::numeric_limits<float>::infinity();
 
-// 2^x for x <= 0: exactly 1 for 0, exactly 0 below -126; NaN stays NaN. Chebyshev interpolation of degree 5, relative error 2e-7.
+// How much a score may be above the greatest one before the sums are scaled anew, in powers of two.
+constexpr float HEADROOM = 8;
+
+// 2^x for x <= HEADROOM: exactly 1 for 0, exactly 0 below -127; NaN stays NaN. Polynomials for 2^f - 1 with f in [0, 1), minimax in
+// relative error: of degree 5 to 1e-7, and of degree 3 to 1e-4 for weights in bfloat16, which are rounded by 4e-3.
+template <typename To = float>
 inline Lanes power_of_two(Lanes x) {
+#ifdef __AVX512DQ__
+    // Intrinsics: two instructions for seven.
+    const Lanes f = reinterpret_cast<Lanes>(_mm512_reduce_ps(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEG_INF));
+#else
     typedef int32_t Whole __attribute__((vector_size(LANES * sizeof(int32_t))));
-    const Whole n = __builtin_convertvector(x - 0.5f, Whole);
+    // A conversion rounds down what is positive.
+    const Whole n = __builtin_convertvector(x + 128.0f, Whole) - 128;
     const Lanes f = x - __builtin_convertvector(n, Lanes);
-    Lanes y = f * 1.339086336e-3f + 9.676031918e-3f;
-    y = y * f + 5.550357114e-2f;
-    y = y * f + 2.402210749e-1f;
-    y = y * f + 6.931471880e-1f;
+#endif
+    Lanes y;
+    if (std::is_same_v<To, bf16>) {
+        y = f * 7.826791786e-2f + 2.263077405e-1f;
+        y = y * f + 6.954243349e-1f;
+    } else {
+        y = f * 1.879318411e-3f + 8.990995562e-3f;
+        y = y * f + 5.581867568e-2f;
+        y = y * f + 2.401592715e-1f;
+        y = y * f + 6.931517388e-1f;
+    }
     y = y * f + 1.0f;
+#ifdef __AVX512DQ__
+    return reinterpret_cast<Lanes>(_mm512_scalef_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+#else
     const Lanes power = reinterpret_cast<Lanes>((n + 127) << 23);
     return x < Lanes{} - 126.0f ? Lanes{} : y * power;
+#endif
 }
 
 inline float power_of_two(float x) { return power_of_two(Lanes{} + x)[0]; }
@@ -36,7 +63,74 @@ inline float greatest_lane(Lanes x) {
     return top;
 }
 
-// Products of up to 32 rows with 32 columns. The right operand is in groups of 16 columns, `right` and `right2`.
+inline Lanes greater(Lanes x, Lanes y) { return x > y ? x : y; }
+
+inline bool any_above(Lanes x, float bound) {
+#ifdef __AVX512DQ__
+    return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), _mm512_set1_ps(bound), _CMP_GT_OQ);
+#else
+    bool found = false;
+    for (int64_t i = 0; i < LANES; i++) found |= x[i] > bound;
+    return found;
+#endif
+}
+
+// Of a row of queries: a score that no other is much above, the sum of its weights, and which positions it sees.
+struct Row {
+    float top, sum;
+    int64_t low, end;
+    Lanes total{};
+
+    void begin() {
+        top = NOTHING;
+        total = Lanes{};
+    }
+    void close() { sum = sum_lanes(total); }
+};
+
+// Turns a row's scores against the block at `start` into weights: zero for what it does not see. Gives the factor of what came
+// before: 1 unless a score is far above those. One function, that the compiler may round in one way only.
+template <typename To>
+__attribute__((noinline)) float soften(To* to, const float* scores, int64_t start, Row& row, float scaling, float softcap) {
+    constexpr int64_t VECTORS = KEYS / LANES;
+    float seen[KEYS];
+    const bool capped = softcap > 0;
+    if (capped || row.low > start || row.end < start + KEYS) {
+        const float bend = scaling / softcap;
+        for (int64_t j = 0; j < KEYS; j++) seen[j] = capped ? softcap * std::tanh(scores[j] * bend) : scores[j];
+        const int32_t low = std::max<int64_t>(row.low - start, 0), end = std::min(row.end - start, KEYS);
+        for (int32_t j = 0; j < KEYS; j++) seen[j] = j < low || j >= end ? NOTHING : seen[j];
+        scores = seen;
+    }
+    const float factor = (capped ? 1.0f : scaling) * LOG2_E;
+    Lanes most = load_lanes(scores), other = load_lanes(scores + LANES);
+    for (int64_t v = 2; v < VECTORS; v += 2) {
+        most = greater(load_lanes(scores + v * LANES), most);
+        other = greater(load_lanes(scores + (v + 1) * LANES), other);
+    }
+    most = greater(other, most) * factor;
+    float shrink = 1;
+    if (any_above(most, row.top + HEADROOM)) {
+        const float top = std::max(row.top, greatest_lane(most));
+        shrink = power_of_two(row.top - top);
+        row.top = top;
+        row.total *= shrink;
+    }
+    // Nothing seen yet: not a number less itself would be.
+    const float base = row.top == NOTHING ? 0.0f : row.top;
+    Lanes total = row.total;
+    for (int64_t v = 0; v < VECTORS; v++) {
+        store_lanes(to + v * LANES, power_of_two<To>(load_lanes(scores + v * LANES) * factor - base));
+        // As they are rounded: where one weight is all, the result is its value.
+        total += load_lanes(to + v * LANES);
+    }
+    row.total = total;
+    return shrink;
+}
+
+// Products of up to 32 rows with 32 columns, added to what is there if MORE. `beside` is what may be done meanwhile, once or not at
+// all for every 32 of the depth.
+// The right operand is in groups of 16 columns, `right` and `right2`.
 
 #if defined(__AMX_BF16__) || defined(EMULATED_TILES)
 
@@ -45,11 +139,13 @@ struct Pairs {
     using Element = bf16;
     Tiles tiles;
 
-    void operator()(
-        const bf16* left, int64_t stride, const bf16* right, const bf16* right2, int64_t depth, int64_t rows, float* to, int64_t to_stride) {
+    template <bool MORE, typename Beside>
+    void multiply(
+        const bf16* left, int64_t stride, const bf16* right, const bf16* right2, int64_t depth, int64_t rows, float* to, int64_t to_stride,
+        Beside&& beside) {
         const bool both = rows > TILE;
-        tiles.clear();
-        tiles.add(left, stride, 0, right, right2, 0, depth / BLOCK, both);
+        MORE ? tiles.open(to, to_stride, both) : tiles.clear();
+        tiles.add(left, stride, 0, right, right2, 0, depth / BLOCK, both, beside);
         tiles.save(to, to_stride, both);
     }
 };
@@ -61,8 +157,10 @@ constexpr bool PAIRS_COMPILED = true, PAIRS_BY_VECTORS = false;
 struct Pairs {
     using Element = bf16;
 
-    void operator()(
-        const bf16* left, int64_t stride, const bf16* right, const bf16* right2, int64_t depth, int64_t rows, float* to, int64_t to_stride) {
+    template <bool MORE, typename Beside>
+    void multiply(
+        const bf16* left, int64_t stride, const bf16* right, const bf16* right2, int64_t depth, int64_t rows, float* to, int64_t to_stride,
+        Beside&&) {
         // As many sums as hide how long one takes, and as registers hold.
         constexpr int AT_ONCE = 8;
         for (int64_t row = 0; row < rows; row += AT_ONCE, left += AT_ONCE * stride, to += AT_ONCE * to_stride) {
@@ -80,8 +178,9 @@ struct Pairs {
                 }
             }
             for (int r = 0; r < AT_ONCE; r++) {
-                _mm512_storeu_ps(to + r * to_stride, sums[r][0]);
-                _mm512_storeu_ps(to + r * to_stride + TILE, sums[r][1]);
+                float* own = to + r * to_stride;
+                _mm512_storeu_ps(own, MORE ? _mm512_loadu_ps(own) + sums[r][0] : sums[r][0]);
+                _mm512_storeu_ps(own + TILE, MORE ? _mm512_loadu_ps(own + TILE) + sums[r][1] : sums[r][1]);
             }
         }
     }
@@ -99,9 +198,10 @@ constexpr bool PAIRS_COMPILED = false, PAIRS_BY_VECTORS = false;
 struct Singles {
     using Element = float;
 
-    void operator()(
+    template <bool MORE, typename Beside>
+    void multiply(
         const float* left, int64_t stride, const float* right, const float* right2, int64_t depth, int64_t rows, float* to,
-        int64_t to_stride) {
+        int64_t to_stride, Beside&&) {
 #ifdef __AVX512F__
         constexpr int AT_ONCE = 8;
 #else
@@ -117,8 +217,9 @@ struct Singles {
                 }
             }
             for (int r = 0; r < AT_ONCE; r++) {
-                store_lanes(to + r * to_stride, sums[r][0]);
-                store_lanes(to + r * to_stride + TILE, sums[r][1]);
+                float* own = to + r * to_stride;
+                store_lanes(own, MORE ? load_lanes(own) + sums[r][0] : sums[r][0]);
+                store_lanes(own + TILE, MORE ? load_lanes(own + TILE) + sums[r][1] : sums[r][1]);
             }
         }
     }
@@ -133,32 +234,46 @@ template <typename T>
 using FewElement = float;
 #endif
 
-// Lays `count` of KEYS positions out for the products of one head, the rest as zeros: keys as columns of the first, values as rows
-// of the second.
+// Lays sixteen of KEYS positions from `j` on out for the products of one head: keys as columns of the first, values as rows of the
+// second.
 template <typename T>
-void lay_out_key(bf16* to, int64_t j, const T* from, int64_t size, int64_t padded) {
+void lay_out_keys(bf16* to, int64_t j, const T* from, int64_t size, int64_t padded) {
     static_assert(std::is_same_v<T, bf16>);
-    to += j / TILE * TILE * padded + j % TILE * 2;
-    for (int64_t i = 0; i + 1 < size; i += 2) std::memcpy(to + i * TILE, from + i, 2 * sizeof(bf16));
-    if (size % 2) to[(size - 1) * TILE] = from[size - 1];
+    to += j * padded;
+#ifdef __AVX512BF16__
+    for (int64_t i = 0; i < size; i += PAIRED) {
+        __m512i x[LANES];
+        for (int64_t k = 0; k < LANES; k++) x[k] = load_pairs(from + k * size, i, size);
+        transpose(x);
+        std::memcpy(static_cast<void*>(to + i * TILE), x, sizeof(x));
+    }
+#else
+    for (int64_t i = 0; i < size; i++)
+        for (int64_t k = 0; k < TILE; k++) to[i / 2 * BLOCK + 2 * k + i % 2] = from[k * size + i];
+#endif
 }
 
 template <typename T>
-void lay_out_key(float* to, int64_t j, const T* from, int64_t size, int64_t padded) {
-    to += j / TILE * TILE * padded + j % TILE;
-    for (int64_t i = 0; i < size; i++) to[i * TILE] = load(from[i]);
+void lay_out_keys(float* to, int64_t j, const T* from, int64_t size, int64_t padded) {
+    to += j * padded;
+    for (int64_t i = 0; i < size; i++)
+        for (int64_t k = 0; k < TILE; k++) to[i * TILE + k] = load(from[k * size + i]);
 }
 
 template <typename T>
-void lay_out_value(bf16* to, int64_t j, const T* from, int64_t size) {
-    to += j / 2 * BLOCK + j % 2;
-    for (int64_t i = 0; i < size; i++) to[i / TILE * TILE * KEYS + i % TILE * 2] = from[i];
-}
-
-template <typename T>
-void lay_out_value(float* to, int64_t j, const T* from, int64_t size) {
+void lay_out_values(bf16* to, int64_t j, const T* from, int64_t size, int64_t stride) {
     to += j * TILE;
-    for (int64_t i = 0; i < size; i++) to[i / TILE * TILE * KEYS + i % TILE] = load(from[i]);
+    for (int64_t i = 0; i < size; i += TILE, to += TILE * KEYS)
+        for (int64_t k = 0; k < TILE; k++)
+            for (int64_t c = 0; c < std::min(TILE, size - i); c++) to[k / 2 * BLOCK + 2 * c + k % 2] = from[k * stride + i + c];
+}
+
+template <typename T>
+void lay_out_values(float* to, int64_t j, const T* from, int64_t size, int64_t stride) {
+    to += j * TILE;
+    for (int64_t i = 0; i < size; i += TILE, to += TILE * KEYS)
+        for (int64_t k = 0; k < TILE; k++)
+            for (int64_t c = 0; c < std::min(TILE, size - i); c++) to[k * TILE + c] = load(from[k * stride + i + c]);
 }
 
 }  // namespace

@@ -38,6 +38,11 @@ inline void store_lanes(bf16* to, Lanes values) {
 
 inline void store_lanes(float* to, Lanes values) { std::memcpy(to, &values, sizeof(values)); }
 
+// What is done beside products where nothing is.
+struct Nothing {
+    void operator()() const {}
+};
+
 #ifdef __AMX_BF16__
 
 constexpr bool TILES_COMPILED = true;
@@ -71,6 +76,18 @@ struct Tiles {
         _tile_zero(3);
     }
 
+    // Takes up sums that `save` wrote.
+    void open(const float* from, int64_t columns, bool both) {
+        const int64_t step = columns * 4;
+        __asm__ volatile("" ::: "memory");
+        _tile_loadd(0, from, step);
+        _tile_loadd(1, from + TILE, step);
+        if (both) {
+            _tile_loadd(2, from + TILE * columns, step);
+            _tile_loadd(3, from + TILE * columns + TILE, step);
+        }
+    }
+
     void left(const char* from, int64_t stride, bool both) {
         _tile_loadd(4, from, stride);
         if (both) _tile_loadd(5, from + TILE * stride, stride);
@@ -91,10 +108,12 @@ struct Tiles {
     }
 
     // Adds the product of `blocks` blocks of bfloat16; without `both`, of the first 16 rows only. Of operands in PARTS, which
-    // lie `part` and `right_part` elements apart, those products are added that are not less than a float32's last bit.
-    template <int PARTS = 1>
+    // lie `part` and `right_part` elements apart, those products are added that are not less than a float32's last bit. `beside` is
+    // called once for every block: vectors are computed while tiles multiply.
+    template <int PARTS = 1, typename Beside = Nothing>
     void add(
-        const bf16* left_rows, int64_t stride, int64_t part, const bf16* b, const bf16* b2, int64_t right_part, int64_t blocks, bool both) {
+        const bf16* left_rows, int64_t stride, int64_t part, const bf16* b, const bf16* b2, int64_t right_part, int64_t blocks, bool both,
+        Beside beside = {}) {
         const char* a = reinterpret_cast<const char*>(left_rows);
         const auto load_left = [&](int64_t k, int p) { left(a + k * ROW_BYTES + p * part * 2, stride * 2, both); };
         const auto load_right = [&](int64_t k, int p) {
@@ -106,6 +125,7 @@ struct Tiles {
             load_right(k, 0);
             load_left(k, 0);
             multiply(both);
+            beside();
             if (PARTS > 2) {
                 load_left(k, 2);
                 multiply(both);
@@ -148,6 +168,10 @@ struct Tiles {
 
     void clear() { std::memset(sums, 0, sizeof(sums)); }
 
+    void open(const float* from, int64_t columns, bool both) {
+        for (int64_t row = 0; row < (both ? BLOCK : TILE); row++) std::memcpy(sums + row * BLOCK, from + row * columns, BLOCK * 4);
+    }
+
     static void add_half(float* to, const bf16* left, int64_t stride, const bf16* right, int64_t blocks, int64_t rows) {
         for (int64_t row = 0; row < rows; row++)
             for (int64_t k = 0; k < blocks * BLOCK; k++) {
@@ -157,9 +181,10 @@ struct Tiles {
             }
     }
 
-    template <int PARTS = 1>
+    template <int PARTS = 1, typename Beside = Nothing>
     void add(
-        const bf16* left, int64_t stride, int64_t part, const bf16* b, const bf16* b2, int64_t right_part, int64_t blocks, bool both) {
+        const bf16* left, int64_t stride, int64_t part, const bf16* b, const bf16* b2, int64_t right_part, int64_t blocks, bool both,
+        Beside beside = {}) {
         for (int p = 0; p < PARTS; p++)
             for (int q = 0; p + q < PARTS; q++) {
                 add_half(sums, left + p * part, stride, b + q * right_part, blocks, both ? BLOCK : TILE);

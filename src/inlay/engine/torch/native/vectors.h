@@ -46,11 +46,10 @@ void dots(
 // COLUMNS * 16 columns of `accumulate`, all at once: each sum waits for its last addition.
 template <int GROUP, int COLUMNS, typename T>
 inline void accumulate_columns(
-    float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* rows, int64_t count,
-    int64_t row_stride) {
+    float* acc, int64_t acc_stride, const float* weights, int64_t weight_stride, const T* rows, int64_t count, int64_t row_stride) {
     Lanes sums[GROUP][COLUMNS];
     for (int g = 0; g < GROUP; g++)
-        for (int c = 0; c < COLUMNS; c++) sums[g][c] = load_lanes(acc + g * acc_stride + c * LANES) * shrink[g];
+        for (int c = 0; c < COLUMNS; c++) sums[g][c] = load_lanes(acc + g * acc_stride + c * LANES);
     for (int64_t j = 0; j < count; j++)
         for (int c = 0; c < COLUMNS; c++) {
             const Lanes v = load_lanes(rows + j * row_stride + c * LANES);
@@ -59,21 +58,21 @@ inline void accumulate_columns(
     for (int g = 0; g < GROUP; g++) std::memcpy(acc + g * acc_stride, sums[g], sizeof(sums[g]));
 }
 
-// acc[g] = acc[g] * shrink[g] + sum of weights[g][j] * rows[j], for GROUP queries of one head; rows are row_stride apart.
+// acc[g] += sum of weights[g][j] * rows[j], for GROUP queries of one head; rows are row_stride apart.
 template <int GROUP, typename T>
 void accumulate(
-    float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* rows, const T* next,
-    int64_t count, int64_t size, int64_t row_stride) {
+    float* acc, int64_t acc_stride, const float* weights, int64_t weight_stride, const T* rows, const T* next, int64_t count, int64_t size,
+    int64_t row_stride) {
     if (next)
         for (int64_t j = 0; j < count; j++) fetch(next + j * row_stride, size);
     int64_t i = 0;
     for (; i + 4 * LANES <= size; i += 4 * LANES)
-        accumulate_columns<GROUP, 4>(acc + i, acc_stride, shrink, weights, weight_stride, rows + i, count, row_stride);
+        accumulate_columns<GROUP, 4>(acc + i, acc_stride, weights, weight_stride, rows + i, count, row_stride);
     for (; i + LANES <= size; i += LANES)
-        accumulate_columns<GROUP, 1>(acc + i, acc_stride, shrink, weights, weight_stride, rows + i, count, row_stride);
+        accumulate_columns<GROUP, 1>(acc + i, acc_stride, weights, weight_stride, rows + i, count, row_stride);
     for (int g = 0; g < GROUP; g++)
         for (int64_t rest = i; rest < size; rest++) {
-            float sum = acc[g * acc_stride + rest] * shrink[g];
+            float sum = acc[g * acc_stride + rest];
             for (int64_t j = 0; j < count; j++) sum += weights[g * weight_stride + j] * load(rows[j * row_stride + rest]);
             acc[g * acc_stride + rest] = sum;
         }
@@ -90,14 +89,11 @@ void dots(
 
 template <int GROUP, typename T>
 void accumulate(
-    float* acc, int64_t acc_stride, const float* shrink, const float* weights, int64_t weight_stride, const T* const* rows, bool ahead,
-    int64_t count, int64_t size, int64_t row_stride) {
-    float ones[GROUP];
-    std::fill(ones, ones + GROUP, 1.0f);
+    float* acc, int64_t acc_stride, const float* weights, int64_t weight_stride, const T* const* rows, bool ahead, int64_t count,
+    int64_t size, int64_t row_stride) {
     for (int64_t j = 0; j < count; j++)
         accumulate<GROUP>(
-            acc, acc_stride, j ? ones : shrink, weights + j * LANES, weight_stride, rows[j], ahead ? rows[j + 2] : nullptr, LANES, size,
-            row_stride);
+            acc, acc_stride, weights + j * LANES, weight_stride, rows[j], ahead ? rows[j + 2] : nullptr, LANES, size, row_stride);
 }
 
 #ifdef __AVX512BF16__
@@ -179,8 +175,8 @@ void dots(
 // COLUMNS * 32 columns from `i` on of `accumulate`.
 template <int GROUP, int COLUMNS>
 inline void accumulate_pairs(
-    float* acc, int64_t acc_stride, const float* shrink, const bf16* weights, int64_t weight_stride, const bf16* const* rows, bool ahead,
-    int64_t count, int64_t i, int64_t size, int64_t row_stride) {
+    float* acc, int64_t acc_stride, const bf16* weights, int64_t weight_stride, const bf16* const* rows, bool ahead, int64_t count, int64_t i,
+    int64_t size, int64_t row_stride) {
     __m512 sums[GROUP][COLUMNS][2] = {};
     for (int64_t j = 0; j < count * LANES; j += 2) {
         const bf16* row = rows[j / LANES] + j % LANES * row_stride;
@@ -207,25 +203,24 @@ inline void accumulate_pairs(
     for (int g = 0; g < GROUP; g++)
         for (int c = 0; c < COLUMNS; c++) {
             float* to = acc + g * acc_stride + i + c * PAIRED;
-            const __m512 *own = sums[g][c], factor = _mm512_set1_ps(shrink[g]);
-            _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(to), factor, _mm512_permutex2var_ps(own[0], first, own[1])));
-            _mm512_storeu_ps(
-                to + LANES, _mm512_fmadd_ps(_mm512_loadu_ps(to + LANES), factor, _mm512_permutex2var_ps(own[0], second, own[1])));
+            const __m512* own = sums[g][c];
+            _mm512_storeu_ps(to, _mm512_loadu_ps(to) + _mm512_permutex2var_ps(own[0], first, own[1]));
+            _mm512_storeu_ps(to + LANES, _mm512_loadu_ps(to + LANES) + _mm512_permutex2var_ps(own[0], second, own[1]));
         }
 }
 
 // `accumulate` of `count` times 16 rows; `acc` has room for whole 32 columns.
 template <int GROUP>
 void accumulate(
-    float* acc, int64_t acc_stride, const float* shrink, const bf16* weights, int64_t weight_stride, const bf16* const* rows, bool ahead,
-    int64_t count, int64_t size, int64_t row_stride) {
+    float* acc, int64_t acc_stride, const bf16* weights, int64_t weight_stride, const bf16* const* rows, bool ahead, int64_t count,
+    int64_t size, int64_t row_stride) {
     // As many sums as registers hold.
     constexpr int COLUMNS = GROUP > 2 ? 2 : 4;
     int64_t i = 0;
     for (; i + COLUMNS * PAIRED <= size; i += COLUMNS * PAIRED)
-        accumulate_pairs<GROUP, COLUMNS>(acc, acc_stride, shrink, weights, weight_stride, rows, ahead, count, i, size, row_stride);
+        accumulate_pairs<GROUP, COLUMNS>(acc, acc_stride, weights, weight_stride, rows, ahead, count, i, size, row_stride);
     for (; i < size; i += PAIRED)
-        accumulate_pairs<GROUP, 1>(acc, acc_stride, shrink, weights, weight_stride, rows, ahead, count, i, size, row_stride);
+        accumulate_pairs<GROUP, 1>(acc, acc_stride, weights, weight_stride, rows, ahead, count, i, size, row_stride);
 }
 
 #endif
