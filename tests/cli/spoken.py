@@ -40,6 +40,18 @@ from tests.omni_models import MEDIA, omni, whole
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "what is the capital of the island?"}]
 VOICE, SEED = "Ethan", 5
+SPOKEN_CHAT: dict[str, Any] = {
+    "model": "omni",
+    "messages": CHAT,
+    "modalities": ["text", "audio"],
+    "audio": {"voice": VOICE, "format": "pcm16"},
+    "temperature": 0,
+    "max_tokens": 14,
+    "seed": SEED,
+}
+"""A chat whose sound is `expected`."""
+SPOKEN: dict[str, Any] = {"model": "omni", "voice": VOICE, "response_format": "wav"}
+"""A text read aloud, but for its `input`."""
 CASE = "qwen2_5_omni"
 PICTURE, SOUND, CLIP = Picture(1, 40, 56), Sound(1, 18_003), Clip(2, 4, 70, 33, fps=1.5)
 MIXTURES: dict[str, list[str | Item]] = {

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -22,7 +22,7 @@ import yaml
 from PIL import Image
 
 from inlay.request import Diffusion
-from tests.cli.spoken import CHAT, SEED, VOICE
+from tests.cli.spoken import SEED, SPOKEN, SPOKEN_CHAT
 from tests.cli.test_models_in_a_row import documented
 from tests.cli.test_pipeline import FIELDS, GRAPH, painted
 from tests.engine.test_diffusers import alone, model, near
@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
 ]
+ADMIN_PORT = free_port()
 END_SECONDS = 120.0
 SPARE_BYTES = 24 << 20
 """More than small images take, less than one of a million pixels."""
@@ -47,7 +48,10 @@ STAGES = (*PAINTING, *SPEAKING)
 
 
 class Fleet(NamedTuple):
-    """Two frontends, and the workers by stage: two of each; the memory of the first of each."""
+    """Two frontends, of which requests wait at the second for what sleeps; workers by stage.
+
+    Two of each, and the memory of the first of them.
+    """
 
     servers: list[Served]
     workers: dict[str, list[Part]]
@@ -64,8 +68,9 @@ def graphs_in(folder: Path) -> dict[str, list[object]]:
     stages["talker"] |= {"max_tokens": 40, "speech": {"temperature": 0}}
     stages["vocoder"]["speech"] = {"chunk": 4}
     (folder / "omni.yaml").write_text(yaml.safe_dump(SPEAKER | {"stages": stages}))
-    painting: list[object] = [folder / "graph.yaml", "--deploy", folder / "deploy.yaml"]
-    speaking: list[object] = [folder / "omni.yaml", "--dtype", "float32"]
+    sleeps = "--enable-sleep-mode"
+    painting: list[object] = [folder / "graph.yaml", "--deploy", folder / "deploy.yaml", sleeps]
+    speaking: list[object] = [folder / "omni.yaml", "--dtype", "float32", sleeps]
     words = {stage: [*painting, "--stage", stage] for stage in PAINTING}
     # Rows of a prompt are for it alone.
     words["denoiser"].append("--enable-prompt-embeds")
@@ -89,8 +94,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 part = Part("worker", *words, "--nats", url, until=" serves ", variables=variables)
                 undo.callback(part.end)
                 workers.setdefault(stage, []).append(part)
-        frontend = ("--nats", url, "--enable-prompt-embeds")
-        servers = [undo.enter_context(serving(*frontend, command="frontend")) for _ in range(2)]
+        frontend = ("--nats", url, "--enable-prompt-embeds", "--asleep-requests")
+        servers = [
+            undo.enter_context(serving(*frontend, *words, command="frontend"))
+            for words in (["reject"], ["wait", "--admin-port", ADMIN_PORT])
+        ]
         for part in (one for some in workers.values() for one in some):
             part.wait_ready()
         yield Fleet(servers, workers, memory)
@@ -173,39 +181,24 @@ def test_rows_of_a_prompt_make_its_image_at_any_frontend(fleet: Fleet) -> None:
     wait_nothing_kept(second)
 
 
-SPOKEN: dict[str, Any] = {
-    "model": "omni",
-    "voice": VOICE,
-    "input": "one",
-    "response_format": "wav",
-    "stream": False,
-    "seed": SEED,
-    "max_new_tokens": 8,
-}
+READ_ALOUD = SPOKEN | {"input": "one", "stream": False, "seed": SEED, "max_new_tokens": 8}
 PAINTED = {"model": "painter", "prompt": "a red fox", **FIELDS}
-CHATTED: dict[str, Any] = {
-    "model": "omni",
-    "messages": CHAT,
-    "modalities": ["text", "audio"],
-    "audio": {"voice": VOICE, "format": "pcm16"},
-    "temperature": 0,
-    "max_tokens": 14,
-    "seed": SEED,
-    "stream": True,
-}
 
 
 def ask(server: Served, stage: str, within: float = END_SECONDS) -> httpx.Response:
     """Ask once for an image or a sound, which the stage takes part in."""
     route, body = "images/generations", PAINTED
     if stage in SPEAKING:
-        route, body = "audio/speech", SPOKEN
+        route, body = "audio/speech", READ_ALOUD
     return httpx.post(f"{server.v1}/{route}", json=body, timeout=within)
 
 
 def chat_ends(server: Served) -> list[str]:
     """All that end a chat with sound."""
-    with httpx.stream("POST", f"{server.v1}/chat/completions", json=CHATTED) as answer:
+    body = SPOKEN_CHAT | {"stream": True}
+    with httpx.stream(
+        "POST", f"{server.v1}/chat/completions", json=body, timeout=END_SECONDS
+    ) as answer:
         return [
             line for line in answer.iter_lines() if '"finish_reason":"' in line or '"error"' in line
         ]
@@ -289,6 +282,38 @@ def test_what_a_worker_of_a_stage_has_no_memory_for_goes_on_at_another(
     assert failed.status_code in (500, 503), failed.text
     assert alike(made_once_ready(server, stage), expected)
     wait_nothing_kept(server)
+
+
+def served_name(stage: str) -> str:
+    """Name of a stage's workers, as of `Graph.served_name`."""
+    fronts = {"decoder": "painter", "thinker": "omni"}
+    return fronts.get(stage, f"{'omni' if stage in SPEAKING else 'painter'}/{stage}")
+
+
+@pytest.mark.parametrize("stage", [*PAINTING, "thinker"])
+def test_a_request_waits_for_a_stage_that_sleeps_before_any_has_worked(
+    fleet: Fleet, stage: str
+) -> None:
+    refusing, waiting = fleet.servers
+    expected = made_once_ready(waiting, stage)
+    asleep = {"model": served_name(stage)}
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
+        assert admin.post("/sleep", params=asleep | {"level": "1"}).is_success
+        with ThreadPoolExecutor() as pool:
+            try:
+                wait_for(lambda: ask(refusing, stage).status_code == 503)
+                asked = [pool.submit(ask, waiting, stage) for _ in range(2)]
+                chats = [pool.submit(chat_ends, waiting)] if stage in SPEAKING else []
+                with pytest.raises(httpx.TimeoutException):
+                    ask(waiting, stage, within=1.0)
+                wait_nothing_kept(waiting)
+                assert not any(one.done() for one in asked)
+                assert not any(one.done() for one in chats)
+            finally:
+                assert admin.post("/wake_up", params=asleep).is_success
+            assert all(alike(made(one.result()), expected) for one in asked)
+            assert all(len(one.result()) == 1 for one in chats)
+    wait_nothing_kept(waiting)
 
 
 @pytest.mark.parametrize("stage", STAGES)

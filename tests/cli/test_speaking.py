@@ -29,6 +29,8 @@ from tests.cli.spoken import (
     MIXTURES,
     PICTURE,
     SEED,
+    SPOKEN,
+    SPOKEN_CHAT,
     VOICE,
     answered,
     directly,
@@ -83,15 +85,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def ask(served: Served, **more: Any) -> Any:
-    fields: dict[str, Any] = {
-        "model": "omni",
-        "messages": CHAT,
-        "modalities": ["text", "audio"],
-        "audio": {"voice": VOICE, "format": "pcm16"},
-        "temperature": 0,
-        "max_tokens": 14,
-        "seed": SEED,
-    } | more
+    fields: dict[str, Any] = SPOKEN_CHAT | more
     # Stages that are not ready yet are 503s.
     with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as client:
         answer = client.chat.completions.create(**fields)
@@ -231,7 +225,7 @@ def test_a_stage_sleeps_alone_and_wakes_with_the_same_sound(served: Served, stag
         try:
             assert admin.get("/is_sleeping", params=asked).json()["is_sleeping"]
             assert not admin.get("/is_sleeping", params=others).json()["is_sleeping"]
-            for route, fields in (("audio/speech", SPOKEN), ("chat/completions", SPOKEN_CHAT)):
+            for route, fields in (("audio/speech", TEXT_SPOKEN), ("chat/completions", SPOKEN_CHAT)):
                 answer = httpx.post(f"{served.v1}/{route}", json=fields, timeout=60)
                 assert answer.status_code == 503, answer.text
                 assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
@@ -349,6 +343,11 @@ def test_a_sound_that_fails_ends_the_text_that_waits_for_its_reader(
             "prompt_logprobs does not go with audio",
         ),
         (
+            {"extra_body": {"mm_processor_kwargs": {"use_audio_in_video": True}}},
+            "mm_processor_kwargs",
+            "videos are frames (use_audio_in_video)",
+        ),
+        (
             {"messages": [{"role": "user", "content": "a" * 498}], "max_tokens": 1},
             "messages",
             "the prompt has 510 positions; `omni/talker` speaks behind at most 509",
@@ -364,24 +363,13 @@ def test_what_cannot_be_is_refused(
 
 
 TEXT, SLOWLY = "one two three four", "slowly"
-SPOKEN_CHAT: dict[str, Any] = {
-    "model": "omni",
-    "messages": CHAT,
-    "modalities": ["text", "audio"],
-    "audio": {"voice": VOICE, "format": "wav"},
-}
-SPOKEN: dict[str, Any] = {
-    "model": "omni",
-    "voice": VOICE,
-    "input": TEXT,
-    "response_format": "wav",
-}
+TEXT_SPOKEN = SPOKEN | {"input": TEXT}
 SHORT = {"seed": SEED, "max_new_tokens": 16}
 """Ends a sound early: making it takes most of the time."""
 
 
 def speak(served: Served, **more: Any) -> Any:
-    fields = {"extra_body": SHORT} | SPOKEN | more
+    fields = {"extra_body": SHORT} | TEXT_SPOKEN | more
     with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as client:
         return client.with_options(max_retries=0).audio.speech.create(**fields)
 
@@ -412,7 +400,7 @@ def test_a_text_comes_piece_by_piece(served: Served) -> None:
         {"response_format": "wav", "stream_format": "audio"},
     )
     for how in asked:
-        kind, fields = how["response_format"], SPOKEN | {"extra_body": SHORT} | how
+        kind, fields = how["response_format"], TEXT_SPOKEN | {"extra_body": SHORT} | how
         with (
             openai.OpenAI(base_url=served.v1, api_key="none") as client,
             client.audio.speech.with_streaming_response.create(**fields) as answer,
@@ -500,7 +488,7 @@ def test_embeddings_are_spoken_as_their_text(served: Served) -> None:
 def test_a_sound_that_fails_before_its_first_piece_has_the_status_of_its_error(
     served: Served,
 ) -> None:
-    fields = SPOKEN | {"voice": FURTHER, "response_format": "pcm"}
+    fields = TEXT_SPOKEN | {"voice": FURTHER, "response_format": "pcm"}
     answer = httpx.post(f"{served.v1}/audio/speech", json=fields, timeout=60)
     assert answer.status_code == 400
     assert "allowed: Chelsie, Ethan" in answer.json()["error"]["message"]
@@ -538,7 +526,7 @@ def test_a_sound_that_fails_before_its_first_piece_has_the_status_of_its_error(
 def test_a_text_that_cannot_be_spoken_so_is_refused(
     served: Served, fields: dict[str, Any], param: str, said: str
 ) -> None:
-    answer = httpx.post(f"{served.v1}/audio/speech", json=SPOKEN | fields, timeout=60)
+    answer = httpx.post(f"{served.v1}/audio/speech", json=TEXT_SPOKEN | fields, timeout=60)
     assert answer.status_code == 400, answer.text
     found = answer.json()["error"]
     assert found["param"] == param
@@ -552,7 +540,7 @@ def test_what_asks_for_nothing_else_is_taken(served: Served) -> None:
         "voice": {"id": VOICE},
         "stream": False,
     }
-    fields = SPOKEN | {"response_format": "pcm", "model": None} | fields
+    fields = TEXT_SPOKEN | {"response_format": "pcm", "model": None} | fields
     answer = httpx.post(f"{served.v1}/audio/speech", json=fields, timeout=60)
     assert int(answer.headers["content-length"]) == 2 * 20 * SHORT["max_new_tokens"]
 

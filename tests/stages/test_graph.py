@@ -165,6 +165,19 @@ def test_a_wrong_graph_is_refused_in_one_line(tmp_path: Path, graph: Any, said: 
     assert "\n" not in str(refused.value)
 
 
+def test_parts_of_unlike_pipelines_do_not_meet(tmp_path: Path) -> None:
+    for name, pipeline in (("sd", "StableDiffusionPipeline"), ("flux", "FluxPipeline")):
+        (tmp_path / name).mkdir()
+        index = msgspec.json.encode({"_class_name": pipeline})
+        (tmp_path / name / "model_index.json").write_bytes(index)
+    assert read_graph(write(tmp_path, PAINTER)).name == "painter"
+    for stage, port in (("encoder", "painter.model: a Stable"), ("decoder", "decoder.model: a F")):
+        with pytest.raises(InvalidRequestError) as refused:
+            read_graph(write(tmp_path, changed("stages", stage, "model", to="flux")))
+        assert f"stages.{port}" in str(refused.value)
+        assert "than " in str(refused.value)
+
+
 def test_a_cycle_is_named(tmp_path: Path) -> None:
     graph = {
         "name": "loop",

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from inlay.engine.diffusers.facts import is_pipeline, read_index
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from inlay.stages.graph import Graph, Stage, StageCard, check
+from inlay.stages.graph import Graph, Port, Stage, StageCard, check
 from inlay.tensors.projector import projector_layers
 from inlay.tensors.table import config_of
 
@@ -109,6 +110,8 @@ def read_graph(path: Path) -> Graph:
         for start, end in graph.links:
             if end.name == "hidden":
                 _check_widths(graph, start.stage, end.stage)
+            elif end.name in _OF_ONE_PIPELINE:
+                _check_pipelines(graph, start, end)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{path}: {error}") from error
     return graph
@@ -237,6 +240,29 @@ def _check_widths(graph: Graph, start: str, end: str) -> None:
             f"{place}: {end} takes rows of {taker['hidden_size']} elements, and is given {width}"
             + ("; a projector makes others" if asked.projector is None else "")
         )
+
+
+_OF_ONE_PIPELINE = ("embeds", "latents")
+"""Ports whose tensors, by name and shape, are those of one class of pipelines."""
+
+
+def _check_pipelines(graph: Graph, start: Port, end: Port) -> None:
+    """Check that a stage is given the tensors it needs, as far as files here tell.
+
+    Raises `InvalidRequestError` for parts of unlike pipelines.
+    """
+    gives, takes = (_pipeline_class(graph.stages[port.stage].model) for port in (start, end))
+    if gives != takes and gives is not None and takes is not None:
+        raise InvalidRequestError(
+            f"stages.{end.stage}.model: a {takes} needs other {end.name} than {start}, of a "
+            f"{gives}, gives"
+        )
+
+
+def _pipeline_class(model: str) -> str | None:
+    """Return the class of a pipeline of diffusers; None if it is not on this machine."""
+    directory = Path(model)
+    return read_index(directory)[0] if is_pipeline(directory) else None
 
 
 def _text_config(model: str) -> Mapping[str, Any]:

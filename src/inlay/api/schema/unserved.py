@@ -82,7 +82,8 @@ UNSERVED: Mapping[str, Reason] = {
     "media_io_kwargs": Reason("images are decoded in one way only", ({},)),
     "mm_payload": Reason(_RENDER, ("tensors",)),
     "mm_processor_kwargs": Reason(
-        "the server sets them for all requests (--mm-processor-kwargs); detail is for one image",
+        "the server sets them for all requests (--mm-processor-kwargs); detail is for one image, "
+        "and the sound of a video is a part of its own: videos are frames (use_audio_in_video)",
         ({},),
     ),
     "padding": Reason("inputs are computed without padding", ("do_not_pad",)),
