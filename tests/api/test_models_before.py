@@ -79,7 +79,9 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works(
             stage = server.model("pair", Task.GENERATE).card.stage
             assert stage is not None
             with pytest.raises(RateLimitedError, match=f"the stage `pair` has {taken}") as full:
-                await behind_others(call, incoming, request, stage, "id", messages, prepare)
+                await behind_others(
+                    call, incoming, request, stage.graph, {}, "id", messages, prepare
+                )
             assert full.value.retry_after
         assert asked == 0
         # Nothing was taken at the first for the one that was refused.

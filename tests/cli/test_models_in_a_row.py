@@ -21,14 +21,16 @@ from inlay.cli.pipeline import read_graph
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.render import Renderer
+from tests import adapters
 from tests.engine import reference
 from tests.equality.reference import model_of, rows_of, tokenizer_of
 from tests.models import EOS_ID, add_thinking, make, tiny
 from tests.scratch import scratch
-from tests.serving import Served, serving
+from tests.serving import Served, free_port, serving
 
 slow = pytest.mark.slow
 
+ADMIN_PORT = free_port()
 FIRST, SECOND = "llama", "qwen3"
 QUESTION = "what is the capital of the island?"
 CHAT: list[dict[str, Any]] = [
@@ -103,7 +105,7 @@ def graph_of(folder: Path, name: str, graph: dict[str, Any]) -> Path:
 @pytest.fixture(scope="module")
 def by_text(folder: Path) -> Iterator[Served]:
     flags = ["--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    flags.append("--enable-prompt-embeds")
+    flags += ["--enable-prompt-embeds", "--enable-lora", "--admin-port", str(ADMIN_PORT)]
     with serving(graph_of(folder, "text", BY_TEXT), *flags) as found:
         yield found
 
@@ -124,7 +126,7 @@ def ask(served: Served, **more: Any) -> Any:
     fields: dict[str, Any] = {"messages": CHAT, "temperature": 0, "max_tokens": 12} | more
     extra = {"ignore_eos": True, "return_token_ids": True} | fields.pop("extra", {})
     with client_of(served) as client:
-        answer = client.chat.completions.create(model="pair", extra_body=extra, **fields)
+        answer = client.chat.completions.create(extra_body=extra, **{"model": "pair"} | fields)
         return list(answer) if more.get("stream") else answer
 
 
@@ -132,9 +134,12 @@ def prompt_of(family: str, messages: list[dict[str, Any]], **more: Any) -> Promp
     return Renderer.load(tiny(family)).chat(messages, **more)
 
 
-def written(messages: list[dict[str, Any]]) -> str:
-    """Text that the first model writes."""
-    ids = reference.greedy(tiny(FIRST), prompt_of(FIRST, messages), DRAFT)
+def written(messages: list[dict[str, Any]], adapter: Path | None = None) -> str:
+    """Text that the first model writes, with an adapter if there is one."""
+    prompt = prompt_of(FIRST, messages)
+    ids = reference.greedy(tiny(FIRST), prompt, DRAFT)
+    if adapter is not None:
+        ids = adapters.greedy(tiny(FIRST), adapter, prompt, DRAFT)
     ids = ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids
     detokenizer = Renderer.load(tiny(FIRST)).detokenizer()
     return detokenizer.push(ids) + detokenizer.flush()
@@ -158,6 +163,32 @@ def test_the_text_of_one_is_the_prompt_of_the_other(by_text: Served) -> None:
     choices = [choice for event in streamed for choice in event.choices]
     assert [id_ for one in choices for id_ in getattr(one, "token_ids", None) or ()] == expected
     assert [one.finish_reason for one in choices if one.finish_reason] == ["length"]
+
+
+@slow
+@pytest.mark.parametrize("stage", ["drafter", "editor"])
+def test_an_adapter_of_either_model_is_named_as_a_model(
+    by_text: Served, tmp_path: Path, stage: str
+) -> None:
+    first = stage == "drafter"
+    adapters.make_lora(tmp_path, tiny(FIRST if first else SECOND))
+    draft = written(CHAT, tmp_path if first else None)
+    assert (draft != written(CHAT)) == first
+    prompt = prompt_of(SECOND, [CHAT[0], {"role": "user", "content": draft}])
+    expected = reference.greedy(tiny(SECOND), prompt, 12)
+    if not first:
+        expected = adapters.greedy(tiny(SECOND), tmp_path, prompt, 12)
+    order = {"lora_name": "tuned", "lora_path": str(tmp_path)}
+    order["base_model_name"] = "pair/drafter" if first else "pair"
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}/v1", timeout=60) as admin:
+        loaded = admin.post("load_lora_adapter", json=order)
+        assert loaded.is_success, loaded.text
+        try:
+            answer = ask(by_text, model="tuned")
+        finally:
+            assert admin.post("unload_lora_adapter", json={"lora_name": "tuned"}).is_success
+    assert answer.choices[0].token_ids == expected
+    assert list(answer.usage.stages) == ["editor", "drafter"]
 
 
 @slow

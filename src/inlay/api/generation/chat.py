@@ -26,7 +26,7 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call
 from inlay.prompt import Prompt
 from inlay.render import Renderer
-from inlay.request import Grammar, Sampling
+from inlay.request import Grammar, Sampling, Task
 from inlay.router import ServedModel
 
 
@@ -142,7 +142,15 @@ async def prepare_chat(
     stage = model.card.stage
     if stage is None or not stage.graph.before_text:
         return await _prepare(call, incoming, request, model, response_id, messages, kept)
-    before = await behind_others(call, incoming, request, stage, response_id, messages, _prepare)
+    adapters: dict[str, str] = {}
+    graph = stage.graph
+    if stage.name != graph.front:
+        # An adapter was named of a model before the one that answers.
+        adapters[stage.name] = model.name
+        model = call.server.model(graph.name, Task.GENERATE)
+    before = await behind_others(
+        call, incoming, request, graph, adapters, response_id, messages, _prepare
+    )
     del incoming
     asked = await _prepare(
         call, before.incoming, request, model, response_id, before.messages, kept

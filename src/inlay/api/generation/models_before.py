@@ -30,7 +30,7 @@ from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.render.output import ContentDelta
 from inlay.request import Payload, Task, Usage
 from inlay.router import ServedModel
-from inlay.stages.graph import Graph, StageCard
+from inlay.stages.graph import Graph
 from inlay.tensors import Tensor, to_rows
 
 
@@ -64,14 +64,16 @@ async def behind_others(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
-    stage: StageCard,
+    graph: Graph,
+    adapters: Mapping[str, str],
     response_id: str,
     messages: MessageReader,
     prepare: Prepare,
 ) -> Before:
     """Have the models before the one that answers write; return what that one reads.
 
-    A place at each of them is taken first, and at the one that answers.
+    A place at each of them is taken first, and at the one that answers. `adapters` are those that
+    they use, by their stages.
 
     Raises:
         ClientGone: the client left.
@@ -79,21 +81,21 @@ async def behind_others(
         RateLimitedError: one of the models is full; none has worked.
         InlayError: a model has no worker, or its request was refused or failed.
     """
-    server, graph = call.server, stage.graph
+    server = call.server
     check_request(call, request)
     if incoming.sources:
         await server.prepare(call.memory.json, _check_first_models, messages, graph.name)
     without = replace(incoming, sources=(), parts=None)
-    names = [*graph.before_text, stage.name]
+    names = [*graph.before_text, graph.front]
     cards = {name: _card(call, graph, name) for name in names}
     found = messages
     usages: dict[str, Usage] = {}
     wanted = {cards[name].name: 1 for name in graph.before_text}
-    wanted[cards[stage.name].name] = request.n or 1
+    wanted[cards[graph.front].name] = request.n or 1
     call.ending.enter_context(server.router.admit(wanted, call.client))
     async with RequestScope(server.inflight, call.receive, call.take_clock()):
         for name, following in pairwise(names):
-            own = _request(request, graph, name)
+            own = _request(request, graph, name, adapters.get(name))
             id_ = f"{response_id}-{name}"
             model = server.model(own.model, Task.GENERATE)
             prepared = await prepare(call, incoming, own, model, id_, found, own)
@@ -150,10 +152,10 @@ def _card(call: Call, graph: Graph, stage: str) -> ModelCard:
         ) from error
 
 
-def _request(request: ChatRequest, graph: Graph, stage: str) -> ChatRequest:
+def _request(request: ChatRequest, graph: Graph, stage: str, adapter: str | None) -> ChatRequest:
     """Return a stage's request: what the client says of sampling, none of what it says of form."""
     return ChatRequest(
-        model=graph.served_name(stage),
+        model=adapter or graph.served_name(stage),
         messages=[],
         max_tokens=graph.stages[stage].max_tokens,
         temperature=request.temperature,
