@@ -290,7 +290,7 @@ def served_name(stage: str) -> str:
     return fronts.get(stage, f"{'omni' if stage in SPEAKING else 'painter'}/{stage}")
 
 
-@pytest.mark.parametrize("stage", [*PAINTING, "thinker"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_request_waits_for_a_stage_that_sleeps_before_any_has_worked(
     fleet: Fleet, stage: str
 ) -> None:

@@ -19,6 +19,7 @@ from inlay.api.anthropic.shape import MessagesShape
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.chat import chat_prompt, prepare_chat
 from inlay.api.generation.messages import read_messages
+from inlay.api.generation.models_before import answering
 from inlay.api.generation.respond import respond
 from inlay.api.parameters import VERSIONS
 from inlay.api.schema.chat import ChatRequest
@@ -78,10 +79,11 @@ async def messages(call: Call) -> None:
     request: MessagesRequest = asked.incoming.parsed.request
     response_id = answer_id("msg_", request.request_id)
     chat = asked.chat
-    model = call.server.model(chat.model, Task.GENERATE)
+    answers = answering(call.server, chat.model)
+    model = answers.model
     try:
         ready = await prepare_chat(
-            call, asked.incoming, chat, model, response_id, _reader(asked.said), request
+            call, asked.incoming, chat, answers, response_id, _reader(asked.said), request
         )
         del asked
         shape = MessagesShape(

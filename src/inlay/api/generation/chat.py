@@ -8,7 +8,7 @@ from inlay.api.fields import check_depths
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.messages import MessageReader
-from inlay.api.generation.models_before import behind_others
+from inlay.api.generation.models_before import Answering, behind_others
 from inlay.api.generation.output_format import (
     ModelFormats,
     check_tool_use,
@@ -26,7 +26,7 @@ from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call
 from inlay.prompt import Prompt
 from inlay.render import Renderer
-from inlay.request import Grammar, Sampling, Task
+from inlay.request import Grammar, Sampling
 from inlay.router import ServedModel
 
 
@@ -127,29 +127,25 @@ async def prepare_chat(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
-    model: ServedModel,
+    answers: Answering,
     response_id: str,
     messages: MessageReader,
     kept: msgspec.Struct,
 ) -> PreparedChat:
     """Check a chat and make its prompt and engine requests; used by every API with chats.
 
-    Arguments and errors as `chat_prompt`; from `response_id` the ids of engine requests are made.
+    Arguments and errors as `chat_prompt`; `answers` is of `answering`, and from `response_id` the
+    ids of engine requests are made.
     The language models before it in a pipeline have written when this returns.
 
     Raises `ClientGone` as `RequestScope`.
     """
+    model, adapters = answers
     stage = model.card.stage
     if stage is None or not stage.graph.before_text:
         return await _prepare(call, incoming, request, model, response_id, messages, kept)
-    adapters: dict[str, str] = {}
-    graph = stage.graph
-    if stage.name != graph.front:
-        # An adapter was named of a model before the one that answers.
-        adapters[stage.name] = model.name
-        model = call.server.model(graph.name, Task.GENERATE)
     before = await behind_others(
-        call, incoming, request, graph, adapters, response_id, messages, _prepare
+        call, incoming, request, stage.graph, adapters, response_id, messages, _prepare
     )
     del incoming
     asked = await _prepare(

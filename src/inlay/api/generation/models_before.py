@@ -25,7 +25,7 @@ from inlay.errors import EngineError, InvalidRequestError, NotFoundError, Overlo
 from inlay.hidden_states import HiddenStates
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.request_scope import RequestScope
-from inlay.http.server import Call
+from inlay.http.server import Call, Server
 from inlay.prompt import DTYPE_SIZES, Buffer, Rows
 from inlay.render.output import ContentDelta
 from inlay.request import Payload, Task, Usage
@@ -58,6 +58,32 @@ class Before(NamedTuple):
     incoming: ParsedRequest[Any]
     messages: MessageReader
     usages: Mapping[str, Usage]
+
+
+class Answering(NamedTuple):
+    """The model that answers a chat.
+
+    Attributes:
+        adapters: of the language models before it in a pipeline, by stage.
+    """
+
+    model: ServedModel
+    adapters: Mapping[str, str]
+
+
+def answering(server: Server, name: str | None) -> Answering:
+    """Return the model that answers where a client names `name`.
+
+    It may be an adapter of a model that writes before the one that answers.
+
+    Raises:
+        NotFoundError: no such model.
+    """
+    model = server.model(name, Task.GENERATE)
+    stage = model.card.stage
+    if stage is None or stage.name not in stage.graph.before_text:
+        return Answering(model, {})
+    return Answering(server.model(stage.graph.name, Task.GENERATE), {stage.name: model.name})
 
 
 async def behind_others(

@@ -35,6 +35,7 @@ class ChatImage:
     """The image that belongs to one answer.
 
     Attributes:
+        steps: of the plan.
         stage: that makes it.
         usages: of the stages that have ended, by name.
     """
@@ -58,14 +59,14 @@ class ChatImage:
             )
         router = call.server.router
         self.usages: Mapping[str, Usage] = {}
-        self._steps = plan(router, model, "image", text=True)
-        self.stage = self._steps[-1].model
+        self.steps = plan(router, model, "image", text=True)
+        self.stage = self.steps[-1].model
         card = router.card(self.stage).image
         if card is None:
             raise EngineError(f"the worker of the stage {self.stage} does not describe its images")
         self._params = image_params(request, card)
         call.reservation.grow(self._params.width * self._params.height * FILE_BYTES_PER_PIXEL)
-        take_places(call, self._steps)
+        take_places(call, self.steps)
         self._make = partial(stage_request, call, id_, self._params, request.priority or 0)
         self._call = call
         self._writer = model.name
@@ -82,8 +83,8 @@ class ChatImage:
         given: dict[str | None, Making] = {self._writer: Making([text_payload("text", text)])}
         router, hold = self._call.server.router, self._call.reservation.grow
         file: Buffer | None = None
-        await all_awake(self._call.server, self._steps)
-        async with aclosing(walk(router, self._steps, given, self._make, hold)) as outputs:
+        await all_awake(self._call.server, self.steps)
+        async with aclosing(walk(router, self.steps, given, self._make, hold)) as outputs:
             async for found in outputs:
                 self.usages = {str(name): used for name, used in found.usages.items()}
                 for payload in found.payloads:

@@ -9,6 +9,7 @@ import msgspec
 from inlay.api.fields import answer_id
 from inlay.api.generation.chat import prepare_chat
 from inlay.api.generation.messages import read_messages
+from inlay.api.generation.models_before import answering
 from inlay.api.generation.respond import respond
 from inlay.api.openai.responses.input import (
     LOGPROBS,
@@ -33,7 +34,7 @@ from inlay.errors import InvalidRequestError, Path
 from inlay.http.parsed_request import read_request
 from inlay.http.server import Call
 from inlay.http.sse import NAMED
-from inlay.request import Sampling, Task
+from inlay.request import Sampling
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
@@ -80,13 +81,14 @@ async def responses(call: Call) -> None:
     request.input = None  # the chat's messages have it from here on
     # As in vLLM, request_id is the whole id here.
     response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
-    model = server.model(request.model, Task.GENERATE)
+    answers = answering(server, request.model)
+    model = answers.model
     try:
         asked = await prepare_chat(
             call,
             incoming,
             chat,
-            model,
+            answers,
             response_id,
             partial(read_messages, said.messages, named=said.named, served=PARTS),
             request,
