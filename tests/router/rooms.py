@@ -5,7 +5,7 @@ request ends then. The decode engine asks, takes that token as its own, and goes
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
@@ -75,10 +75,13 @@ class Half:
         room = request.kv_room
         assert room is not None, "a half was sent a whole request"
         run = self._prefill if self._phase == "prefill" else self._decode
-        task = asyncio.create_task(self._within(request, emit, run(request, emit)))
+        task = asyncio.create_task(self._within(request, emit, run))
         self._tasks[request.id] = task
 
-        def done(_: object) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            # One that is cancelled before it begins runs none of its code.
+            if task.cancelled():
+                emit(request.end("abort"))
             if self._tasks.get(request.id) is task:
                 del self._tasks[request.id]
             self._rooms.pop(room.number, None)
@@ -86,16 +89,16 @@ class Half:
 
         task.add_done_callback(done)
 
-    async def _within(self, request: Request, emit: Emit, run: object) -> None:
+    async def _within(
+        self, request: Request, emit: Emit, run: Callable[[Request, Emit], Awaitable[None]]
+    ) -> None:
         try:
             async with asyncio.timeout(request.deadline):
-                await run  # type: ignore[misc]
+                await run(request, emit)
         except TimeoutError:
             emit(request.end("error", DeadlineExceededError("the request's deadline passed")))
         except InlayError as error:
             emit(request.end("error", error))
-        except asyncio.CancelledError:
-            emit(request.end("abort"))
         finally:
             self._inner.abort(request.id)
 
