@@ -50,6 +50,18 @@ def test_the_first_pages_stay_short(page: str, most: int) -> None:
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
 
 
+WRITTEN = [page for page in PAGES if page.name != "cli.md"]
+"""Pages that are not made from the code."""
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_lines_of_text_end_at_100(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    # Tables, headings and code cannot be wrapped.
+    lines = [line for line in text.splitlines() if not re.match(r"    |\s*[|#<]", line)]
+    assert [line for line in lines if len(line) > 100] == []
+
+
 def test_nothing_that_was_measured_is_called_safe() -> None:
     """A measure by known attacks is a lower bound, whatever it finds."""
     text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").lower()
