@@ -11,10 +11,11 @@ import peft
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from inlay.prompt import Prompt
 from tests.engine.reference import embedded
+from tests.equality.reference import endless
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -111,25 +112,11 @@ def tuned(model: Path, adapter: Path) -> Any:
         return peft.PeftModel.from_pretrained(_base(model), adapter).eval()
 
 
-@torch.no_grad()
 def continued(model: Any, embeds: Tensor, max_tokens: int) -> list[int]:
     """`max_tokens` greedy tokens of `model` after embeddings (1, positions, hidden)."""
-    config = GenerationConfig(
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
-    try:
-        output: list[int] = model.generate(
-            inputs_embeds=embeds,
-            attention_mask=torch.ones(embeds.shape[:2], dtype=torch.int64),
-            generation_config=config,
-        )[0].tolist()
-    finally:
-        model.generation_config = own
+    mask = torch.ones(embeds.shape[:2], dtype=torch.int64)
+    found = endless(model, max_tokens, inputs_embeds=embeds, attention_mask=mask)
+    output: list[int] = found[0].tolist()
     return output
 
 

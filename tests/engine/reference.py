@@ -5,10 +5,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
-from tests.equality.reference import model_of
+from tests.equality.reference import endless, model_of
 from tests.equality.reference import rows_of as from_table
 
 
@@ -63,22 +62,8 @@ def greedy_ids(directory: Path, ids: Sequence[int], max_tokens: int) -> list[int
 
 
 def _generated(directory: Path, max_tokens: int, **inputs: Tensor) -> list[int]:
-    config = GenerationConfig(
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    reference = model_of(directory)
-    # What the checkpoint says of ending would be merged into the configuration given.
-    own, reference.generation_config = reference.generation_config, GenerationConfig(pad_token_id=0)
-    try:
-        with torch.no_grad():
-            output: list[int] = reference.generate(**inputs, generation_config=config)[0].tolist()
-        output = output[inputs["input_ids"].shape[1] if "input_ids" in inputs else 0 :]
-    finally:
-        reference.generation_config = own
+    output: list[int] = endless(model_of(directory), max_tokens, **inputs)[0].tolist()
+    output = output[inputs["input_ids"].shape[1] if "input_ids" in inputs else 0 :]
     if len(output) != max_tokens:
         raise AssertionError(f"transformers generated {len(output)} of {max_tokens} tokens")
     return output

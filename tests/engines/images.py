@@ -16,7 +16,6 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageTextToText,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -26,6 +25,7 @@ from inlay.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.tensors.table import config_of
 from tests.engine.torch.vision_reference import Picture, ids_of
 from tests.engines.starting import SECRET
+from tests.equality.reference import endless
 from tests.equality.test_images_over_http import TEMPLATES
 from tests.vision_models import IMAGE, PATCH, vision
 
@@ -159,19 +159,7 @@ def greedy(
         inputs |= _inputs(directory, pictures, processing)
         if spec.mrope:
             inputs["mm_token_type_ids"] = (ids == IMAGE).long()
-    model = model_of(directory)
-    # Where its own says an end, None means that one.
-    own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
-    try:
-        with torch.no_grad():
-            found = model.generate(
-                **inputs,
-                generation_config=GenerationConfig(
-                    max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-                ),
-            )
-    finally:
-        model.generation_config = own
+    found = endless(model_of(directory), count, **inputs)
     return [int(id_) for id_ in found[0, ids.shape[1] :]]
 
 

@@ -73,6 +73,19 @@ class Vision:
         return found
 
 
+async def prompts_continue_as_transformers_does(vision: Vision) -> None:
+    """Each of `PROMPTS` alone, and all of them together."""
+    wanted = {name: vision.wanted(parts) for name, parts in PROMPTS.items()}
+    requests = [make_request(name, vision.prompt(parts), NEW) for name, parts in PROMPTS.items()]
+    for request in requests:
+        (alone,) = await run(vision.engine, request)
+        assert alone.output == wanted[request.id]
+    await vision.engine.reset_prefix_cache()
+    found = await run(vision.engine, *requests)
+    assert {one.request.id: one.output for one in found} == wanted
+    assert wanted["one"] != wanted["other"]
+
+
 async def mixtures_continue_as_transformers_does(vision: Vision) -> None:
     """Rows of a client's own encoder, other rows and files in one prompt, all of them together."""
     words, more = list(range(100, 117)), [21, 22, 23, 24, 25]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 @cache
@@ -27,6 +27,24 @@ def rows_of(path: Path, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         embedded: torch.Tensor = model_of(path).get_input_embeddings()(torch.tensor(ids))
     return embedded
+
+
+@torch.no_grad()
+def endless(model: Any, max_tokens: int, **inputs: Any) -> Any:
+    """Answer of `model.generate`: `max_tokens` greedy tokens, none of which ends it."""
+    config = GenerationConfig(
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    # What the checkpoint says of ending would be merged into the configuration given.
+    own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
+    try:
+        return model.generate(**inputs, generation_config=config)
+    finally:
+        model.generation_config = own
 
 
 @torch.no_grad()

@@ -23,7 +23,6 @@ from torch.nn import functional
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
-    GenerationConfig,
     image_processing_backends,
 )
 from transformers.models.gemma4 import image_processing_pil_gemma4
@@ -36,6 +35,7 @@ from inlay.media.spec import MediaSpec, layout, media_segments
 from inlay.prompt import Buffer, Prompt, Segment, Tokens
 from inlay.render import Renderer
 from tests.audio_models import AUDIO_FAMILIES, RATE, audio, extractor
+from tests.equality.reference import endless
 from tests.media.processors import from_source, llama4_pixels
 from tests.omni_models import AROUND, MEDIA, omni, whole
 from tests.vision_models import (
@@ -376,19 +376,7 @@ def omni_inputs(case: str, items: Sequence[Item]) -> dict[str, Any]:
 def _by(model: Any, case: str, parts: tuple[tuple[int, ...] | Item, ...], count: int) -> Truth:
     inputs = _inputs(case, [list(part) if isinstance(part, tuple) else part for part in parts])
     start = inputs["input_ids"].shape[1]
-    own, model.generation_config = model.generation_config, GenerationConfig(pad_token_id=0)
-    try:
-        with torch.no_grad():
-            found = model.generate(
-                **inputs,
-                generation_config=GenerationConfig(
-                    max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-                ),
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-    finally:
-        model.generation_config = own
+    found = endless(model, count, **inputs, return_dict_in_generate=True, output_logits=True)
     return Truth(found.sequences[0, start:].tolist(), torch.cat(found.logits).float())
 
 

@@ -28,6 +28,7 @@ from tests.engines.vision import (
     TWO,
     Vision,
     mixtures_continue_as_transformers_does,
+    prompts_continue_as_transformers_does,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,15 +52,7 @@ async def vision() -> AsyncIterator[Vision]:
 async def test_prompts_with_images_continue_as_transformers_does_alone_and_together(
     vision: Vision,
 ) -> None:
-    wanted = {name: vision.wanted(parts) for name, parts in PROMPTS.items()}
-    requests = [make_request(name, vision.prompt(parts), NEW) for name, parts in PROMPTS.items()]
-    for request in requests:
-        (alone,) = await run(vision.engine, request)
-        assert alone.output == wanted[request.id]
-    await vision.engine.reset_prefix_cache()
-    found = await run(vision.engine, *requests)
-    assert {one.request.id: one.output for one in found} == wanted
-    assert wanted["one"] != wanted["other"]
+    await prompts_continue_as_transformers_does(vision)
 
 
 async def test_a_second_ask_finds_images_and_what_follows_in_the_cache(vision: Vision) -> None:
