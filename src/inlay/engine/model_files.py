@@ -1,13 +1,20 @@
 """Facts read from a model directory: dtype, end tokens, sampling defaults, embedding table."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from inlay.engine.settings import EngineSettings
+from inlay.engine.weights import weights_id
 from inlay.errors import InvalidRequestError
+from inlay.media.families import spec_of
+from inlay.media.spec import MediaSpec
 from inlay.tensors.table import EmbeddingTable, config_of
 
 _SAMPLING_FIELDS: dict[str, type[int] | type[float]] = {
@@ -121,12 +128,37 @@ def row_facts(
     return RowFacts(refused, table_id, abs_max, bound or None)
 
 
-def versions_of(*packages: str) -> list[str]:
-    """Return the names and versions of those `packages` that are installed."""
-    found = []
+def image_layout(
+    settings: EngineSettings, directory: Path, packages: Sequence[str]
+) -> MediaSpec | None:
+    """Return the layout of a model's images, as engines with a tower of their own take them.
+
+    None if it has none. Its videos and sounds are left out.
+
+    Args:
+        settings: of the engine.
+        directory: of the model.
+        packages: that decide the pixels that the tower sees.
+
+    Raises:
+        InvalidRequestError: the files lack what the layout needs.
+    """
+    spec = spec_of(
+        directory,
+        weights_id=weights_id(directory),
+        backend=" ".join(_versions(packages)),
+        max_items=settings.max_media_items,
+        processor_kwargs=settings.processor_kwargs,
+    )
+    if spec is None or spec.image is None:
+        return None
+    placeholders = {"image": spec.placeholders["image"]}
+    return replace(
+        spec, embeds=settings.enable_mm_embeds, placeholders=placeholders, video=None, audio=None
+    )
+
+
+def _versions(packages: Sequence[str]) -> Iterator[str]:
     for name in packages:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"

@@ -3,14 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
-from inlay.engine.model_files import versions_of
+from inlay.engine.model_files import image_layout
 from inlay.engine.settings import EngineSettings
 from inlay.engine.sglang import capabilities
-from inlay.engine.weights import weights_id
 from inlay.errors import InvalidRequestError
-from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
 from inlay.tensors.table import config_of
 
@@ -40,20 +36,7 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
     if settings.role != "both":
         raise InvalidRequestError(capabilities.HALVES)
     _check_patches(config)
-    spec = spec_of(
-        directory,
-        weights_id=weights_id(directory),
-        backend=" ".join(versions_of(*_BACKEND)),
-        max_items=settings.max_media_items,
-        processor_kwargs=settings.processor_kwargs,
-    )
-    if spec is None or spec.image is None:
-        return None
-    # Videos of these families are not given to SGLang.
-    placeholders = {"image": spec.placeholders["image"]}
-    return replace(
-        spec, embeds=settings.enable_mm_embeds, placeholders=placeholders, video=None, audio=None
-    )
+    return image_layout(settings, directory, _BACKEND)
 
 
 def _check_patches(config: dict[str, Any]) -> None:

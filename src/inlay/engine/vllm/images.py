@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
-from inlay.engine.model_files import versions_of
+from inlay.engine.model_files import image_layout
 from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm import capabilities
-from inlay.engine.weights import weights_id
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
 from inlay.media.geometry import AnyResolution
@@ -41,25 +38,14 @@ def image_spec(settings: EngineSettings, directory: Path) -> MediaSpec | None:
             return None
         raise InvalidRequestError(_why_not(config.get("model_type")))
     _check_settings(config)
-    spec = spec_of(
-        directory,
-        weights_id=weights_id(directory),
-        backend=" ".join(versions_of(*_BACKEND)),
-        max_items=settings.max_media_items,
-        processor_kwargs=settings.processor_kwargs,
-    )
-    if spec is None or spec.image is None:
-        return None
-    if isinstance(spec.image, AnyResolution) and spec.image.max_tiles not in (None, _MAX_TILES):
+    spec = image_layout(settings, directory, _BACKEND)
+    geometry = None if spec is None else spec.image
+    if isinstance(geometry, AnyResolution) and geometry.max_tiles not in (None, _MAX_TILES):
         raise InvalidRequestError(
-            f"vision_aspect_ratio is anyres_max_{spec.image.max_tiles}; vLLM knows "
+            f"vision_aspect_ratio is anyres_max_{geometry.max_tiles}; vLLM knows "
             f"anyres_max_{_MAX_TILES} alone"
         )
-    # Videos and audio of these families are not given to vLLM.
-    placeholders = {"image": spec.placeholders["image"]}
-    return replace(
-        spec, embeds=settings.enable_mm_embeds, placeholders=placeholders, video=None, audio=None
-    )
+    return spec
 
 
 def processor_settings(settings: EngineSettings, directory: Path) -> dict[str, Any] | None:
