@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoModel
 
 from inlay.engine.torch.attention import gathered as gathered_attention
 from inlay.engine.torch.attention.choice import attention
 from inlay.engine.torch.attention.cuda import CudaAttention
 from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
-from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.attention.layers import LayerShape, observe
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, Scoring
 from inlay.engine.torch.attention.pages import Pages
@@ -22,9 +22,10 @@ from inlay.engine.torch.cache.kv_layout import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.windows import Chunk, Window, first_seen
-from inlay.errors import EngineError
+from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Tokens
 from tests.engine.torch import cuda_kernel
+from tests.models import tiny
 
 CPU = torch.device("cpu")
 SIZE = 8
@@ -353,3 +354,12 @@ def test_outside_the_engine_it_is_an_error() -> None:
         AttentionInterface()[IMPLEMENTATION](
             nn.Module(), torch.zeros(1), torch.zeros(1), torch.zeros(1), None, scaling=1.0
         )
+
+
+@pytest.mark.parametrize("scaling", [0.0, -0.3])
+def test_a_model_whose_scores_are_not_scaled_by_more_than_0_is_refused(scaling: float) -> None:
+    model = AutoModel.from_pretrained(tiny("llama"), attn_implementation=IMPLEMENTATION)
+    assert len(observe(model)) == len(model.layers)
+    model.layers[1].self_attn.scaling = scaling
+    with pytest.raises(InvalidRequestError, match=f"layer 1 scales scores by {scaling}"):
+        observe(model)

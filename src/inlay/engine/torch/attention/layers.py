@@ -67,6 +67,9 @@ class _Observer:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Record the shapes; return zeros."""
+        if not scoring.scaling > 0:
+            # Kernels take the greatest score before they scale.
+            raise EngineError(f"layer {layer} scales scores by {scoring.scaling}, not above 0")
         latent = scoring.latent
         self.seen[layer] = LayerShape(
             scoring.window, key.shape[0], key.shape[2], value.shape[2], latent is not None

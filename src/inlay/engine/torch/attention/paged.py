@@ -33,7 +33,7 @@ class Scoring(NamedTuple):
     """Parameters of one layer's scores.
 
     Attributes:
-        scaling: factor of the scores.
+        scaling: factor of the scores, above 0.
         window: positions that a position sees.
         softcap: a scaled score s becomes softcap * tanh(s / softcap); None for s itself.
         sinks: [Q], for each query head the score of one more position that every query sees and
