@@ -1,5 +1,6 @@
 """The models before the one that answers, without workers that compute."""
 
+import asyncio
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,12 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works(
         server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
         with ExitStack() as others, ExitStack() as ending:
             call: Any = SimpleNamespace(
-                server=server, client="me", ending=ending, inflight=server.inflight
+                server=server,
+                client="me",
+                ending=ending,
+                inflight=server.inflight,
+                receive=asyncio.Event().wait,
+                take_clock=lambda: None,
             )
             unparsed: Any = SimpleNamespace()
             incoming: ParsedRequest[Any] = ParsedRequest(unparsed, 0, ())
@@ -148,7 +154,12 @@ async def test_where_a_stage_that_speaks_is_full_no_model_of_the_row_works(
         server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
         with ExitStack() as others, ExitStack() as ending:
             call: Any = SimpleNamespace(
-                server=server, client="me", ending=ending, inflight=server.inflight
+                server=server,
+                client="me",
+                ending=ending,
+                inflight=server.inflight,
+                receive=asyncio.Event().wait,
+                take_clock=lambda: None,
             )
             taken = 2 * SEQS + 2
             for number in range(taken):
