@@ -1,7 +1,8 @@
 """Edges between stages: what a worker keeps of a request's payloads, and how others ask for them.
 
 A payload is freed once its reader asks for those behind it. A whole edge is a stream without bounds
-that is asked for once, when all of it is made.
+that is asked for once, when all of it is made. Of a stream of which the newest counts, one that is
+not read is dropped for the next, so that nobody waits; the last is kept for whoever reads again.
 """
 
 from typing import Literal, TypeAlias
@@ -17,10 +18,12 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         items: number of them; None for no bound.
         num_bytes: of all together; None for no bound.
+        newest: only the newest payload counts; the last of the stream ends it.
     """
 
     items: int | None = None
     num_bytes: int | None = None
+    newest: bool = False
 
     def full(self, items: int, num_bytes: int) -> bool:
         """Return True if that much leaves no room; there is always room for the first."""
@@ -49,6 +52,9 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
 
 
+NEWEST = Window(newest=True)
+"""Window of a stream of which the newest payload counts."""
+
 Ports: TypeAlias = tuple[tuple[str, str], ...]
 """Pairs of a port of one stage and the port of another that it feeds."""
 
@@ -76,7 +82,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
     Attributes:
         key: of the request that makes them.
-        start: number of the first that is wanted; `NONE_WANTED`: what is made is dropped from here
+        start: number of the first that is wanted, 0 where the newest counts; `NONE_WANTED`: what is made is dropped from here
             on, and the request goes on.
         window: how much is wanted at most; a single payload may be larger.
     """

@@ -368,8 +368,8 @@ def test_what_does_not_fit_is_one_line_before_anything_loads(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"edges": ["reader.hidden -> writer.prompt"]}, "reader.hidden is hidden states, writer"),
-        ({"edges": ["reader.text -> writer.hidden"]}, "reader.text is text, writer.hidden takes"),
+        ({"edges": ["reader.hidden -> writer.prompt"]}, "reader.hidden is HiddenStates, writer"),
+        ({"edges": ["reader.text -> writer.hidden"]}, "reader.text is Text, writer.hidden takes"),
         ({"edges": ["reader.text -> writer.prompt"]}, "no edge begins at reader.hidden"),
     ],
 )

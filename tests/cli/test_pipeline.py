@@ -195,7 +195,7 @@ def test_a_stage_that_is_killed_is_a_503_until_it_is_back(
     ("changed", "said"),
     [
         ({"edges": []}, "nothing feeds it; allowed: exactly one of"),
-        ({"outputs": {"image": "denoiser.latents"}}, "outputs.image: denoiser.latents is latents"),
+        ({"outputs": {"image": "denoiser.latents"}}, "outputs.image: denoiser.latents is Latents"),
     ],
 )
 def test_a_wrong_graph_is_one_line_before_anything_starts(

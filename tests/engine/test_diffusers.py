@@ -254,7 +254,7 @@ async def test_previews_come_before_the_image_and_change_nothing() -> None:
         plain = await Run(engine, params(steps=6), text(PROMPT)).images()
         run = Run(engine, params(steps=6, preview_every=2), text(PROMPT))
         payloads = await run.done()
-    assert [payload.port for payload in payloads] == ["preview", "preview", "image"]
+    assert [payload.port for payload in payloads] == ["preview.2", "preview.4", "image"]
     assert same([read(payloads[-1])], plain)
     assert not np.array_equal(read(payloads[0]), plain[0])
 

@@ -31,7 +31,7 @@ GRAPH = Graph(
     },
     edges=["reader.embeds -> denoiser.embeds", "denoiser.latents -> decoder.latents"],
     inputs={"prompt": "reader.prompt"},
-    outputs={"image": "decoder.image"},
+    outputs={"image": "decoder.image", "preview": "decoder.preview"},
 )
 SPEAKER = Graph(
     name="speaker",
@@ -53,6 +53,8 @@ PORTS = {
     "decoder": ("preview", "preview", "image"),
 }
 """Ports of the payloads of each stage, in the order they are made."""
+SHOWN = 5
+"""Previews of a request that asks for some; what a decoder passes over is not shown."""
 SEQS = 2
 _SETTINGS = RouterSettings()
 
@@ -72,6 +74,17 @@ def expected(prompt: bytes) -> list[tuple[str, bytes]]:
         inputs = {port: made(stage, inputs, at) for at, port in enumerate(PORTS[stage])}
         assert all(port.startswith(into) for port in inputs)
     return [(port, made("decoder", inputs, at)) for at, port in enumerate(PORTS["decoder"])]
+
+
+def expected_previews(prompt: bytes) -> dict[str, bytes]:
+    """The previews that a prompt may have, by port."""
+    reader = {
+        port: made("reader", {"prompt": prompt}, at) for at, port in enumerate(PORTS["reader"])
+    }
+    return {
+        f"preview.{at}": made("decoder", {"latents": made("denoiser", reader, at)}, at)
+        for at in range(1, SHOWN + 1)
+    }
 
 
 def expected_sound(prompt: bytes) -> list[tuple[str, bytes]]:
@@ -139,7 +152,8 @@ class ScriptedStage:
 
     async def _run(self, request: Request, inflow: Inflow, emit: Emit) -> None:
         try:
-            async for port, data, last in self._items(inflow):
+            shows = isinstance(request.params, Diffusion) and request.params.preview_every > 0
+            async for port, data, last in self._items(inflow, shows):
                 turns = self._script[self._at % len(self._script)]
                 self._at += 1
                 await self.held.wait()
@@ -169,8 +183,12 @@ class ScriptedStage:
         del self.running[request.id]
         self.paused.discard(request.id)
 
-    async def _items(self, inflow: Inflow) -> AsyncIterator[tuple[str, bytes, bool]]:
+    async def _items(self, inflow: Inflow, shows: bool) -> AsyncIterator[tuple[str, bytes, bool]]:
         """Yield port, payload, and whether it is the last."""
+        if self.stage == "decoder" and shows:
+            async for item in self._newest(inflow):
+                yield item
+            return
         if self.stage in STREAMED and self.stage != "thinker":
             port, at, before = STREAMED[self.stage], 0, b""
             changed = asyncio.Event()
@@ -191,8 +209,27 @@ class ScriptedStage:
                 await changed.wait()
         ports = ("hidden_states",) * ITEMS if self.stage == "thinker" else PORTS[self.stage]
         inputs = {given.port: bytes(given.value.data.view) for given in inflow.take()}
+        for at in range(1, SHOWN + 1) if self.stage == "denoiser" and shows else ():
+            yield f"latents.{at}", made("denoiser", inputs, at), False
         for at, port in enumerate(ports):
             yield port, made(self.stage, inputs, at), at == len(ports) - 1
+
+    async def _newest(self, inflow: Inflow) -> AsyncIterator[tuple[str, bytes, bool]]:
+        """As `_items`: of the newest latents."""
+        changed = asyncio.Event()
+        inflow.watch(changed.set)
+        while True:
+            changed.clear()
+            for given in inflow.take()[-1:]:
+                _, _, step = given.port.partition(".")
+                inputs = {"latents": bytes(given.value.data.view)}
+                port, at = (f"preview.{step}", int(step)) if step else ("image", 2)
+                yield port, made("decoder", inputs, at), not step
+                if not step:
+                    return
+            if inflow.error is not None:
+                raise inflow.error
+            await changed.wait()
 
     def abort(self, request_id: str) -> None:
         self.paused.discard(request_id)

@@ -135,7 +135,7 @@ def test_a_wrong_deployment_is_refused_in_one_line(
         ),
         (
             changed("edges", to=["writer.text -> decoder.latents"]),
-            "edges[0]: writer.text is text, decoder.latents takes latents",
+            "edges[0]: writer.text is Text, decoder.latents takes Latents",
         ),
         (
             changed("edges", to=[*PAINTER["edges"], "writer.text -> encoder.prompt"]),
@@ -151,7 +151,19 @@ def test_a_wrong_deployment_is_refused_in_one_line(
         (changed("outputs", to={}), "outputs: there are none"),
         (
             changed("outputs", to={"text": "decoder.image"}),
-            "outputs.text: decoder.image is an image; allowed: text of type text",
+            "outputs.text: decoder.image is Image; allowed: text of type Text, image of type Image, pre",
+        ),
+        (
+            changed("outputs", to={"image": "decoder.preview"}),
+            "outputs.image: decoder.preview is ImageStream; allowed: text of type Text",
+        ),
+        (
+            changed("outputs", to=PAINTER["outputs"] | {"preview": "painter.preview"}),
+            "outputs.preview: painter.preview is not among the outputs of a stage of kind denoise",
+        ),
+        (
+            changed("outputs", to={"text": "writer.text", "preview": "decoder.preview"}),
+            "outputs.preview: decoder.preview; outputs.image must be of the same stage",
         ),
         (changed("outputs", to={"text": "writer.text"}), "stages.decoder: no output needs it"),
     ],

@@ -22,6 +22,7 @@ class Making:
         again: has the worker begin anew with the request, or None where nobody can.
         continues: a further attempt gives what earlier ones have not, as of hidden states; else it
             gives everything anew.
+        newest: of payloads that nobody keeps the newest alone counts.
         hold: reserves bytes for payloads that nobody keeps, which gather here; raises an
             `InlayError` where there is no room for them.
 
@@ -37,10 +38,12 @@ class Making:
         again: Callable[[], None] | None = None,
         *,
         continues: bool = False,
+        newest: bool = False,
         hold: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._again = again
         self._continues = continues
+        self._newest = newest
         self._hold = hold
         self._reserved = self._num_bytes = 0
         self._payloads: list[Payload] = list(payloads or ())
@@ -58,10 +61,11 @@ class Making:
         """Note what an output says of the payloads. Raises as `hold`; then nothing follows."""
         if output.attempt == self._stale:
             return  # it is on its way to its end, and what it has made since is lost too
-        if output.attempt != self._attempt:
+        further = output.attempt != self._attempt
+        if further:
             self._attempt, self.lease = output.attempt, None
-            if not self._continues:
-                self._payloads, self._num_bytes = [], 0
+        if (further and not self._continues) or (self._newest and output.payloads):
+            self._payloads, self._num_bytes = [], 0
         if self._unread and output.lease is not None:
             self._forgo(output.lease)
         if not self._unread:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from inlay.card import ModelCard
-from inlay.edges import Feed, Lease, Ports, Window, renamed
+from inlay.edges import NEWEST, Feed, Lease, Ports, Window, renamed
 from inlay.errors import (
     LEASE_LOST,
     InvalidRequestError,
@@ -23,7 +23,7 @@ from inlay.router.making import Making, Running, check
 from inlay.router.resume import ResumingStream
 from inlay.router.router import Router
 from inlay.stages.graph import Graph
-from inlay.stages.kinds import STREAMS
+from inlay.stages.kinds import STREAMS, PortType
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,8 @@ def plan(
     Args:
         router: knows the workers.
         card: of the stage that clients see.
-        output: of the graph.
+        output: of the graph. "preview" is the image, and what it is like on the way to it: where
+            latents go to another stage, they are a stream of which the newest counts.
         text: the text of the answer is known already, and is where the steps begin.
         embeds: the request brings all that text encoders would make: the steps begin behind them.
         reader: a language model that reads a prompt of its own, and is where the steps begin.
@@ -112,7 +113,8 @@ def plan(
     graph = card.stage.graph
     if output not in graph.outputs:
         raise InvalidRequestError(
-            f"the pipeline `{graph.name}` makes no {output}; it makes {', '.join(graph.outputs)}"
+            f"the pipeline `{graph.name}` makes no {output}; it makes {', '.join(graph.outputs)}",
+            param="partial_images" if output == "preview" else None,
         )
     known = {*graph.before_text, graph.text_stage} if text else set()
     names = [name for name in graph.needed([output]) if name not in known]
@@ -131,7 +133,10 @@ def plan(
             raise OverloadedError(
                 f"no worker of the stage {name} of `{graph.name}` is ready", retry_after=1
             ) from error
-    steps = [_step(graph, name, last=name == names[-1]) for name in names]
+    streams = dict(STREAMS)
+    if output == "preview":
+        streams[PortType.LATENTS] = NEWEST
+    steps = [_step(graph, name, streams, last=name == names[-1]) for name in names]
     if embeds:
         steps[0] = steps[0]._replace(edges=(_GIVEN,))
     elif reader is not None:
@@ -160,13 +165,13 @@ def admitted(
     return router.admit({step.model: count for step in steps}, client)
 
 
-def _step(graph: Graph, name: str, *, last: bool) -> Step:
+def _step(graph: Graph, name: str, streams: Mapping[PortType, Window], *, last: bool) -> Step:
     served = graph.served_name(name)
     if graph.inputs.get("prompt", "").startswith(f"{name}."):
         return Step(served, (_GIVEN,), last, name)
     edges: dict[str, Edge] = {}
     for start, port in graph.sources(name):
-        window = STREAMS.get(graph.stages[name].described.inputs[port])
+        window = streams.get(graph.stages[name].described.inputs[port])
         pair = (_STATES if start.name == "states" else start.name, port)
         edge = edges.get(start.stage, Edge(graph.served_name(start.stage), ()))
         edges[start.stage] = Edge(edge.source, (*edge.ports, pair), edge.window or window)
@@ -309,9 +314,6 @@ class _Walk:
         feeds: list[Feed] = []
         for edge, making in zip(step.edges, makings, strict=True):
             found = await making.inputs(streamed=edge.window is not None)
-            if edge.window is None and edge.source in self._steps:
-                for before in self._steps[edge.source].edges:
-                    await self._drop(before.source)
             if isinstance(found, Lease):
                 self._used[edge.source] = found
                 feeds.append(Feed(found, edge.ports, edge.window))
@@ -325,10 +327,24 @@ class _Walk:
         if model not in self._running:
             step = self._steps[model]
             stream = await self._stream(step, await self._inputs(step), hold=True)
+            newest = self._window(model).newest
             # One without edges is a language model, whose further attempts go on.
-            making = Making(continues=not step.edges, hold=self._hold)
-            self._running[model] = Running(stream, making, partial(self._count, step))
+            making = Making(continues=not step.edges, newest=newest, hold=self._hold)
+            self._running[model] = Running(stream, making, partial(self._follow, step))
         return self._running[model].making
+
+    def _window(self, model: str) -> Window:
+        """Return how much of what a step makes is kept at a time."""
+        return self._windows[model] or Window()
+
+    def _follow(self, step: Step, output: Output) -> None:
+        self._count(step, output)
+        if output.held is None and output.finish_reason not in ("stop", "length"):
+            return
+        for edge in step.edges:
+            # A stream may still have its end to tell.
+            if edge.window is None and (before := self._running.pop(str(edge.source), None)):
+                before.cancel()
 
     def _count(self, step: Step, output: Output) -> None:
         if output.usage is not None:
@@ -351,7 +367,7 @@ class _Walk:
         # One that is made again must not be taken for the first, which may be ending still.
         id_ = f"{request.id}.{self._sent}"
         self._sent += 1
-        window = (self._windows[step.model] or Window()) if hold else None
+        window = self._window(step.model) if hold else None
         request = msgspec.structs.replace(request, id=id_, feeds=inputs.feeds, hold=window)
         # A stage that is made again may be so because of a worker that fails at it each time.
         failed_on = self._failed_on.setdefault(step.model, set())
@@ -359,11 +375,6 @@ class _Walk:
             step.model, [request], admitted=True, failed_on=failed_on
         )
         return stream
-
-    async def _drop(self, model: str | None) -> None:
-        """Free what a step has made; a stage feeds one other in a plan."""
-        if model is not None and (running := self._running.pop(model, None)) is not None:
-            await running.release()
 
     async def _drop_lost(self, step: Step, error: NotFoundError) -> None:
         """Have all that is lost made again. Raises where that is no help, or not any more."""

@@ -100,7 +100,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         stages: by name.
         edges: "stage.port -> stage.port".
         inputs: port that each thing of a request goes to; today "prompt" alone.
-        outputs: port that each thing of an answer comes from: "text", "image", "preview".
+        outputs: port that each thing of an answer comes from: "text", "image", "preview",
+            "audio". Previews come from the stage of the image.
     """
 
     name: str
@@ -229,11 +230,16 @@ def check(graph: Graph) -> None:
         kind = _typed(graph, _port(where, f"outputs.{name}"), "outputs", f"outputs.{name}")
         if name not in _OUTPUTS or kind is not _OUTPUTS[name]:
             raise InvalidRequestError(
-                f"outputs.{name}: {where} is {_an(kind)}; allowed: "
+                f"outputs.{name}: {where} is {kind}; allowed: "
                 + ", ".join(f"{known} of type {type_}" for known, type_ in _OUTPUTS.items())
             )
     if not graph.outputs:
         raise InvalidRequestError("outputs: there are none")
+    previews = graph.outputs.get("preview")
+    if previews and _port(previews).stage != _port(graph.outputs.get("image", ".")).stage:
+        raise InvalidRequestError(
+            f"outputs.preview: {previews}; outputs.image must be of the same stage"
+        )
     _check_order(graph)
     for name in graph.stages:
         _check_options(graph, name)
@@ -275,7 +281,7 @@ def _check_speech(speech: Speaking, place: str) -> None:
 _OUTPUTS: Mapping[str, PortType] = {
     "text": PortType.TEXT,
     "image": PortType.IMAGE,
-    "preview": PortType.IMAGE,
+    "preview": PortType.IMAGES,
     "audio": PortType.AUDIO,
 }
 """Type of each thing that an answer may have."""
@@ -288,7 +294,7 @@ def _feeds(graph: Graph) -> dict[Port, str]:
     def feed(end: Port, by: str, kind: PortType, place: str) -> None:
         takes = _typed(graph, end, "inputs", place)
         if takes is not kind:
-            raise InvalidRequestError(f"{place}: {by} is {_an(kind)}, {end} takes {_an(takes)}")
+            raise InvalidRequestError(f"{place}: {by} is {kind}, {end} takes {takes}")
         if end in fed:
             raise InvalidRequestError(f"{place}: {end} is fed by {fed[end]} already")
         fed[end] = by
@@ -346,10 +352,6 @@ def _edge(text: str, place: str = "") -> tuple[Port, Port]:
     if not arrow:
         raise InvalidRequestError(f"{place}: {text!r} must be STAGE.PORT -> STAGE.PORT")
     return _port(start, place), _port(end, place)
-
-
-def _an(kind: PortType) -> str:
-    return f"{'an' if kind[0] in 'aei' else 'a'} {kind}" if kind is PortType.IMAGE else str(kind)
 
 
 class StageCard(msgspec.Struct, frozen=True):

@@ -11,25 +11,27 @@ class PortType(StrEnum):
     """Types of what passes between stages.
 
     TEXT is UTF-8; HIDDEN hidden states of a language model, as rows of another's prompt; EMBEDS a
-    bundle of named tensors that stands for a prompt; LATENTS a denoiser's result; IMAGE the file of
-    an image. Streams, which the next stage reads while they are made: STATES are what the first
-    layer of a language model reads and its last gives, position by position; CODES tokens of a
-    codec of sound; AUDIO pieces of sound, float32 in [-1, 1].
+    bundle of named tensors that stands for a prompt; LATENTS a denoiser's result, and before it,
+    where previews are asked for, its estimates of it; IMAGE the file of an image. Streams, which
+    the next stage or the client reads while they are made: IMAGES are files of an image so far;
+    STATES what the first layer of a language model reads and its last gives, position by position;
+    TOKENS ids of tokens, as of a codec of sound; AUDIO pieces of sound, float32 in [-1, 1].
     """
 
-    TEXT = "text"
-    HIDDEN = "hidden states"
-    EMBEDS = "embeds"
-    LATENTS = "latents"
-    IMAGE = "image"
-    STATES = "stream of states"
-    CODES = "stream of codes"
-    AUDIO = "stream of audio"
+    TEXT = "Text"
+    HIDDEN = "HiddenStates"
+    EMBEDS = "Embeds"
+    LATENTS = "Latents"
+    IMAGE = "Image"
+    IMAGES = "ImageStream"
+    STATES = "HiddenStream"
+    TOKENS = "TokenStream"
+    AUDIO = "AudioStream"
 
 
 STREAMS: Mapping[PortType, Window] = {
     PortType.STATES: Window(256, 64 << 20),
-    PortType.CODES: Window(256, 1 << 20),
+    PortType.TOKENS: Window(256, 1 << 20),
     PortType.AUDIO: Window(16, 16 << 20),
 }
 """Types that are streams, with what is kept of one before the stage that makes it waits."""
@@ -55,7 +57,7 @@ class Kind:
 
 
 _TEXT, _EMBEDS = {"prompt": PortType.TEXT}, {"embeds": PortType.EMBEDS}
-_IMAGES = {"image": PortType.IMAGE, "preview": PortType.IMAGE}
+_IMAGES = {"image": PortType.IMAGE, "preview": PortType.IMAGES}
 _DIFFUSERS = frozenset({"diffusers"})
 _SPEECH = frozenset({"speech"})
 
@@ -75,14 +77,12 @@ KINDS: Mapping[str, Kind] = {
         _DIFFUSERS,
         "denoiser",
     ),
-    "decode": Kind(
-        {"latents": PortType.LATENTS}, {"image": PortType.IMAGE}, "diffusers", _DIFFUSERS, "vae"
-    ),
+    "decode": Kind({"latents": PortType.LATENTS}, _IMAGES, "diffusers", _DIFFUSERS, "vae"),
     "talk": Kind(
-        {"states": PortType.STATES}, {"codes": PortType.CODES}, "speech", _SPEECH, "talker"
+        {"states": PortType.STATES}, {"codes": PortType.TOKENS}, "speech", _SPEECH, "talker"
     ),
     "vocode": Kind(
-        {"codes": PortType.CODES}, {"audio": PortType.AUDIO}, "speech", _SPEECH, "token2wav"
+        {"codes": PortType.TOKENS}, {"audio": PortType.AUDIO}, "speech", _SPEECH, "token2wav"
     ),
 }
 """Kinds of stages by their name in a graph."""

@@ -86,6 +86,10 @@ class _Holding:
         """No more may be made now."""
         return not self.made and self.window.full(len(self.payloads), self.num_bytes)
 
+    def read(self, fetch: Fetch) -> int:
+        """Return how many of the payloads its reader has had; negative: some are gone."""
+        return 0 if self.window.newest else fetch.start - self.first
+
     def free(self, start: int) -> int:
         """Forget the payloads before number `start`; return their bytes."""
         size = 0
@@ -95,20 +99,27 @@ class _Holding:
         self.num_bytes -= size
         return size
 
-    def serve(self) -> None:
-        """Answer the reader that waits, if there is something to say."""
+    def serve(self) -> int:
+        """Answer the reader that waits, if there is something to say; return the bytes freed."""
         ask = self.ask
-        if ask is None or not (self.made or len(self.payloads) > ask.fetch.start - self.first):
-            return
+        if ask is None or not (self.made or len(self.payloads) > self.read(ask.fetch)):
+            return 0
         found: list[Payload] = []
         size = 0
-        for payload in islice(self.payloads, ask.fetch.start - self.first, None):
+        for payload in islice(self.payloads, self.read(ask.fetch), None):
             if ask.fetch.window.full(len(found), size):
                 break
             found.append(payload)
             size += len(payload.data)
         self.ask = None
         ask.answer(tuple(found))
+        return self.supersede()
+
+    def supersede(self) -> int:
+        """Forget what is not the newest any more, or was read, if that alone counts."""
+        if self.made or not self.window.newest:
+            return 0
+        return self.free(self.first + len(self.payloads))
 
 
 class HeldPayloads:
@@ -202,9 +213,9 @@ class HeldPayloads:
                 self._abort(holding.request.id)
             return
         new = output.payloads and not holding.first and not holding.payloads
+        self.num_bytes += size - (holding.supersede() if output.payloads else 0)
         holding.payloads += output.payloads
         holding.num_bytes += size
-        self.num_bytes += size
         lease = Lease(address, holding.key) if new else None
         output = replace(output, payloads=(), lease=lease)
         reason = output.finish_reason
@@ -216,7 +227,7 @@ class HeldPayloads:
             else:
                 holding.made = True
                 output = replace(output, finish_reason=None, held=reason)
-        holding.serve()
+        self.num_bytes -= holding.serve()
         self._pause_if_full(holding)
         holding.emit(output)
 
@@ -234,10 +245,14 @@ class HeldPayloads:
             self._drop(holding)
             ask.answer(())
             return
+        if holding is not None and holding.window.newest and holding.ask is not None:
+            # Its worker is frozen, and another reads in its place.
+            late, holding.ask = holding.ask, None
+            late.refuse(_lost())
         if (
             holding is None
             or holding.ask is not None
-            or not 0 <= fetch.start - holding.first <= len(holding.payloads)
+            or not 0 <= holding.read(fetch) <= len(holding.payloads)
         ):
             ask.refuse(_lost())
             return
@@ -248,8 +263,8 @@ class HeldPayloads:
             emit(output)
 
         holding.ask = ask._replace(emit=answered)
-        self.num_bytes -= holding.free(fetch.start)
-        holding.serve()
+        self.num_bytes -= holding.free(holding.first + holding.read(fetch))
+        self.num_bytes -= holding.serve()
         self._pause_if_full(holding)
 
     def _drop(self, holding: _Holding) -> None:

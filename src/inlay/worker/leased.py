@@ -104,8 +104,11 @@ class LeasedInputs:
         at = 0
         try:
             while found := await self._ask(request, feed, at, await inflow.room(window)):
-                at += len(found)
                 inflow.put(_inputs(feed, found))
+                if not window.newest:
+                    at += len(found)
+                elif found[-1].last:
+                    break
             inflow.end()
         except InlayError as error:
             inflow.end(error)

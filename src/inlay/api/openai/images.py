@@ -57,7 +57,8 @@ async def images(call: Call) -> None:
         request, card.image, count=request.n or 1, partial=request.partial_images or 0
     )
     complete = has_all_embeds(request, card.image, params)
-    steps = plan(server.router, card, "image", embeds=complete)
+    output = "preview" if request.partial_images else "image"
+    steps = plan(server.router, card, output, embeds=complete)
     payloads = await prompt_payloads(call, incoming, request, card, params)
     del incoming
     id_ = answer_id("img-", request.request_id)
@@ -140,7 +141,7 @@ async def _take(
         for payload in found.payloads:
             if payload.port == "image":
                 shape.images.append(bytes(payload.data.view))
-            elif stream is not None:
+            elif stream is not None and shape.is_further(payload.port):
                 size = len(payload.data)
                 await stream.write([await call.server.prepare(size, shape.partial, payload)])
     if len(shape.images) != shape.params.count:
@@ -255,7 +256,7 @@ class _Shape:
 
     def __init__(self, request: ImagesRequest, params: Diffusion) -> None:
         self._created = int(time.time())
-        self._partial = 0
+        self._partial = self._shown = 0
         self.params = params
         self.images: list[bytes] = []
         self.usages: Mapping[str | None, Usage] = {}
@@ -263,6 +264,15 @@ class _Shape:
     @property
     def _pixels(self) -> str:
         return f"{self.params.width}x{self.params.height}"
+
+    def is_further(self, port: str) -> bool:
+        """Return True for a preview, "preview.STEPS", that is nearer to the image than all others.
+
+        Where a stage is repeated, another preview may be left out than before.
+        """
+        steps = int(port.partition(".")[2] or self._shown + 1)
+        further, self._shown = steps > self._shown, max(steps, self._shown)
+        return further
 
     def partial(self, payload: Payload) -> bytes:
         """Return the event of a preview, encoded."""

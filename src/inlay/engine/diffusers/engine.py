@@ -15,12 +15,13 @@ from inlay.digest import Secret
 from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.diffusers.checks import Bounds, inputs_of
 from inlay.engine.diffusers.families.base import Painting
-from inlay.engine.diffusers.job import Job, Sketch
+from inlay.engine.diffusers.job import IMAGE, LATENTS, PREVIEW, Job, Sketch
 from inlay.engine.diffusers.loading import Loaded, load
 from inlay.engine.diffusers.model_card import Described, bounds_of, card_of
 from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
+from inlay.engine.inflow import Inflow
 from inlay.engine.jobs import Jobs
 from inlay.engine.probe import last_output, probe_failed
 from inlay.engine.settings import EngineSettings
@@ -31,9 +32,6 @@ from inlay.prompt import Buffer
 from inlay.request import Diffusion, Emit, Payload, Request
 
 log = logging.getLogger(__name__)
-
-IMAGE, PREVIEW, LATENTS = "image", "preview", "latents"
-"""Ports of what is made: files of images, of previews, and latents [images, ...]."""
 
 
 class DiffusersEngine:
@@ -57,7 +55,7 @@ class DiffusersEngine:
             self._thread, partial(load, settings), self._rest, self._begin_with
         )
         self._probes = count()
-        self._running = 0
+        self._turn: list[Job] = []
         self._tokens = self._steps = self._positions = 0
         self._busy = 0.0
 
@@ -151,6 +149,13 @@ class DiffusersEngine:
             InvalidRequestError: it can never run here.
             OverloadedError: too much is queued, or the engine is closing or asleep.
         """
+        params = self._params_of(request)
+        inputs = inputs_of(request)
+        self._bounds.check(params, inputs)
+        self._admit(request, params, inputs, emit)
+
+    def _params_of(self, request: Request) -> Diffusion:
+        """Return the parameters of a request that there is a place for. Raises as `submit`."""
         if self._sleep.asleep:
             raise OverloadedError("the engine is asleep", retry_after=1)
         if self._closing:
@@ -160,9 +165,7 @@ class DiffusersEngine:
             raise InvalidRequestError(
                 f"this engine makes images; got parameters of {type(request.params).__name__}"
             )
-        inputs = inputs_of(request)
-        self._bounds.check(request.params, inputs)
-        self._admit(request, request.params, inputs, emit)
+        return request.params
 
     def _admit(
         self, request: Request, params: Diffusion, inputs: dict[str, Payload], emit: Emit
@@ -170,6 +173,36 @@ class DiffusersEngine:
         job = Job(request, params, inputs, emit)
         self._jobs.add(job)
         self._jobs.enqueue(job)
+
+    def submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
+        """Admit a request of a VAE whose latents come while they are denoised.
+
+        The newest count: those that are not decoded when others come are passed over. Raises as
+        `submit`; what is wrong with latents is the request's last output.
+        """
+        params = self._params_of(request)
+        if self._loaded.part != "vae":
+            raise InvalidRequestError(f"the inputs of a {self._loaded.part} are whole")
+        job = Job(request, params, {}, emit)
+        job.makes = PREVIEW
+        self._jobs.add(job)
+        inflow.watch(partial(self._fed, job, inflow))
+        self._fed(job, inflow)
+
+    def _fed(self, job: Job, inflow: Inflow) -> None:
+        """Note the newest latents of a request, and give it a turn."""
+        try:
+            for given in inflow.take():
+                port, _, step = given.port.partition(".")
+                inputs = {port: given.value}
+                self._bounds.check(job.params, inputs)
+                job.inputs, job.makes = inputs, f"{PREVIEW}.{step}" if step else IMAGE
+            if inflow.has_news and job.makes != IMAGE:
+                raise inflow.error or EngineError("the denoiser has ended without latents")
+        except InlayError as error:
+            self._jobs.fail(job, error)
+        if job.inputs and not (job.ended or job in self._turn):
+            self._jobs.enqueue(job)
 
     def abort(self, request_id: str) -> None:
         """End a request; what is being computed for it is dropped. Unknown ids are ignored."""
@@ -198,8 +231,8 @@ class DiffusersEngine:
     def stats(self) -> Stats:
         """Return the current counters; progress is positions computed."""
         return Stats(
-            running=self._running,
-            waiting=len(self._jobs) - self._running,
+            running=len(self._turn),
+            waiting=len(self._jobs) - len(self._turn),
             prompt_tokens=self._tokens,
             steps=self._steps,
             progress=self._positions + self._tokens,
@@ -214,7 +247,7 @@ class DiffusersEngine:
                 self._jobs.work.clear()
                 await self._jobs.work.wait()
                 continue
-            self._running = len(jobs)
+            self._turn = jobs
             began = time.monotonic()
             for job in jobs:
                 job.begins()
@@ -226,7 +259,7 @@ class DiffusersEngine:
                 log.exception("%d requests failed", len(jobs))
                 self._fail_all(jobs, model_failed(error))
             self._busy += time.monotonic() - began
-            self._running = 0
+            self._turn = []
             put_back(queue, [job for job in jobs if self._goes_on(job)])
 
     def _goes_on(self, job: Job) -> bool:
@@ -246,12 +279,12 @@ class DiffusersEngine:
         job = jobs[0]
         if job.cost:
             await self._step(jobs)
+        elif self._loaded.part == "vae" and job.inputs:
+            await self._sketch(job)
         elif job.sketches:
             await self._decode(job)
         elif self._loaded.part == "text_encoder":
             await self._encode(job)
-        elif self._loaded.part == "vae":
-            await self._sketch(job)
         else:
             await self._begin(job)
 
@@ -267,11 +300,12 @@ class DiffusersEngine:
         self._end(job, *payloads)
 
     async def _sketch(self, job: Job) -> None:
-        """Have the latents of each image decoded."""
-        found = await self._thread.run(partial(_read, self._painter, self._bounds, job))
-        job.inputs = {}
+        """Have the latents of each image decoded, in place of older ones."""
+        inputs, port, job.inputs = job.inputs, job.makes, {}
+        found = await self._thread.run(partial(_read, self._painter, self._bounds, inputs))
         if not job.ended:
-            self._add_sketches(job, IMAGE, found["latents"])
+            job.sketches.clear()
+            self._add_sketches(job, port, found[LATENTS])
 
     async def _begin(self, job: Job) -> None:
         work = partial(_begin, self._painter, self._bounds, job)
@@ -292,23 +326,23 @@ class DiffusersEngine:
                 continue
             if error is not None:
                 self._jobs.fail(job, error)
-            elif painting.done:
-                self._finish(job)
-            elif job.params.preview_every and painting.step % job.params.preview_every == 0:
-                estimate = painting.latents if painting.estimate is None else painting.estimate
-                if self._loaded.has("vae"):
-                    self._add_sketches(job, PREVIEW, estimate)
-                else:
-                    job.put(payload(PREVIEW, estimate, last=False))
+            elif painting.shows:
+                await self._show(job, painting)
 
-    def _finish(self, job: Job) -> None:
-        painting = job.painting
-        if painting is None:
-            return
+    async def _show(self, job: Job, painting: Painting) -> None:
+        """Have the latents decoded, here or by another stage: the final ones, or those so far."""
         if self._loaded.has("vae"):
-            self._add_sketches(job, IMAGE, painting.latents)
+            port = IMAGE if painting.done else f"{PREVIEW}.{painting.step}"
+            self._add_sketches(job, port, painting.shown)
+            return
+        port = LATENTS if painting.done else f"{LATENTS}.{painting.step}"
+        # On the thread: what is on a device is waited for.
+        work = partial(payload, port, painting.shown, last=painting.done)
+        found = await self._thread.run(work)
+        if painting.done:
+            self._end(job, found)
         else:
-            self._end(job, payload(LATENTS, painting.latents))
+            job.put(found)
 
     def _add_sketches(self, job: Job, port: str, latents: torch.Tensor) -> None:
         images = len(latents)
@@ -352,7 +386,8 @@ def _described(loaded: Loaded) -> Described:
 
 
 def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch.Tensor], int]:
-    given = _read(painter, bounds, job)
+    inputs = {port: found for port, found in job.inputs.items() if port != "prompt"}
+    given = _read(painter, bounds, inputs)
     prompt = job.inputs.get("prompt")
     text = None if prompt is None else bytes(prompt.data.view).decode()
     return painter.encode(
@@ -360,10 +395,9 @@ def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch
     )
 
 
-def _read(painter: Painter, bounds: Bounds, job: Job) -> dict[str, torch.Tensor]:
-    tensors = {port: found for port, found in job.inputs.items() if port != "prompt"}
-    bounds.check_values(tensors)
-    return painter.tensors(tensors)
+def _read(painter: Painter, bounds: Bounds, inputs: dict[str, Payload]) -> dict[str, torch.Tensor]:
+    bounds.check_values(inputs)
+    return painter.tensors(inputs)
 
 
 def _begin(painter: Painter, bounds: Bounds, job: Job) -> tuple[Painting, int]:

@@ -13,6 +13,12 @@ from inlay.request import Diffusion, Emit, FinishReason, Output, Payload, Reques
 
 log = logging.getLogger(__name__)
 
+IMAGE, PREVIEW, LATENTS = "image", "preview", "latents"
+"""Ports of what is made: files of images, and latents [images, ...].
+
+Of the way to them, after N steps: "preview.N", "latents.N".
+"""
+
 
 class Sketch(NamedTuple):
     """Latents of one image that wait to be decoded.
@@ -41,6 +47,7 @@ class Job:
         priority: lower is sooner.
         painting: of its images, from when their noise is drawn.
         sketches: what is to be decoded before anything else.
+        makes: port of what is made of the inputs.
         ended: its last output was emitted.
         timer: of its deadline.
         prompt_tokens: positions of the prompt.
@@ -56,6 +63,7 @@ class Job:
         self.priority = request.priority
         self.painting: Painting | None = None
         self.sketches: deque[Sketch] = deque()
+        self.makes = IMAGE
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
         self.prompt_tokens = 0

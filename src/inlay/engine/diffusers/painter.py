@@ -125,6 +125,7 @@ class Painter:
             scheduler=type(pipeline.scheduler).from_config(pipeline.scheduler.config),
             generator=torch.Generator().manual_seed(params.seed),
             adapter=adapter,
+            preview_every=params.preview_every,
         )
         try:
             self._family.begin(painting, params.steps, params.count)
@@ -163,7 +164,7 @@ def _error(painting: Painting, too_large: bool) -> EngineError | None:
         return memory_too_small(
             f"{len(painting.latents)} images of {painting.width}x{painting.height}"
         )
-    if painting.done and not torch.isfinite(painting.latents).all():
+    if painting.shows and not torch.isfinite(painting.shown).all():
         return EngineError("the model's output was not finite: NaN or infinity came of this prompt")
     return None
 

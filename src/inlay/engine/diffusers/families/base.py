@@ -29,6 +29,7 @@ class Painting:
         step: number of steps done.
         estimate: of the final latents after the last step, where the scheduler has one.
         adapter: key of the adapter of the denoiser, or None.
+        preview_every: steps after which the images so far are shown; 0: never.
     """
 
     width: int
@@ -43,6 +44,7 @@ class Painting:
     step: int = 0
     estimate: torch.Tensor | None = None
     adapter: str | None = None
+    preview_every: int = 0
 
     @property
     def num_steps(self) -> int:
@@ -53,6 +55,16 @@ class Painting:
     def done(self) -> bool:
         """True after the last step."""
         return self.step == self.num_steps
+
+    @property
+    def shows(self) -> bool:
+        """True after a step with which the images so far are shown, or done."""
+        return self.done or (self.preview_every > 0 and self.step % self.preview_every == 0)
+
+    @property
+    def shown(self) -> torch.Tensor:
+        """The final latents [images, ...], or what they are estimated to be."""
+        return self.latents if self.done or self.estimate is None else self.estimate
 
     @property
     def timestep(self) -> torch.Tensor:
