@@ -82,8 +82,8 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
     Attributes:
         key: of the request that makes them.
-        start: number of the first that is wanted, 0 where the newest counts; `NONE_WANTED`: what is made is dropped from here
-            on, and the request goes on.
+        start: number of the first that is wanted, 0 where the newest counts; `NONE_WANTED`: what
+            is made is dropped from here on, and the request goes on.
         window: how much is wanted at most; a single payload may be larger.
     """
 

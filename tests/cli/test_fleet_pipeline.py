@@ -24,7 +24,15 @@ from PIL import Image
 from inlay.request import Diffusion
 from tests.cli.spoken import SEED, SPOKEN, SPOKEN_CHAT
 from tests.cli.test_models_in_a_row import documented
-from tests.cli.test_pipeline import FIELDS, GRAPH, painted
+from tests.cli.test_pipeline import (
+    FIELDS,
+    GRAPH,
+    in_order,
+    painted,
+    pixels,
+    previews,
+    shown_on_the_way,
+)
 from tests.engine.test_diffusers import alone, model, near
 from tests.equality.test_image_prompts import files, inline, upload
 from tests.memory import COMPILER, Memory
@@ -129,9 +137,10 @@ def metric(server: Served, pattern: str) -> list[float]:
     return [float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE)]
 
 
-def leave(server: Served, after: float) -> None:
-    """Ask for two images, and leave after so many seconds."""
-    body = {"model": "painter", "prompt": "a red fox", "n": 2, **FIELDS}
+def leave(server: Served, after: float, *, shown: bool = False) -> None:
+    """Ask for two images, or for one that is `shown` on the way; leave after so many seconds."""
+    more = {"stream": True, "partial_images": 3} if shown else {"n": 2}
+    body = {"model": "painter", "prompt": "a red fox", **FIELDS, **more}
     with suppress(httpx.TimeoutException):
         httpx.post(f"{server.v1}/images/generations", json=body, timeout=after)
 
@@ -366,11 +375,32 @@ def test_clients_that_leave_at_any_time_leave_nothing_behind(
     random = Random(1)
     with ThreadPoolExecutor(TOGETHER) as pool:
         for number in range(48):
-            pool.submit(leave, fleet.servers[number % 2], random.uniform(0.01, 0.3))
+            server, after = fleet.servers[number % 2], random.uniform(0.01, 0.3)
+            pool.submit(leave, server, after, shown=number % 4 > 1)
     server = fleet.servers[0]
     assert near(paint(server), expected)
     # Payloads went from worker to worker, and none is kept.
     wait_for(lambda: sum(metric(server, r"inlay:fetched_payloads_total\{.*\}")) > 0)
+    wait_nothing_kept(server)
+
+
+@pytest.mark.parametrize("stage", ["denoiser", "decoder"])
+def test_a_stream_of_previews_whose_worker_is_killed_ends_with_the_image(
+    fleet: Fleet, stage: str
+) -> None:
+    server, expected = fleet.servers[0], previews()
+    paint(server)
+    workers = [engine_of(part) for part in fleet.workers[stage]]
+    before = {engine.pid: sum(engine.cpu_times()[:2]) for engine in workers}
+
+    def kill_the_busier() -> None:
+        busier = max(workers, key=lambda one: sum(one.cpu_times()[:2]) - before[one.pid])
+        busier.send_signal(signal.SIGKILL)
+
+    *shown, image = shown_on_the_way(server, kill_the_busier)
+    assert shown
+    assert in_order(shown, expected)
+    assert near([pixels(image)], [pixels(expected[-1])])
     wait_nothing_kept(server)
 
 

@@ -1,11 +1,14 @@
 """`inlay serve GRAPH.yaml`: a pipeline whose stages are processes of their own."""
 
+import asyncio
 import base64
 import io
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ from PIL import Image
 
 from inlay.request import Diffusion
 from tests.cli.test_models_in_a_row import documented
-from tests.engine.test_diffusers import alone, model, near
+from tests.engine.test_diffusers import Run, alone, model, near, text
+from tests.engine.test_diffusers import serving as running
 from tests.engine.test_diffusers_lora import lora, merged
 from tests.equality.test_image_prompts import files, inline, upload
 from tests.parts import workers_of
@@ -32,6 +36,7 @@ pytestmark = [
 ADMIN_PORT = free_port()
 GRAPH = documented("graph.yaml")
 DEPLOY = documented("deploy.yaml")
+SHOWN_STEPS = 80
 FIELDS = {"num_inference_steps": 3, "guidance_scale": 3.0, "seed": 7, "negative_prompt": "blurred"}
 
 
@@ -78,6 +83,87 @@ def painted(url: str, prompt: Mapping[str, object], **more: object) -> dict[str,
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+@cache
+def previews() -> list[bytes]:
+    """Files of three previews and the image, by one process."""
+
+    async def make() -> list[bytes]:
+        asked = Diffusion(
+            width=32, height=32, steps=SHOWN_STEPS, guidance=3.0, seed=7, negative="blurred",
+            preview_every=SHOWN_STEPS // 4,
+        )  # fmt: skip
+        async with running("sd") as engine:
+            made = await Run(engine, asked, text("a red fox")).done()
+        return [bytes(one.data.view) for one in made]
+
+    return asyncio.run(make())
+
+
+def shown_on_the_way(served: Served, then: Callable[[], object] = lambda: None) -> list[bytes]:
+    """Previews of a stream, `then` called after the first of them, and its image."""
+    body = {
+        "model": "painter",
+        "prompt": "a red fox",
+        "stream": True,
+        "partial_images": 3,
+        **FIELDS,
+    }
+    body["num_inference_steps"] = SHOWN_STEPS
+    found: list[bytes] = []
+    ended = ""
+    with httpx.stream("POST", f"{served.v1}/images/generations", json=body, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: "):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert not ended
+            assert "b64_json" in event, event
+            if event["type"] == "image_generation.completed":
+                ended = event["type"]
+                assert event["usage"]["stages"].keys() == GRAPH["stages"].keys()
+                assert event["usage"]["output_tokens"] == 256
+            else:
+                assert event["type"] == "image_generation.partial_image"
+                assert event["partial_image_index"] == len(found)
+                if not found:
+                    then()
+            found.append(base64.b64decode(event["b64_json"]))
+    assert ended
+    return found
+
+
+def pixels(file: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(file)))
+
+
+def in_order(found: Sequence[bytes], among: Sequence[bytes]) -> bool:
+    """True if all are among others, to the byte, in their order."""
+    rest = iter(among)
+    return all(one in rest for one in found)
+
+
+def test_partial_images_are_to_the_byte_those_of_one_process(
+    served: Served, client: openai.OpenAI
+) -> None:
+    paint(client)  # all stages are ready
+    expected = previews()
+    assert len(set(expected)) == 4
+    for _ in range(20):
+        found = shown_on_the_way(served)
+        assert found[-1] == expected[-1]
+        assert in_order(found, expected)
+        # A decoder that is busy passes over those that are not the newest.
+        if len(found) == 4:
+            break
+    assert found == expected
+    # Nothing else of the answer is another.
+    whole = painted(
+        served.v1, {"prompt": "a red fox", "negative_prompt": "blurred"},
+        num_inference_steps=SHOWN_STEPS,
+    )  # fmt: skip
+    assert base64.b64decode(whole["data"][0]["b64_json"]) == expected[-1]
 
 
 def test_stages_in_a_row_make_what_one_process_makes(client: openai.OpenAI) -> None:

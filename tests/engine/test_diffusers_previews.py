@@ -64,20 +64,23 @@ def files(payloads: Sequence[Payload]) -> list[tuple[str, bytes]]:
     return [(one.port, bytes(one.data.view)) for one in payloads]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_previews_of_parts_are_to_the_byte_those_of_the_whole(family: str) -> None:
+async def test_previews_of_parts_are_to_the_byte_those_of_the_whole(
+    family: str, dtype: str
+) -> None:
     each = params(steps=6, preview_every=2, negative=None if family == "flux" else "blurred")
-    async with serving(family) as engine:
+    async with serving(family, dtype=dtype) as engine:
         expected = files(await Run(engine, each, text(PROMPT)).done())
     assert [port for port, _ in expected] == SHOWN
-    async with serving(family, "text_encoder") as engine:
+    async with serving(family, "text_encoder", dtype=dtype) as engine:
         embeds = await Run(engine, each, text(PROMPT)).done()
-    async with serving(family, "denoiser") as engine:
+    async with serving(family, "denoiser", dtype=dtype) as engine:
         made = await Run(engine, each, [Input(one.port, one) for one in embeds]).done()
     assert [(one.port, one.last) for one in made] == [
         ("latents.2", False), ("latents.4", False), ("latents", True),
     ]  # fmt: skip
-    async with serving(family, "vae") as engine:
+    async with serving(family, "vae", dtype=dtype) as engine:
         decoding = Decoding(engine, each)
         found = [await decoding.next(one) for one in made]
         await decoding.done()

@@ -13,7 +13,7 @@ from inlay.commands import ReadStats
 from inlay.edges import NEWEST, Fetch, Lease
 from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
-from inlay.request import Diffusion, Input, Output, Payload, Request, Task
+from inlay.request import Diffusion, FinishReason, Input, Output, Payload, Request, Task
 from inlay.router import resume
 from inlay.router.making import Making
 from inlay.router.stages import admitted, plan, walk
@@ -208,7 +208,7 @@ class Holding:
         self._take = self.held.keep(self.request, NEWEST, self.said.append, ADDRESS)
 
     def make(self, step: int | None) -> None:
-        reason = "stop" if step is None else None
+        reason: FinishReason | None = "stop" if step is None else None
         self._take(Output("r", 0, 0, finish_reason=reason, payloads=(latents(step),)))
 
     @property

@@ -177,6 +177,16 @@ def test_a_wrong_graph_is_refused_in_one_line(tmp_path: Path, graph: Any, said: 
     assert "\n" not in str(refused.value)
 
 
+def test_the_page_of_pipelines_has_the_ports_of_every_kind_and_their_types() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    for name, kind in KINDS.items():
+        takes, gives = (
+            [f"`{port}` ({type_})" for port, type_ in ports.items()]
+            for ports in (kind.inputs, kind.outputs)
+        )
+        assert f"\n| `{name}` | {' or '.join(takes)} | {', '.join(gives)} | " in page
+
+
 def test_parts_of_unlike_pipelines_do_not_meet(tmp_path: Path) -> None:
     for name, pipeline in (("sd", "StableDiffusionPipeline"), ("flux", "FluxPipeline")):
         (tmp_path / name).mkdir()

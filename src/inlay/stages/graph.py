@@ -235,10 +235,10 @@ def check(graph: Graph) -> None:
             )
     if not graph.outputs:
         raise InvalidRequestError("outputs: there are none")
-    previews = graph.outputs.get("preview")
-    if previews and _port(previews).stage != _port(graph.outputs.get("image", ".")).stage:
+    preview, image = (graph.outputs.get(name) for name in ("preview", "image"))
+    if preview and (image is None or _port(preview).stage != _port(image).stage):
         raise InvalidRequestError(
-            f"outputs.preview: {previews}; outputs.image must be of the same stage"
+            f"outputs.preview: {preview}; outputs.image must be of the same stage"
         )
     _check_order(graph)
     for name in graph.stages:
