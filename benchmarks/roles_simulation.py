@@ -7,7 +7,7 @@ is computed; its last block is computed again. Time is virtual. The trace is tha
 printed, and how much longer each fleet takes for the same traces, with its confidence interval.
 
     python -m benchmarks.roles_simulation [--workers N] [--requests N] [--interference-weight W]
-        [--seeds N]
+        [--seeds N] [--loads L ...] [--prices P ...]
 """
 
 import argparse
@@ -184,8 +184,8 @@ class Fleet:
 
         def computed() -> None:
             self.pool.change(member, prefill=-work, decode=job.length)
-            if idle and not fetched:
-                self.pool.price.computed(job.length - chosen.cached, self.now - began)
+            if idle:
+                self._measure(chosen, job.length - chosen.cached, self.now - began)
             job.tokens.append(self.now)
             if goes_on is None:
                 worker.decoding.append(job)
@@ -197,6 +197,14 @@ class Fleet:
         job.then = computed
         worker.take(job.blocks)
         self._fetch(worker, job, fetched)
+
+    def _measure(self, chosen: Chosen, positions: int, seconds: float) -> None:
+        """Tell the router's price what a prompt has cost."""
+        price, fetchable = self.pool.price, chosen.fetchable
+        if chosen.holders:
+            price.fetched(fetchable, seconds, positions - fetchable)
+        else:
+            price.computed(positions, seconds)
 
     def _go_on(self, job: Job, member: PoolMember, computing: float) -> None:
         """Make the rest of its tokens at another worker; it was computed for so many seconds."""
@@ -296,16 +304,18 @@ def main() -> None:
     usual = RouterSettings().router_interference_weight
     parser.add_argument("--interference-weight", type=float, default=usual)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--prices", type=float, nargs="+", default=PRICES)
     asked = parser.parse_args()
     mean = sum(len(request.prompt) for request in trace(300, 1, asked.apps, Random(1))) / 300
     worst = [0.0] * 4
-    for load in LOADS:
+    for load in asked.loads:
         rate = load * asked.workers * PREFILL / mean
         traces = [
             trace(asked.requests, rate, asked.apps, Random(seed))
             for seed in range(1, asked.seeds + 1)
         ]
-        for price in PRICES:
+        for price in asked.prices:
             both = outcomes(["both"] * asked.workers, price, asked, traces)
             print(f"load {load:.1f}, price {price:.2f}: {'both':8} {_line(both)}", flush=True)
             for parts in (2, 3, 5, 9):

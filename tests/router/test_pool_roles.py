@@ -1,10 +1,13 @@
 """Roles are weights: who computes a prompt for whom, and when each does the other's part."""
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from inlay.card import Address, ModelCard
+from inlay.card import Address, ModelCard, Phase
 from inlay.router.fetch_price import KNOWN_SECONDS, FetchPrice
 from inlay.router.pool import LEAST_HANDOVER
+from inlay.routing import WorkerLoad
 from tests.router.test_pool import Made, blocks, card
 
 LONG = 16 * 64
@@ -49,6 +52,56 @@ def test_a_prefill_worker_with_a_queue_is_passed_over() -> None:
     assert places(fleet) == ("w2", None)
 
 
+AT_REST = WorkerLoad()
+
+phases: st.SearchStrategy[Phase] = st.sampled_from(["prefill", "decode", "both"])
+loads = st.builds(
+    WorkerLoad,
+    st.integers(0, 3),
+    st.sampled_from([0, 16, 4 * LONG]),
+    st.sampled_from([0, 256]),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(phases, loads, st.sampled_from([0, 60])), min_size=2, max_size=6),
+    st.sampled_from([0.05, 0.2, 0.5, 2.0]),
+    st.sampled_from([0.0, 0.005, 0.25]),
+    st.integers(1, 64),
+)
+# Two that are alike: any of them.
+@example([("prefill", AT_REST, 0), ("decode", AT_REST, 0)], 0.2, 0.005, 10)
+def test_where_no_split_pays_roles_are_no_constraint(
+    workers: list[tuple[Phase, WorkerLoad, int]], price: float, weight: float, num_blocks: int
+) -> None:
+    keys, found = blocks(1, num_blocks), []
+    for apart in (True, False):
+        fleet = made(
+            *(phase if apart else "both" for phase, _, _ in workers),
+            router_interference_weight=weight,
+            router_fetch_weight=price,
+        )
+        for number, (_, load, cached) in enumerate(workers):
+            fleet.pool.change(fleet.member(number), load.requests, load.prefill, load.decode)
+            fleet.pool.sent(fleet.member(number), blocks(1, cached))
+        chosen = fleet.pool.choose(16 * num_blocks, keys, splits=True)
+        assert chosen is not None
+        found.append(chosen)
+    chosen, whole = found
+    assert whole.prefiller is None
+    if 4 * weight <= price:
+        assert chosen.member.id == whole.member.id
+        assert (chosen.cached, chosen.holders, chosen.work) == whole[1:4]
+    if chosen.prefiller is not None:
+        # One does, by the formula.
+        here, there = (workers[int(one.member.id[1:])][1] for one in (chosen, chosen.prefiller))
+        assert there.requests < here.requests
+        costs = [load.prefill + 0.05 * load.decode for load in (here, there)]
+        delayed = weight * here.requests * chosen.work
+        assert costs[1] + price * chosen.work < costs[0] + chosen.work + delayed
+
+
 def test_a_prompt_is_handed_over_only_to_where_it_delays_fewer() -> None:
     fleet = made("prefill", "decode", router_interference_weight=0.25)
     fleet.pool.change(fleet.member(0), requests=3)
@@ -73,8 +126,7 @@ def test_a_worker_of_both_roles_gives_a_prompt_away_only_where_that_is_quicker()
     fleet = made("prefill", "both", router_interference_weight=0.25)
     fleet.pool.change(fleet.member(1), requests=3, decode=30)
     assert places(fleet) == ("w1", None)
-    # Its prompts before this one take longer than a fetch, and the other decodes enough.
-    fleet.pool.change(fleet.member(0), decode=20 * LONG)
+    # Its prompts before this one take longer than a fetch.
     fleet.pool.change(fleet.member(1), prefill=LONG // 2)
     assert places(fleet) == ("w1", "w0")
 
@@ -82,7 +134,7 @@ def test_a_worker_of_both_roles_gives_a_prompt_away_only_where_that_is_quicker()
 @pytest.mark.parametrize("layouts", [("a", "b"), ("", "")])
 def test_pages_of_another_layout_are_not_handed_over(layouts: tuple[str, str]) -> None:
     cards = [member(phase, n, layouts[n]) for n, phase in enumerate(("prefill", "decode"))]
-    fleet = Made(*cards)
+    fleet = Made(*cards, router_interference_weight=0.25)
     fleet.pool.change(fleet.member(1), requests=3, decode=30)
     assert places(fleet) == ("w1", None)
 
@@ -109,13 +161,13 @@ def test_what_can_be_fetched_is_cheaper_than_what_must_be_computed() -> None:
 def test_what_goes_by_ticket_is_handed_over_and_never_fetched() -> None:
     cards = [member(phase, n, kv_tickets=True) for n, phase in enumerate(("prefill", "decode"))]
     fleet = Made(*cards, router_interference_weight=0.25)
-    fleet.pool.sent(fleet.member(0), blocks(1, 60))
+    fleet.pool.sent(fleet.member(0), blocks(1, 40))
     fleet.pool.change(fleet.member(1), requests=3, decode=30)
     chosen = fleet.pool.choose(LONG, blocks(1, 64), splits=True)
     assert chosen is not None
     assert chosen.prefiller is not None
     assert (chosen.member.id, chosen.prefiller.member.id) == ("w1", "w0")
-    assert (chosen.holders, chosen.work, chosen.prefiller.work) == ((), LONG, LONG - 16 * 60)
+    assert (chosen.holders, chosen.work, chosen.prefiller.work) == ((), LONG, LONG - 16 * 40)
 
 
 def test_a_price_is_measured_and_forgotten() -> None:
@@ -133,3 +185,8 @@ def test_a_price_is_measured_and_forgotten() -> None:
     assert price.value == 0.2
     price.fetched(1000, 1.0)
     assert price.value == 0.5
+    # Others were computed meanwhile, at 2 ms each.
+    price.fetched(1000, 3.0, 500)
+    assert price.value == pytest.approx(0.7 * 0.5 + 0.3 * 1.0)
+    price.fetched(900, 9.0, 500)
+    assert price.value == pytest.approx(0.65)

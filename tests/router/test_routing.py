@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inlay.address import Address
 from inlay.card import Adapter, Limits, ModelCard
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
@@ -197,6 +198,45 @@ async def test_a_session_goes_to_one_worker_whatever_its_prompts(fleet: Fleet) -
     homes = {n: {fleet.where()[str(k)] for k in range(n, 40, 8)} for n in range(8)}
     assert all(len(workers) == 1 for workers in homes.values())
     assert len(set.union(*homes.values())) > 1
+
+
+async def test_the_price_of_a_fetch_is_that_of_prompts_which_other_workers_have(
+    fleet: Fleet,
+) -> None:
+    now = 0.0
+    await fleet.router({"kv_layout": "l"}, {"kv_layout": "l"})
+    assert fleet.plane is not None
+    for number, worker in enumerate(fleet.plane.workers()):
+        address = Address("h", number + 1, b"f")
+        worker._card = msgspec.structs.replace(worker.card, address=address)
+    router = Router(fleet.plane, RouterSettings(), secret=SECRET, random=First(), clock=lambda: now)
+
+    async def answered(prompt: Prompt, session: str, seconds: float) -> int:
+        """Which worker answers, after so many seconds."""
+        nonlocal now
+        number = len(fleet.where())
+        stream = await send(router, make_request(str(number), prompt), session=session)
+        await fleet.until_seen(number + 1)
+        now += seconds
+        worker = fleet.where()[str(number)]
+        fleet.engines[worker].let_go()
+        assert [output async for outputs in stream for output in outputs]
+        return worker
+
+    homes = {await answered(text(9, 32, n), str(n), 0.001): str(n) for n in range(12)}
+    price = router._fleet.pool(fleet.engines[0].card).price
+    assert price.value == RouterSettings().router_fetch_weight
+    assert await answered(text(1, 1024), homes[0], 1.024) == 0
+    # 1008 positions are at the other, 16 are computed; then the worker computes all of them.
+    assert await answered(text(1, 1024, 2), homes[1], 0.504 + 0.016) == 1
+    assert price.value == pytest.approx(0.5)
+    assert await answered(text(2, 1024), homes[0], 1.024) == 0
+    assert await answered(text(2, 1024, 2), homes[1], 1.024) == 1
+    assert price.value == pytest.approx(0.7 * 0.5 + 0.3 * 1.0)
+    # A small part says nothing.
+    assert await answered(text(3, 144), homes[0], 0.144) == 0
+    assert await answered(text(3, 128) + text(4, 1024), homes[1], 9.0) == 1
+    assert price.value == pytest.approx(0.65)
 
 
 async def test_a_request_for_an_adapter_goes_where_it_is(fleet: Fleet) -> None:

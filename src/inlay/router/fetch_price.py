@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 KNOWN_SECONDS = 60.0
 """Seconds after which a measured price is forgotten, so that what was slow is tried again."""
@@ -26,8 +27,8 @@ class FetchPrice:
     def __init__(self, initial: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._initial = initial
         self._clock = clock
-        self._computing: float | None = None
-        self._fetching: float | None = None
+        self._computing: _Rate | None = None
+        self._fetching: _Rate | None = None
         self._fetched_at = 0.0
 
     @property
@@ -37,21 +38,43 @@ class FetchPrice:
             return self._initial
         if self._clock() - self._fetched_at > KNOWN_SECONDS:
             return self._initial
-        return min(max(self._fetching / self._computing, _LEAST), _MOST)
+        return min(max(self._fetching.seconds / self._computing.seconds, _LEAST), _MOST)
 
     def computed(self, positions: int, seconds: float) -> None:
         """A worker with nothing else to compute took so long for positions it had to compute."""
         if positions >= LEAST_POSITIONS:
-            self._computing = _average(self._computing, seconds / positions)
+            self._computing = _Rate.after(self._computing, positions, seconds)
 
-    def fetched(self, positions: int, seconds: float) -> None:
-        """The same for positions that it fetched."""
-        if positions >= LEAST_POSITIONS:
-            if self._clock() - self._fetched_at > KNOWN_SECONDS:
-                self._fetching = None
-            self._fetching = _average(self._fetching, seconds / positions)
-            self._fetched_at = self._clock()
+    def fetched(self, positions: int, seconds: float, computed: int = 0) -> None:
+        """The same for positions that it fetched, or might have, and some that it computed."""
+        if positions < max(LEAST_POSITIONS, 2 * computed):
+            return
+        if computed:
+            if self._computing is None:
+                return
+            seconds = max(seconds - computed * self._computing.seconds, 0.0)
+        if self._clock() - self._fetched_at > KNOWN_SECONDS:
+            self._fetching = None
+        self._fetching = _Rate.after(self._fetching, positions, seconds)
+        self._fetched_at = self._clock()
 
 
-def _average(before: float | None, now: float) -> float:
-    return now if before is None else before + _WEIGHT * (now - before)
+class _Rate(NamedTuple):
+    """Moving averages of positions and of what they took: what is short counts for less."""
+
+    average_positions: float
+    average_seconds: float
+
+    @classmethod
+    def after(cls, before: "_Rate | None", positions: int, seconds: float) -> "_Rate":
+        if before is None:
+            return cls(positions, seconds)
+        return cls(
+            before.average_positions + _WEIGHT * (positions - before.average_positions),
+            before.average_seconds + _WEIGHT * (seconds - before.average_seconds),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Of a position."""
+        return self.average_seconds / self.average_positions

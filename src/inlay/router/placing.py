@@ -276,15 +276,18 @@ class Placing:
         from_others: bool,
     ) -> Callable[[], object]:
         """Function that is called at the first token, and measures what the prompt has cost."""
-        # What is read from a tier takes another time than either. In a room both wait for one
-        # another.
-        reads = chosen.work < length - chosen.cached and not from_others
-        waits = chosen.member.card.kv_rooms
-        if chosen.member.load.prefill or (from_others and not fetches) or reads or waits:
+        # What is read from a tier takes another time than either, and a worker looks there first.
+        # In a room both wait for one another.
+        member, positions, price = chosen.member, length - chosen.cached, pool.price
+        reads = member.tiers if from_others else chosen.work < positions
+        if member.load.prefill or (reads and not (from_others and fetches)) or member.card.kv_rooms:
             return _nothing
-        took = pool.price.fetched if from_others else pool.price.computed
-        positions, began = length - chosen.cached, self._clock()
-        return lambda: took(positions, self._clock() - began)
+        began = self._clock()
+        if not from_others:
+            return lambda: price.computed(positions, self._clock() - began)
+        # A worker computes what it finds slow to fetch: then that is the price.
+        fetched = positions if fetches else chosen.fetchable
+        return lambda: price.fetched(fetched, self._clock() - began, positions - fetched)
 
 
 def _with_waited_deadline(request: Request, waited: float) -> Request:

@@ -18,6 +18,7 @@ from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
 from inlay.router.policies import Hashes, Policy, Positions, View, rendezvous_hash
+from inlay.router.roles import Roles, Scene
 from inlay.router.settings import RouterSettings
 from inlay.router.tiers import Tiers
 from inlay.routing import WorkerLoad
@@ -27,12 +28,6 @@ MAX_HOLDERS = 2
 """Workers that are named for the pages of one prompt."""
 LEAST_HANDOVER = 256
 """Positions to compute from which on a prompt may be computed at another worker."""
-_OUT_OF_ROLE = 4.0
-"""Requests that a request counts as, which prompts delay, where a prefill worker decodes it.
-
-With the weight of interference it is the strength of the role: 0.02 of a prompt by default, so
-that the role decides between equals, and all of a prompt where that weight is 0.25.
-"""
 
 
 class PoolKey(NamedTuple):
@@ -65,6 +60,7 @@ class Chosen(NamedTuple):
         member: the worker.
         cached: positions of the prompt that it has cached, as far as is known.
         holders: workers that it may fetch more from, the one with the most first.
+        fetchable: positions that the first of them has beyond those.
         work: positions to compute, and those to fetch at their price.
         prefiller: the worker that computes the prompt for it, where that is better, or where both
             do nothing else.
@@ -74,6 +70,7 @@ class Chosen(NamedTuple):
     cached: int
     holders: tuple[Address, ...] = ()
     work: int = 0
+    fetchable: int = 0
     prefiller: "Chosen | None" = None
 
 
@@ -168,8 +165,7 @@ class Pool:
         self._exchanges = np.array([len(shared) == 1 and bool(layout) for layout in layouts], bool)
         self._gives = self._exchanges & ~np.array([card.kv_tickets for card in cards], bool)
         self._awake = np.array([not member.card.asleep for member in members], bool)
-        prefills = [card.phase == "prefill" and not card.kv_rooms for card in cards]
-        self._prefills = np.array(prefills, bool)
+        self._roles = Roles(cards, self._settings)
         self._able = {}
         self._differ = len({member.takes_rows for member in members}) > 1
 
@@ -217,7 +213,7 @@ class Pool:
     @property
     def has_prefill_workers(self) -> bool:
         """True if some of its workers are meant for prompts, and take whole requests too."""
-        return bool(self._prefills.any())
+        return bool(self._roles.prefills.any())
 
     @property
     def asleep(self) -> bool:
@@ -287,7 +283,10 @@ class Pool:
         paired = self._halves.pair(seats, self._prefill, spared)
         if not len(paired.seats):
             return None
-        of_role = self._of_role(paired.seats, paired.spared, length)
+        scene = Scene(
+            self._num_requests, self._prefill, self._decode, spared, length, self.price.value
+        )
+        of_role = self._roles.taking_whole(paired.seats, scene._replace(spared=paired.spared))
         known = None if cached is None else paired.spared
         seat = self._choose(of_role, paired.prefill, known, length, session)
         if seat in paired.partners:
@@ -295,7 +294,8 @@ class Pool:
             return Chosen(self._seated[seat], prompt.cached, prefiller=prompt)
         prefiller = None
         if splits and length - spared[seat] >= LEAST_HANDOVER and self._exchanges[seat]:
-            prefiller = self._prefiller(seat, seats, spared, length)
+            other = self._roles.prefiller(seat, seats[self._exchanges[seats]], scene)
+            prefiller = None if other is None else self._chosen(other, None, spared, length)
         return self._chosen(seat, cached, spared, length, prefiller)
 
     def _choose(
@@ -324,9 +324,12 @@ class Pool:
         length: int,
         prefiller: Chosen | None = None,
     ) -> Chosen:
-        member, here = self._seated[seat], 0 if cached is None else int(cached[seat])
-        holders = () if cached is None else self._holders_of(cached, seat)
-        return Chosen(member, here, holders, length - int(spared[seat]), prefiller)
+        member, work = self._seated[seat], length - int(spared[seat])
+        if cached is None:
+            return Chosen(member, 0, work=work, prefiller=prefiller)
+        here = int(cached[seat])
+        holders, most = self._holders_of(cached, seat)
+        return Chosen(member, here, holders, work, most - here, prefiller)
 
     def _spared(self, keys: Keys | None, cached: Positions | None) -> Positions:
         """Positions of a prompt that each worker need not compute, by seat.
@@ -342,56 +345,20 @@ class Pool:
             found = cached + (gain * fetched).astype(np.int64)
         return self._tiers.spared(found, cached, keys, self.index)
 
-    def _of_role(self, seats: Positions, spared: Positions, length: int) -> Positions:
-        """Those of some seats, prefill workers or others, that are to take a whole request."""
-        prefills = self._prefills[seats]
-        if not prefills.any() or prefills.all():
-            return seats
-        weights = self._settings
-        cost = weights.router_prefill_weight * (self._prefill - spared)[seats]
-        cost += weights.router_decode_weight * self._decode[seats]
-        interference = _OUT_OF_ROLE * weights.router_interference_weight
-        out_of_role = weights.router_prefill_weight * interference * length
-        overflows = cost[prefills].min() + out_of_role < cost[~prefills].min()
-        found: Positions = seats[prefills if overflows else ~prefills]
-        return found
+    def _holders_of(self, cached: Positions, seat: int) -> tuple[tuple[Address, ...], int]:
+        """Workers with a page more than the one at `seat`, and the positions of the first.
 
-    def _prefiller(
-        self, seat: int, seats: Positions, spared: Positions, length: int
-    ) -> Chosen | None:
-        """Prefill worker that is to compute a prompt for the worker at `seat`, if any is.
-
-        Computed there, the prompt waits for the prompts before it, and, at a decode worker, delays
-        each sequence that runs. Computed elsewhere, its pages have a price; where it would run
-        beside as many requests as here, nobody gains by that.
+        That is the one with the most; those of `seat` where there is none.
         """
-        if self._prefills[seat]:
-            return None
-        able = seats[self._prefills[seats] & self._exchanges[seats]]
-        able = able[self._num_requests[able] < self._num_requests[seat]]
-        if not len(able):
-            return None
-        work = length - int(spared[seat])
-        delay = self._settings.router_interference_weight
-        here = float(self._prefill[seat] + work)
-        if self._seated[seat].card.phase == "decode":
-            here += delay * int(self._num_requests[seat]) * work
-        there = (1 + delay * (self._decode[able] > 0)) * (length - spared[able])
-        costs = self._prefill[able] + there + self.price.value * work
-        best = int(np.argmin(costs))
-        if costs[best] >= here:
-            return None
-        return self._chosen(int(able[best]), None, spared, length)
-
-    def _holders_of(self, cached: Positions, seat: int) -> tuple[Address, ...]:
-        """Workers with a page more than the one at `seat`, the one with the most first."""
+        here = int(cached[seat])
         if not self._gives[seat]:
-            return ()
-        least = int(cached[seat]) + self._seated[seat].card.block_size
+            return (), here
+        least = here + self._seated[seat].card.block_size
         seats = np.flatnonzero((cached >= least) & self._gives & self._awake)
         seats = seats[np.argsort(-cached[seats], kind="stable")][:MAX_HOLDERS]
         addresses = (self._seated[one].card.address for one in seats.tolist())
-        return tuple(address for address in addresses if address is not None)
+        found = tuple(address for address in addresses if address is not None)
+        return found, int(cached[seats[0]]) if found else here
 
     def _with_room_for(self, length: int, seats: Positions) -> Positions:
         """Seats that may queue `length` more positions; any number where nothing is computed."""

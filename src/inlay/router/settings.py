@@ -25,7 +25,8 @@ class RouterSettings(BaseModel, frozen=True, defer_build=True):
     computed, until it has been measured. At workers with --enable-kv-fetch."""
     router_interference_weight: float = Field(default=0.005, ge=0)
     """Cost of a position computed at a worker of --role decode, for each request that it delays
-    there: the strength of roles. With 0.25 tokens come most evenly and first tokens later."""
+    there: the strength of roles. With 0.25 tokens come most evenly and first tokens later. Roles
+    count where four such requests cost more than fetching the prompt: not by default."""
     router_session_slack: float = Field(default=0.25, ge=0)
     """A session stays with its worker while that runs at most so much more than the average
     worker."""

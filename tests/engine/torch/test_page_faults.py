@@ -158,6 +158,73 @@ async def test_a_connection_that_is_cut_after_any_message_changes_no_output(
         await endpoint.close()
 
 
+class SlowReader:
+    """Has one end of a connection read a few hundred bytes at a time, ten times a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.owner: Connection[Any] | None = None
+        get_buffer, updated = Connection.get_buffer, Connection.buffer_updated
+
+        def some(owner: Connection[Any], hint: int) -> memoryview:
+            whole = get_buffer(owner, hint)
+            return whole[:256] if owner is self.owner else whole
+
+        def then_rest(owner: Connection[Any], count: int) -> None:
+            updated(owner, count)
+            if owner is self.owner and owner._transport is not None:
+                owner._transport.pause_reading()
+                asyncio.get_running_loop().call_later(0.1, owner._transport.resume_reading)
+
+        monkeypatch.setattr(Connection, "get_buffer", some)
+        monkeypatch.setattr(Connection, "buffer_updated", then_rest)
+
+
+@pytest.mark.parametrize("way", ["neighbours", "tls"])
+async def test_a_slow_reader_delays_nobody_and_holds_nothing_afterwards(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_page_at_a_time(monkeypatch)
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 2048)
+    reader = SlowReader(monkeypatch)
+    prompt, config = Prompt.of(Tokens(ids(1, 400))), settings(tiny("llama"))
+    async with started(config, config, config) as (giving, slow, other):
+        truth, _ = await answers(giving, make_request("truth", prompt))
+        identity = load_identity(make_certificate())
+        endpoint = Endpoint(
+            EngineHost(giving), SECRET, identity, EmbedsCache(0), neighbours=way == "neighbours"
+        )
+        sources = (Source(PAGES, (await endpoint.open("127.0.0.1", "127.0.0.1", 0),)),)
+        exchanges = [engine._exchange for engine in (giving, slow)]
+        assert exchanges[0] is not None
+        assert exchanges[1] is not None
+        exchanges[1].price = Patient()
+        both = PeerConnections(SECRET), PeerConnections(SECRET)
+        for engine, peers in zip((slow, other), both, strict=True):
+            engine.use_peers(peers)
+        # It has its connection.
+        early = make_request("early", Prompt.of(Tokens(ids(2, 40))), sources=sources)
+        await answers(slow, early)
+        (peer,) = both[0]._peers.values()
+        reader.owner = cast("Connection[Any]", peer.link._carrier)
+        asked = asyncio.create_task(answers(slow, make_request("slow", prompt, sources=sources)))
+        while not exchanges[0]._answers:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+        found = await answers(other, make_request("other", prompt, sources=sources))
+        assert found == (truth, 384)
+        assert not asked.done()
+        output, cached = await asked
+        assert output == truth
+        assert cached < 384
+        async with asyncio.timeout(60):
+            while exchanges[0]._answers or exchanges[0]._giving:
+                await asyncio.sleep(0.002)
+                gc.collect()
+        assert giving.stats().blocks_used == 0
+        for peers in both:
+            await peers.close()
+        await endpoint.close()
+
+
 @asynccontextmanager
 async def giver(
     directory: str, way: str
