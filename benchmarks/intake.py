@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from benchmarks._serving import HIDDEN, takes
-from inlay.api.openai.completions.prompts import in_completion
+from inlay.api.openai.completions.route import in_completion
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.digest import Secret, row_digests
 from inlay.http.bodies import base64_extractor as lift

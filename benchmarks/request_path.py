@@ -58,25 +58,31 @@ class Trace:
             self.ways.append(Counter())
 
 
-async def traced(name: str) -> list[Counter[str]]:
+async def traced(name: str, port: int = PORT) -> list[Counter[str]]:
     """Send a request twice; return the ways in and out of the second."""
     path, fields = BODIES[name]
     body = json.dumps({**fields, "max_tokens": 4, "stream": True, "ignore_eos": True}).encode()
     settings = EngineSettings(model=str(tiny("llama")), served_model_name=["m"], engine="echo")
-    secret, frontend = Secret.random(), FrontendSettings(port=PORT)
+    secret, frontend = Secret.random(), FrontendSettings(port=port)
     engine = EchoEngine(settings, secret)
     await engine.start()
     app = build_app(Router(PacedWorker(engine.card)), frontend, secret=secret)
     serving = asyncio.create_task(serve(app, frontend))
-    await wait_ready(PORT)
-    await exchange(PORT, path, body)
+    await wait_ready(port)
+    await exchange(port, path, body)
     trace = Trace()
+    before = sys.getprofile()
     sys.setprofile(trace)
-    await exchange(PORT, path, body)
-    sys.setprofile(None)
+    await exchange(port, path, body)
+    sys.setprofile(before)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     return trace.ways
+
+
+def own_files(way: Counter[str]) -> list[str]:
+    """Return the files of a way that are not shared by all rooms, most entered first."""
+    return [file for file, _ in way.most_common() if file not in SHARED]
 
 
 def main() -> None:
@@ -85,7 +91,7 @@ def main() -> None:
     for title, way in zip(
         ("in", "out"), asyncio.run(traced(parser.parse_args().name)), strict=True
     ):
-        own = {file for file in way if file not in SHARED}
+        own = own_files(way)
         twice = sum(count > 2 for file, count in way.items() if file in own)
         print(f"{title}: {len(own)} files and {len(way) - len(own)} shared, "
               f"{way.total()} entries, {twice} files entered more than twice")  # fmt: skip

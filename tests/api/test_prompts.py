@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from inlay.api.generation.truncation import Truncation, kept_positions, truncated
-from inlay.api.openai.completions.prompts import PromptReader
+from inlay.api.openai.completions.route import PromptReader
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
     PromptPart,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.api.openai.completions.prompts import in_completion
+from inlay.api.openai.completions.route import in_completion
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
 from inlay.http.bodies import base64_extractor as lift

@@ -13,7 +13,7 @@ from inlay import __version__, refusals
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.logprobs import PromptScores, reserve
-from inlay.api.generation.sampling import each_choice, stops_of
+from inlay.api.generation.sampling import candidates_of, each_choice, stops_of
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
@@ -282,7 +282,7 @@ def generation_of(
             param="seed",
         )
     scored = sampling.prompt_logprobs is not None
-    bulk = reserve(call.reservation, sampling, prompts, request.candidates) if scored else 0
+    bulk = reserve(call.reservation, sampling, prompts, candidates_of(request)) if scored else 0
     choices: list[ChoiceState] = []
     for prompt, own in each_choice(
         sampling,

@@ -92,7 +92,7 @@ def check_request(call: Call, request: GenerationRequest) -> None:
 
 
 def _check_best_of(request: GenerationRequest, best_of: int) -> None:
-    if best_of != request.candidates:
+    if best_of < (request.n or 1) or (best_of > (request.n or 1) and not request.PICKS_BEST):
         raise InvalidRequestError(
             f"best_of must be at least n ({request.n or 1}), and is n in a chat; got {best_of}",
             param="best_of",
@@ -103,6 +103,11 @@ def _check_best_of(request: GenerationRequest, best_of: int) -> None:
             "in the end",
             param="best_of",
         )
+
+
+def candidates_of(request: GenerationRequest) -> int:
+    """Return the outputs generated for each prompt, of which `n` are returned."""
+    return max(request.n or 1, request.best_of or 1)
 
 
 def stops_of(request: GenerationRequest) -> tuple[str, ...]:
@@ -242,7 +247,7 @@ def sampling_of(
     ):
         if ids:
             check_ids(ids, card.vocab_size, name)
-    candidates = request.candidates
+    candidates = candidates_of(request)
     best_of = candidates > (request.n or 1)
     sampling = Sampling(
         max_tokens=wanted,
@@ -264,7 +269,9 @@ def sampling_of(
         grammar=grammar,
         bad_words=_bad_words(request, renderer),
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
-        prompt_logprobs=prompt_logprobs_of(request, card, prompts, echoed=echoed),
+        prompt_logprobs=None
+        if request.prompt_logprobs is None and echoed is None
+        else prompt_logprobs_of(request, card, prompts, echoed=echoed),
         thinking=None
         if request.thinking_token_budget in (None, -1)
         else thinking_budget(request.thinking_token_budget, settings, renderer),
@@ -365,7 +372,7 @@ def each_choice(
                 spent = 0
             thinking = msgspec.structs.replace(thinking, spent=spent)
         most = output_limit(request, max_tokens, max_len - len(prompt))
-        for number in range(request.candidates):
+        for number in range(candidates_of(request)):
             seed = request.seed
             yield (
                 prompt,

@@ -174,11 +174,8 @@ class GenerationRequest(RequestFields, kw_only=True):
 
     None is the rest of the context.
     """
-
-    @property
-    def candidates(self) -> int:
-        """Outputs generated for each prompt."""
-        return self.n or 1
+    PICKS_BEST: ClassVar[bool] = False
+    """True if `best_of` may be more than `n`."""
 
     @property
     def only_echoes(self) -> bool:

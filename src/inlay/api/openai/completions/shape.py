@@ -38,7 +38,6 @@ class CompletionShape:
         self._model = model
         self._renderer = renderer
         self._generation = generation
-        self._name = token_names(request, renderer)
         self._chunks = Chunks(CompletionChunk, response_id, model, request, generation)
         self.closing_events = self._chunks.closing_events
         self.failure_events = self._chunks.failure_events
@@ -177,11 +176,12 @@ class CompletionShape:
         if offsets is None:
             offsets = self._offsets[choice.index] = _Offsets(self._renderer, self._skips)
         result = CompletionLogprobs([], [], [], [])
+        named = token_names(self._request, self._renderer)
         for place, (id_, entry) in enumerate(zip(ids, logprobs, strict=True)):
             if place == echoed:
                 offsets.restart()
             result.text_offset.append(offsets.next(id_))
-            result.tokens.append(self._name(id_))
+            result.tokens.append(named(id_))
             if entry is None:
                 result.token_logprobs.append(None)
                 result.top_logprobs.append(None)
@@ -190,7 +190,7 @@ class CompletionShape:
             top: dict[str, float] = {}
             # Tokens that are parts of characters have the same text; the likeliest one is shown.
             for other, logprob in ((id_, entry.logprob), *entry.top):
-                name = self._name(other)
+                name = named(other)
                 top[name] = max(logprob, top.get(name, LEAST))
             result.top_logprobs.append(top)
         return result

@@ -182,11 +182,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
 
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = 16
-
-    @property
-    def candidates(self) -> int:
-        """Outputs generated for each prompt, of which `n` are returned."""
-        return max(self.n or 1, self.best_of or 1)
+    PICKS_BEST: ClassVar[bool] = True
 
     @property
     def only_echoes(self) -> bool:
