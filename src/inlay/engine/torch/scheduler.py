@@ -363,7 +363,6 @@ class Scheduler:
         first = sequence.num_computed_tokens // size
         sequence.num_computed_tokens = hits.stop * size
         self._free_passed_pages(sequence, sequence.num_computed_tokens)
-        sequence.num_cached_pages = hits.stop
         for run, pages in zip(sequence.pages, hits.pages, strict=True):
             self.table.share(run, pages)
         for index in range(first, hits.stop):

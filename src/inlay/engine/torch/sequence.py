@@ -45,7 +45,6 @@ class Sequence:
             when the launched steps have run.
         has_pending_token: True if its next token is sampled on the device and not read yet.
         num_verified_pages: page index up to which the pages gave finite logits.
-        num_cached_pages: page index up to which it found cached pages since it started.
         cached_tokens: prompt positions that came from the prefix cache before the first preemption.
         scored: prompt positions whose logprobs were emitted, or are not wanted.
         starved_steps: consecutive steps in which it could not be scheduled for lack of room.
@@ -76,7 +75,6 @@ class Sequence:
         "grammar",
         "has_pending_token",
         "media",
-        "num_cached_pages",
         "num_computed_tokens",
         "num_verified_pages",
         "order",
@@ -129,7 +127,6 @@ class Sequence:
         self.has_pending_token = False
         self.paused = False
         self.num_verified_pages = 0
-        self.num_cached_pages = 0
         self.cached_tokens = 0
         self._admitted = time.monotonic()
         self._queued = 0.0
@@ -247,7 +244,6 @@ class Sequence:
         """Nothing of it is computed any more: it was preempted."""
         self.num_computed_tokens = 0
         self.num_verified_pages = 0
-        self.num_cached_pages = 0
         self.starved_steps = 0
         self.preemptions += 1
 
