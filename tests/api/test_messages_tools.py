@@ -1,15 +1,12 @@
 """Thinking and tools in `/v1/messages`, with an engine that outputs given text."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
-from tests.live import Fleet, fleet
-from tests.models import tiny
+from tests.api.saying import Says
 
 TOOLS: list[Any] = [
     {
@@ -26,40 +23,17 @@ CALLS = "".join(
 SAID = f"<think>hm</think>I look. {CALLS}"
 
 
-@pytest.fixture(scope="module")
-def echo() -> Iterator[Fleet]:
-    with fleet(tiny("llama"), engine="echo", max_model_len=5_000_000) as running:
-        yield running
-
-
-_clients: list[anthropic.Anthropic] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _clients_are_closed() -> Iterator[None]:
-    yield
-    while _clients:
-        _clients.pop().close()
-
-
-def saying(echo: Fleet, directory: Path, template: str) -> Any:
-    """A client of a server that says what `template` makes of a request."""
-    path = directory / "template.jinja"
-    path.write_text(template, encoding="utf-8")
-    url = echo.serve(chat_template=str(path), tool_call_parser="hermes", reasoning_parser="qwen3")
-    _clients.append(anthropic.Anthropic(base_url=url, api_key="none", max_retries=0))
-    return _clients[-1]
+HERMES = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture(scope="module")
-def client(echo: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return saying(echo, tmp_path_factory.mktemp("last"), "{{ messages[-1]['content'] }}<|im_end|>")
+def client(says: Says) -> Any:
+    return says.anthropic(**HERMES)
 
 
 @pytest.fixture(scope="module")
-def whole(echo: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    there = tmp_path_factory.mktemp("whole")
-    return saying(echo, there, "{{ {'tools': tools, 'said': messages} | tojson }}<|im_end|>")
+def whole(says: Says) -> Any:
+    return says.anthropic("{{ {'tools': tools, 'said': messages} | tojson }}<|im_end|>", **HERMES)
 
 
 def ask(client: Any, text: str, **fields: Any) -> Any:
@@ -149,8 +123,8 @@ def test_thinking_is_shown_where_it_is_wanted(client: Any, thinking: Any, shown:
     assert message.content[-1].text == "so"
 
 
-def test_thinking_and_effort_go_to_templates_that_read_them(echo: Fleet, tmp_path: Path) -> None:
-    said = saying(echo, tmp_path, "{{ reasoning_effort }} {{ enable_thinking }}<|im_end|>")
+def test_thinking_and_effort_go_to_templates_that_read_them(says: Says) -> None:
+    said = says.anthropic("{{ reasoning_effort }} {{ enable_thinking }}<|im_end|>", **HERMES)
     for thinking, switched in (("adaptive", "True"), ("disabled", "False")):
         message = ask(said, "x", thinking={"type": thinking}, output_config={"effort": "low"})
         assert message.content[0].text == f"low {switched}"

@@ -3,52 +3,24 @@
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.live import Fleet, fleet
-from tests.models import tiny
+from tests.api.saying import Says
+from tests.live import Fleet
 from tests.payloads import TEXT, constant, embeds_of, error, post, saved
 
 ASK = [{"role": "system", "content": "count"}, {"role": "user", "content": TEXT}]
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0}
-LAST = "{{ messages[-1]['content'] }}<|im_end|>"
-"""A template by which the echo engine says what the last message says."""
 
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[Any]:
     with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def echo() -> Iterator[Fleet]:
-    with fleet(tiny("llama"), engine="echo", max_model_len=5_000_000) as running:
-        yield running
-
-
-_clients: list[openai.OpenAI] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _clients_are_closed() -> Iterator[None]:
-    yield
-    while _clients:
-        _clients.pop().close()
-
-
-def saying(echo: Fleet, directory: Path, template: str = LAST, **settings: Any) -> Any:
-    """A client of a server that says what `template` makes of a request."""
-    path = directory / "template.jinja"
-    path.write_text(template, encoding="utf-8")
-    url = echo.serve(chat_template=str(path), **settings)
-    _clients.append(openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0))
-    return _clients[-1]
 
 
 def chat_of(url: str, messages: list[Any], **fields: Any) -> Any:
@@ -78,8 +50,8 @@ def test_a_response_says_what_the_chat_of_the_same_words_says(url: str, client: 
     assert json.loads(response.model_dump_json())["store"] is False
 
 
-def test_the_input_of_many_turns_is_that_of_a_chat(echo: Fleet, tmp_path: Path) -> None:
-    client = saying(echo, tmp_path, "{{ messages | tojson }}<|im_end|>")
+def test_the_input_of_many_turns_is_that_of_a_chat(says: Says) -> None:
+    client = says.openai("{{ messages | tojson }}<|im_end|>")
     reasoning = {
         "type": "reasoning",
         "id": "rs_1",
@@ -177,8 +149,8 @@ def test_the_events_of_a_stream_come_in_order_and_say_what_the_whole_response_sa
     assert events[0].response.status == "in_progress"
 
 
-def test_events_are_named_and_nothing_follows_the_last(echo: Fleet, tmp_path: Path) -> None:
-    url = str(saying(echo, tmp_path).base_url)
+def test_events_are_named_and_nothing_follows_the_last(says: Says) -> None:
+    url = str(says.openai().base_url)
     text = httpx.post(url + "responses", json={"input": "hello", "stream": True}).text
     events = [event.split("\n") for event in text.split("\n\n")]
     assert events.pop() == [""]
@@ -187,8 +159,8 @@ def test_events_are_named_and_nothing_follows_the_last(echo: Fleet, tmp_path: Pa
     assert events[-1][0] == "event: response.completed"
 
 
-def test_the_clients_stream_helper_gets_the_final_response(echo: Fleet, tmp_path: Path) -> None:
-    client = saying(echo, tmp_path)
+def test_the_clients_stream_helper_gets_the_final_response(says: Says) -> None:
+    client = says.openai()
     with client.responses.stream(model="tiny", input="one two three") as stream:
         snapshots = [
             event.snapshot for event in stream if event.type == "response.output_text.delta"
@@ -200,8 +172,8 @@ def test_the_clients_stream_helper_gets_the_final_response(echo: Fleet, tmp_path
     assert final.usage.output_tokens_details.reasoning_tokens == 0
 
 
-def test_an_answer_without_a_word_is_an_empty_message(echo: Fleet, tmp_path: Path) -> None:
-    client = saying(echo, tmp_path)
+def test_an_answer_without_a_word_is_an_empty_message(says: Says) -> None:
+    client = says.openai()
     response = client.responses.create(model="tiny", input=[{"role": "user", "content": ""}])
     assert (response.output_text, response.output[0].content[0].text) == ("", "")
     events = list(
@@ -282,8 +254,8 @@ def test_an_answer_that_stopped_short_is_continued(url: str, client: Any) -> Non
     )
 
 
-def test_effort_goes_to_templates_that_read_it(echo: Fleet, tmp_path: Path, url: str) -> None:
-    said = saying(echo, tmp_path, "{{ reasoning_effort }} {{ enable_thinking }}<|im_end|>")
+def test_effort_goes_to_templates_that_read_it(says: Says, url: str) -> None:
+    said = says.openai("{{ reasoning_effort }} {{ enable_thinking }}<|im_end|>")
     for effort, text in (("low", "low True"), ("none", "none False")):
         response = said.responses.create(
             model="tiny", input="x", reasoning={"effort": effort, "summary": "auto"}
@@ -313,9 +285,9 @@ def test_a_client_that_leaves_a_stream_ends_its_request(llama: Fleet, client: An
 
 
 def test_what_fails_in_a_stream_is_a_failed_response_and_an_error_the_client_raises(
-    echo: Fleet, tmp_path: Path
+    says: Says,
 ) -> None:
-    client = saying(echo, tmp_path)
+    client = says.openai()
     stream = client.responses.create(
         model="tiny", input="again and again ", stream=True, max_output_tokens=4_000_000,
         extra_body={"ignore_eos": True}, extra_headers={"x-request-timeout": "4"},
@@ -333,7 +305,7 @@ def test_what_fails_in_a_stream_is_a_failed_response_and_an_error_the_client_rai
     assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")
     assert "longer than" in failed.response.error.message
     assert failed.response.output[0].content[0].text.startswith("again and again")
-    assert echo.idle_within(60)
+    assert says.echo.idle_within(60)
 
 
 def test_what_fails_before_a_stream_is_a_status(client: Any) -> None:

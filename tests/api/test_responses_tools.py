@@ -1,16 +1,13 @@
 """Reasoning and function calls in `/v1/responses`, with an engine that outputs given text."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
-from tests.live import Fleet, fleet
-from tests.models import tiny
+from tests.api.saying import Says
 from tests.payloads import error, post
 
 TOOLS: list[dict[str, Any]] = [
@@ -27,42 +24,17 @@ CALLS = "".join(
     for name, at in (("look", 1), ("listen", 2))
 )
 SAID = f"<think>hm</think>I look. {CALLS}"
-TEMPLATE = "{{ messages[-1]['content'] }}<|im_end|>"
+
+
+HERMES = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture(scope="module")
-def echo() -> Iterator[Fleet]:
-    with fleet(tiny("llama"), engine="echo", max_model_len=100_000) as running:
-        yield running
+def client(says: Says) -> Any:
+    return says.openai(**HERMES)
 
 
-@pytest.fixture(scope="module")
-def client(echo: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return saying(echo, tmp_path_factory.mktemp("last"), TEMPLATE)
-
-
-_clients: list[openai.OpenAI] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _clients_are_closed() -> Iterator[None]:
-    yield
-    while _clients:
-        _clients.pop().close()
-
-
-def saying(echo: Fleet, directory: Path, template: str) -> Any:
-    """A client of a server that says what `template` makes of a request."""
-    path = directory / "template.jinja"
-    path.write_text(template, encoding="utf-8")
-    url = echo.serve(chat_template=str(path), tool_call_parser="hermes", reasoning_parser="qwen3")
-    _clients.append(openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0))
-    return _clients[-1]
-
-
-def test_reasoning_text_and_calls_are_items_and_go_back_as_input(
-    echo: Fleet, client: Any, tmp_path: Path
-) -> None:
+def test_reasoning_text_and_calls_are_items_and_go_back_as_input(says: Says, client: Any) -> None:
     response = client.responses.create(model="tiny", input=SAID, tools=TOOLS)
     reasoning, message, *calls = response.output
     assert (reasoning.type, reasoning.summary, reasoning.content[0].text) == ("reasoning", [], "hm")
@@ -77,7 +49,7 @@ def test_reasoning_text_and_calls_are_items_and_go_back_as_input(
         (tool["name"], tool["description"]) for tool in TOOLS
     ]
 
-    whole = saying(echo, tmp_path, "{{ messages | tojson }}<|im_end|>")
+    whole = says.openai("{{ messages | tojson }}<|im_end|>", **HERMES)
     outputs = [
         {"type": "function_call_output", "call_id": call.call_id, "output": "seen"}
         for call in calls
@@ -165,8 +137,8 @@ def test_calls_are_one_where_they_may_not_be_parallel(client: Any) -> None:
     assert response.parallel_tool_calls is False
 
 
-def test_the_model_is_told_only_of_the_tools_it_may_call(echo: Fleet, tmp_path: Path) -> None:
-    client = saying(echo, tmp_path, "{{ tools | tojson }}<|im_end|>")
+def test_the_model_is_told_only_of_the_tools_it_may_call(says: Says) -> None:
+    client = says.openai("{{ tools | tojson }}<|im_end|>", **HERMES)
     chosen = {
         "type": "allowed_tools",
         "mode": "auto",
