@@ -3,9 +3,10 @@
 Three ways. *Floor*: a bare ASGI app that sends events made beforehand, at the paced rate: what
 server and system cost. *Paced*: one token for every stream at each tick of a clock in the
 frontend's own process, slow enough for it to keep up, so that every token is an event and a write
-of its own; no plane. *Echo*: a worker process with the echo engine, as fast as it comes, over the
-local plane; tokens that wait together share an event. The load comes from this process. Figures are
-CPU-seconds from the system's own accounts, so that a busy machine does not blur them.
+of its own; no transport but its queue. *Echo*: a worker process with the echo engine, as fast as it
+comes, over the local plane; tokens that wait together share an event. The load comes from this
+process. Figures are CPU-seconds from the system's own accounts, so that a busy machine does not
+blur them.
 
     python -m benchmarks.frontend_streams [--connections 32] [--tokens 128] [--rounds 12]
 """
@@ -43,6 +44,7 @@ from inlay.request import (
 )
 from inlay.router import Router
 from inlay.transport.local import LocalPlane
+from inlay.transport.output_queue import OutputQueue
 from inlay.worker import spawn
 
 BODIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -107,7 +109,7 @@ class PacedStream:
         self._open = open_
         self._ids = request.prompt.token_ids()
         self._sent = 0
-        self._queue: asyncio.Queue[Output] = asyncio.Queue()
+        self._queue = OutputQueue()
         open_.add(self)
 
     def step(self) -> None:
@@ -116,18 +118,14 @@ class PacedStream:
         usage = Usage(len(self._ids), self._sent) if last or self._sent == 1 else None
         id_ = self._ids[self._sent % len(self._ids)]
         reason: FinishReason | None = "length" if last else None
-        self._queue.put_nowait(
+        self._queue.put(
             Output(self._work.id, 0, self._sent - 1, (id_,), finish_reason=reason, usage=usage)
         )
         if last:
             self._open.discard(self)
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
-        while True:
-            outputs = [await self._queue.get()]
-            while not self._queue.empty():
-                outputs.append(self._queue.get_nowait())
-            yield outputs
+    def __aiter__(self) -> AsyncIterator[Sequence[Output]]:
+        return aiter(self._queue)
 
     def cancel(self) -> None:
         self._open.discard(self)

@@ -1,7 +1,7 @@
 """A stream of server-sent events, written as raw ASGI messages."""
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -92,13 +92,21 @@ class EventStream:
         self._exchange = exchange
         self.started = False
 
-    async def write(self, events: Iterable[Event], *, more: bool = True) -> None:
-        """Send events, all in one write; the last ones without `more`."""
+    def write_now(self, events: Sequence[Event]) -> bool:
+        """Write further events to the connection at once; False where that takes `write`."""
+        if self._exchange is None or not self.started:
+            return False
+        return not events or self._exchange.write_chunk(self._encoded(events))
+
+    def _encoded(self, events: Sequence[Event]) -> bytes:
         frame = self._framing.event
-        data = b"".join([event if isinstance(event, bytes) else frame(event) for event in events])
-        exchange = self._exchange
-        if exchange is not None and data and more and self.started and exchange.write_chunk(data):
+        return b"".join([event if isinstance(event, bytes) else frame(event) for event in events])
+
+    async def write(self, events: Sequence[Event], *, more: bool = True) -> None:
+        """Send events, all in one write; the last ones without `more`."""
+        if more and self.write_now(events):
             return
+        data = self._encoded(events)
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -106,6 +114,6 @@ class EventStream:
             data += self._framing.end
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def finish(self, events: Iterable[Event]) -> None:
+    async def finish(self, events: Sequence[Event]) -> None:
         """Send the last events and end the stream."""
         await self.write(events, more=False)

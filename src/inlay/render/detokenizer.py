@@ -43,6 +43,11 @@ class ByteLevelDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """As `Detokenizer.push`."""
+        if len(ids) == 1 and not self._held and ids[0] not in self._skipped:
+            # The usual case of a stream; most tokens end with a character.
+            whole = self._vocabulary.whole_text(ids[0])
+            if whole is not None:
+                return whole
         data, skipped = self._vocabulary.data, self._skipped
         known = b"".join([self._held, *[data(id_) for id_ in ids if id_ not in skipped]])
         # As `codecs.getincrementaldecoder`, without its layers: this is done for each token.

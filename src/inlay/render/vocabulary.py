@@ -1,5 +1,6 @@
 """Tokens, bytes and text of single ids."""
 
+import codecs
 import json
 from functools import cached_property
 
@@ -51,6 +52,7 @@ class Vocabulary:
         self.byte_fallback = "ByteFallback" in kinds
         self._tokens: dict[int, str] = {}
         self._bytes: dict[int, bytes] = {}
+        self._whole: dict[int, str | None] = {}
         self._alone: dict[int, str] = {}
 
     @cached_property
@@ -96,6 +98,20 @@ class Vocabulary:
             return bytes(whole) if len(whole) == len(values) else token.encode()
         byte = self.byte_ids.get(id_)
         return self._in_context(id_).encode() if byte is None else bytes((byte,))
+
+    def whole_text(self, id_: int) -> str | None:
+        """Return the text of an id that stands between whole characters.
+
+        None if its bytes end inside a character.
+        """
+        if id_ in self._whole:
+            return self._whole[id_]
+        data = self.data(id_)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        known = text if used == len(data) else None
+        if data:
+            self._whole[id_] = known
+        return known
 
     def text(self, id_: int) -> str:
         """Return the text of an id inside a text, with its leading space.

@@ -231,6 +231,8 @@ class ResumingStream:
                     if self._prefetching is not None and self._handover is None:
                         self._stop_prefetch()
                     sent.load.take(outputs)
+                    if len(outputs) == 1 and self._follows(outputs[0]):
+                        return outputs
                     batch, self._failure = self._kept_of(outputs)
                     if batch:
                         self._ended = batch[-1].finish_reason is not None
@@ -254,6 +256,23 @@ class ResumingStream:
             self._end_handover()
             self._stop_prefetch()
             raise
+
+    def _follows(self, output: Output) -> bool:
+        """Note an output that has nothing but the next ids, the usual case; False for others."""
+        if (
+            output.finish_reason is not None
+            or output.usage is not None
+            or output.payloads
+            or output.prompt_logprobs is not None
+            or self._handover is not None
+            or output.attempt != self._request.attempt
+            or output.offset != len(self._shown)
+            or not output.token_ids
+        ):
+            return False
+        self._shown += output.token_ids
+        self._empty_attempts = 0
+        return True
 
     def _kept_of(self, outputs: Sequence[Output]) -> tuple[list[Output], Exception | None]:
         """(what is to be shown, what ends the attempt after it)."""

@@ -81,8 +81,11 @@ class OutputQueue:
                 raise self._taken_error()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        batch: list[Output] = []
         self._single = self._num_logprobs = 0
+        if len(self.waiting) == 1 and self.waiting[0].error is None:
+            self._ended = self.waiting[0].finish_reason is not None
+            return (self.waiting.popleft(),)
+        batch: list[Output] = []
         while self.waiting:
             output = self.waiting.popleft()
             if output.error is not None:

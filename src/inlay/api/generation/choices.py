@@ -157,6 +157,16 @@ class ChoiceState:
         Raises:
             InlayError: the request failed.
         """
+        if len(deltas) == 1 and self._stops is None:
+            (delta,) = deltas
+            if (
+                delta.finish_reason is None
+                and delta.usage is None
+                and delta.error is None
+                and not delta.payloads
+            ):
+                # The usual case of a stream.
+                return self._further(delta)
         text = ""
         output: list[OutputDelta] = []
         ids: tuple[int, ...] = ()
@@ -193,6 +203,22 @@ class ChoiceState:
             stop_reason,
             self.completion_tokens,
             self.reasoning_tokens,
+        )
+
+    def _further(self, delta: Output) -> ChoicePiece:
+        """Take an output that has nothing but ids, where no stop string is looked for."""
+        ids = delta.token_ids
+        self.completion_tokens += len(ids)
+        text = self._detokenizer.push(ids) if ids else ""
+        return ChoicePiece(
+            text,
+            tuple(self._read(text, ids)),
+            ids,
+            delta.logprobs,
+            None,
+            None,
+            self.completion_tokens,
+            0 if self._reasoning is None else self._reasoning.tokens,
         )
 
     def _read(self, text: str, ids: Sequence[int]) -> list[OutputDelta]:

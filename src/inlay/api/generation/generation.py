@@ -27,6 +27,8 @@ from inlay.router import Router, ServedModel
 from inlay.router.resume import ResumingStream
 
 Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
+TakePieces: TypeAlias = Callable[[Pieces], Awaitable[None] | None]
+"""Takes pieces, at once where it returns None."""
 
 _QUEUED = 64
 """Batches of outputs that may wait between the streams of a request and its response."""
@@ -125,7 +127,7 @@ class Generation:
         ]
         await self._sending[0]
 
-    async def each(self, take: Callable[[Pieces], Awaitable[None]]) -> None:
+    async def each(self, take: TakePieces) -> None:
         """Call `take` with the pieces that have arrived, until every choice has ended.
 
         The next pieces are read once `take` has returned: a slow client is a slow reader.
@@ -152,7 +154,9 @@ class Generation:
                 if queue.empty():
                     break
                 item = queue.get_nowait()
-            await take(batch)
+            waits = take(batch)
+            if waits is not None:
+                await waits
 
     async def _pump(
         self, choice: ChoiceState, queue: "asyncio.Queue[Pieces | BaseException]"
@@ -162,7 +166,7 @@ class Generation:
         except Exception as error:  # raised again where the pieces are read
             await queue.put(error)
 
-    async def _follow(self, choice: ChoiceState, take: Callable[[Pieces], Awaitable[None]]) -> None:
+    async def _follow(self, choice: ChoiceState, take: TakePieces) -> None:
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
         scores = self.scores_of(choice)
@@ -194,7 +198,9 @@ class Generation:
                 # The first piece shows the prompt's logprobs, which may come with the request of
                 # another choice.
                 await scores.complete.wait()
-            await take([(choice, piece)])
+            waits = take([(choice, piece)])
+            if waits is not None:
+                await waits
             if ended:
                 return
 

@@ -111,11 +111,16 @@ async def respond(
     shows_workers = call.caller.admin and b"x-show-workers" in call.headers
     named = NamedWorkers() if shows_workers else None
 
-    async def write(pieces: Pieces) -> None:
-        if generation.bulk < OFFLOAD_BYTES:
-            events = shape.events(pieces)
-        else:
-            events = await call.server.prepare(generation.bulk, shape.events, pieces)
+    def write(pieces: Pieces) -> Awaitable[None] | None:
+        if generation.bulk >= OFFLOAD_BYTES:
+            return write_bulk(pieces)
+        events = shape.events(pieces)
+        if named is not None:
+            events = [*named.of(pieces), *events]
+        return None if stream.write_now(events) else stream.write(events)
+
+    async def write_bulk(pieces: Pieces) -> None:
+        events = await call.server.prepare(generation.bulk, shape.events, pieces)
         await stream.write(events if named is None else [*named.of(pieces), *events])
 
     async def keep(pieces: Pieces) -> None:

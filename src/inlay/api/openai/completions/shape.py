@@ -41,6 +41,8 @@ class CompletionShape:
         self._chunks = Chunks(CompletionChunk, response_id, model, request, generation)
         self.closing_events = self._chunks.closing_events
         self.failure_events = self._chunks.failure_events
+        self._with_ids = bool(request.return_token_ids)
+        self._texts_alone = not (self._chunks.usage.continuous or request.logprobs is not None)
         self._begun: set[int] = set()
         self._offsets: dict[int, _Offsets] = {}
         self._echoed: dict[int, str] = {}
@@ -48,16 +50,15 @@ class CompletionShape:
     def events(self, pieces: Pieces) -> list[Event]:
         """Return an event for each piece."""
         events: list[Event] = []
-        chunks, with_ids = self._chunks, bool(self._request.return_token_ids)
-        more_than_text = chunks.usage.continuous or self._request.logprobs is not None
+        chunks = self._chunks
         for choice, piece in pieces:
             ends = piece.finish_reason is not None
-            bare = not (ends or piece.logprobs or with_ids)
-            if bare and not piece.text:
-                continue
-            if bare and choice.index in self._begun and not more_than_text:
-                events.append(chunks.text(choice.index, piece.text, CompletionChunkChoice))
-                continue
+            if not (ends or piece.logprobs or self._with_ids):
+                if not piece.text:
+                    continue
+                if self._texts_alone and choice.index in self._begun:
+                    events.append(chunks.text(choice.index, piece.text, CompletionChunkChoice))
+                    continue
             text, logprobs, prompt, ids = self._parts(choice, piece)
             part = CompletionChunkChoice(
                 index=choice.index,
@@ -138,14 +139,13 @@ class CompletionShape:
             scores = self._generation.scores_of(choice)
             if scores is not None:
                 logprobs = [None, *scores.entries(request.logprobs or 0), *logprobs]
-        with_ids = bool(request.return_token_ids)
         return (
             text,
             None
             if request.logprobs is None
             else self._logprobs(choice, ids, logprobs, echoed=echoed),
-            prompt_ids(choice.request.prompt) if with_ids and begins else None,
-            list(piece.token_ids) if with_ids else None,
+            prompt_ids(choice.request.prompt) if self._with_ids and begins else None,
+            list(piece.token_ids) if self._with_ids else None,
         )
 
     def _prompt_text(self, prompt: Prompt) -> str:
