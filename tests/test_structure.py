@@ -12,13 +12,14 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"parent", "address", "edges", "hidden_states", "speech"}
+BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks"}
 MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
     "errors": set[str](),
     "pace": set[str](),
+    "blocks": set[str](),
     "parent": set[str](),
     "hidden_states": set[str](),
     "speech": {"prompt"},

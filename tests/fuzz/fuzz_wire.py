@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from struct import pack
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ LIMITS = {
 """Lowered so that small inputs reach them."""
 _SIZES = (1, 2, 3, 5, 7, 11, 12, 13, 16, 23, 29, 40, 61, 97, 160, 4096)
 """Bytes that one read brings, at most."""
+_NONE: Mapping[int, int] = MappingProxyType({})
 _FROM_THE_FIRST, _MESSAGES = 1, 2
 """What an input may be; else it is what comes after the proof."""
 
@@ -127,12 +128,19 @@ class _Receiver:
         match event:
             case wire.Message():
                 self._whole(event)
-            case wire.Offered(number, offer):
-                self.events.append(("offered", number, offer.sizes, offer.names))
-                self._offered(number, offer)
+            case wire.Offered(number, offer, unasked):
+                self.events.append(("offered", number, offer.sizes, offer.names, unasked))
+                if unasked:
+                    self._accept(number, offer, [memoryview(bytearray(s)) for s in offer.sizes])
+                else:
+                    self._offered(number, offer)
             case wire.Withdrawn(number):
                 self.events.append(("withdrawn", number))
                 self._taken.pop(number, None)
+            case wire.Credited(num_bytes):
+                self.events.append(("credited", num_bytes))
+            case wire.Returned():
+                self.events.append("returned")
 
     def _offered(self, number: int, offer: Any) -> None:
         # What a connection does with an offer depends on its memory and on what it has; here its
@@ -149,9 +157,14 @@ class _Receiver:
                 offsets[index] = self._used
                 parts[index] = self.shared[self._used : self._used + size]
                 self._used += size
-        self._taken[number] = sum(offer.sizes)
         if self.writer is not None:
             self.writer.on_grant(number, present, offsets)
+        self._accept(number, offer, parts, offsets)
+
+    def _accept(
+        self, number: int, offer: Any, parts: list[Any], offsets: Mapping[int, int] = _NONE
+    ) -> None:
+        self._taken[number] = sum(offer.sizes)
         message = self._reader.accept(number, parts, offer.names, offsets)
         if message is not None:
             self._whole(message)
@@ -210,10 +223,12 @@ def _round_trip(data: bytes, read_size: int) -> None:
     withdrawn: set[int] = set()
     for at in range(0, len(data), 3):
         what, length, more = data[at : at + 3].ljust(3, b"\0")
-        if what % 8 == 7:
+        if what % 8 == 7 and what < 128:
             number = sent[more % len(sent)][0] if sent else None
             if number is not None and writer.withdraw(number):
                 withdrawn.add(number)
+        elif what % 8 == 7:
+            writer.on_credit(length * (more & 1))
         elif what % 8 == 6:
             receiver.read(b"".join(writer.take(1 + more)), read_size)
         else:
@@ -274,9 +289,9 @@ def _frame(kind: int, number: int, body: bytes) -> bytes:
     return pack("<BxxxII", kind, number, len(body)) + body
 
 
-def _offer(number: int, *sizes: int, names: Sequence[str] | None = None) -> bytes:
+def _offer(number: int, *sizes: int, names: Sequence[str] | None = None, kind: int = 2) -> bytes:
     named = ["" for _ in sizes] if names is None else names
-    return _frame(2, number, msgspec.msgpack.encode((sizes, named)))
+    return _frame(kind, number, msgspec.msgpack.encode((sizes, named)))
 
 
 def _message(header: bytes, *buffers: bytes) -> bytes:
@@ -321,6 +336,8 @@ def seeds() -> tuple[bytes, ...]:
         _frame(3, 1, msgspec.msgpack.encode((1, 2))) + _frame(3, 1, b"\xc1"),
         _frame(7, 0, b""), _frame(1, 0, b"a" * 161), _frame(1, 0, b"a" * 7),
         _frame(1, 0, pack("<II", 9, 0)), _frame(1, 0, pack("<III", 0, 1, 9)), b"\1\0\0",
+        _offer(2, 8, 3, kind=10) + _frame(4, 2, b"a" * 8) + _frame(4, 2, b"abc"),
+        _frame(11, 50, b"") + _frame(11, 0, b"") + _frame(12, 0, b"") + _offer(2, 0, kind=10),
     ]  # fmt: skip
     made = [bytes((number % 16, 0)) + stream for number, stream in enumerate(streams)]
     for dials in (False, True):
@@ -349,6 +366,7 @@ WORDS = (
     *(_frame(kind, number, b"") for kind in (3, 4, 5, 6) for number in (1, 5)), _offer(1, 8, 20),
     _offer(5, 8, names=("here",)), _offer(3, 9), _message(b"abc", b"de"),
     _frame(4, 1, b"a" * 8), _frame(4, 5, b"b" * 8), _frame(4, 3, b"c" * 9), _frame(3, 1, b"\x91\1"),
+    _offer(5, 8, 20, kind=10), _frame(11, 90, b""), _frame(11, 0, b""), _frame(12, 0, b""),
     b"\7\0\0", b"\6\0\1", b"\4\xff\x3f", b"\xa4here",
 )  # fmt: skip
 _MUTATIONS: tuple[Mutation, ...] = (lambda data, rng: mutated(data, seeds(), WORDS, rng),)

@@ -240,7 +240,7 @@ async def test_where_no_neighbour_is_found_or_it_refuses_the_connection_is_over_
     with monkeypatch.context() as other:
         other.setattr("inlay.transport.listener.MAX_UNPROVEN", -1)
         found = asyncio.create_task(ends.dial())
-        await until(lambda: ends.listener._server is not None and found.done())
+        await until(found.done)
         with pytest.raises(OverloadedError, match="no connection"):
             found.result()
     async with Ends.open() as apart:

@@ -90,14 +90,19 @@ async def listening(
         listener.close()
 
 
-async def exchange(memory: ReceiveMemory, cut: int | None) -> tuple[list[Note], Cut]:
-    """Send `NOTES`; return what the other end had when the connection ended."""
+async def exchange(
+    memory: ReceiveMemory, cut: int | None, credit: bool = False
+) -> tuple[list[Note], Cut]:
+    """Send `NOTES`; return what the other end had when the connection ended.
+
+    With `credit` those behind the first large one wait until the other end has given some.
+    """
     async with asyncio.timeout(60), listening(memory, cut) as (proxy, address, accepted):
         try:
             ours = await dial(address, SECRET, Heard, ReceiveMemory(1 << 20))
         except OverloadedError:
             return [], proxy
-        for note in NOTES:
+        for note in NOTES[:3] if credit else NOTES:
             ours.send(note)
         got: list[Note] = []
         accepting = asyncio.create_task(accepted.get())
@@ -110,6 +115,11 @@ async def exchange(memory: ReceiveMemory, cut: int | None) -> tuple[list[Note], 
                 await ended
             return [], proxy
         theirs = accepting.result()
+        if credit:
+            while not ours._writer._credit and not ended.done():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for note in NOTES[3:]:
+                ours.send(note)
         with suppress(EOFError):
             while len(got) < len(NOTES):
                 got.append(await theirs.receive())
@@ -120,14 +130,14 @@ async def exchange(memory: ReceiveMemory, cut: int | None) -> tuple[list[Note], 
         return got, proxy
 
 
-async def _uncut(memory: ReceiveMemory) -> Cut:
-    got, proxy = await exchange(memory, None)
+async def _uncut(memory: ReceiveMemory, credit: bool) -> Cut:
+    got, proxy = await exchange(memory, None, credit)
     assert sorted(got, key=NOTES.index) == NOTES
     return proxy
 
 
-async def _cut(memory: ReceiveMemory, after: int) -> None:
-    got, _ = await exchange(memory, after)
+async def _cut(memory: ReceiveMemory, after: int, credit: bool) -> None:
+    got, _ = await exchange(memory, after, credit)
     assert len(got) < len(NOTES)
     # Each is one that was sent, byte for byte, and small ones come in their order.
     small = [note for note in NOTES if "large" not in note.text]
@@ -135,16 +145,18 @@ async def _cut(memory: ReceiveMemory, after: int) -> None:
     assert all(note in NOTES for note in got)
 
 
-async def test_a_connection_cut_anywhere_has_brought_whole_messages() -> None:
-    memory = ReceiveMemory(1 << 20)
-    proxy = await _uncut(memory)
+@pytest.mark.parametrize("credit", [False, True], ids=["offered", "unasked"])
+async def test_a_connection_cut_anywhere_has_brought_whole_messages(credit: bool) -> None:
+    memory = ReceiveMemory(1 << 26 if credit else 1 << 20)
+    proxy = await _uncut(memory, credit)
     total = proxy.passed
     ends = {position + by for position in proxy.positions for by in (-1, 0, 1)}
     cuts = sorted({*ends, *range(1, 400, 7), *range(400, total, total // 60)})
     for after in (after for after in cuts if 0 < after < total):
-        await _cut(memory, after)
+        await _cut(memory, after, credit)
         if memory.used:
-            # Frames of the errors hold what was received.
+            # Frames of the errors hold what was received, until the last callbacks have run.
+            await asyncio.sleep(0.01)
             gc.collect()
             await asyncio.sleep(0)
         assert memory.used == 0, after

@@ -19,6 +19,10 @@ class BufferNames:
         self._next = 0
         self._known: dict[int, tuple[ref[Buffer], str]] = {}
 
+    def is_known(self, buffer: Buffer) -> bool:
+        """Return True if the other end may have the buffer: by its own name, or sent before."""
+        return bool(buffer.name) or id(buffer) in self._known
+
     def of(self, buffer: Buffer) -> str:
         """Return the name of a buffer; of a small one, that no name is worth it."""
         if buffer.name or len(buffer) < NAMED_BYTES:

@@ -17,6 +17,7 @@ from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer
 from inlay.transport import frames
 from inlay.transport.buffer_names import OWN_NAME
+from inlay.transport.credit import Credit
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.lending import Lending
@@ -24,12 +25,14 @@ from inlay.transport.lent import Lent, Place
 from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.wire import (
+    Credited,
+    Event,
     FrameReader,
     FrameWriter,
     Message,
     Offer,
     Offered,
-    Piece,
+    Returned,
     Withdrawn,
 )
 
@@ -37,16 +40,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-WRITE_BYTES = 256 * 1024
-"""Bytes handed to the socket at a time; a chunk of a large message delays others by no more."""
+WRITE_BYTES = 512 * 1024
+"""Bytes handed to the socket in a turn of the event loop, about."""
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 """Bytes of small messages that may wait for a peer that does not read."""
 PING_SECONDS = 1.0
 SILENCE_SECONDS = 3.0
 """A peer from which nothing came for so long is gone, counted while this process ran itself."""
 HANDSHAKE_SECONDS = 5.0
-_LARGE = 16 * 1024
-"""Bytes of a piece from which on it is not joined with others."""
 
 
 class Connection(asyncio.BufferedProtocol, Generic[T]):
@@ -83,11 +84,11 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         self._shared = shared
         self._lending = Lending(shared, memory)
         self._writer = FrameWriter(shared=shared.theirs, lending=self._lending)
+        self._credit = Credit(memory, self._give_credit)
         self._reader = FrameReader(self._granted, memory.limit, self._lending)
         self._withdraw: dict[int, Callable[[], None]] = {}
         self._transport: asyncio.Transport | None = None
         self._writable = False
-        self._encrypted = False
         self._flushing = False
         self._arrived: deque[T] = deque()
         self._changed = asyncio.Event()
@@ -176,9 +177,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._writable = True
-        self._encrypted = transport.get_extra_info("ssl_object") is not None
         self._heard = self._said = liveness.now()
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._tick)
         try:
@@ -246,20 +245,29 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
                 self.ready.set_result(None)
             self._flush()
 
-    def _take(self, event: Message | Offered | Withdrawn) -> None:
+    def _take(self, event: Event) -> None:
         match event:
             case Message(header, buffers, number):
                 if number is not None:
                     self._received(number, buffers)
                 self._deliver(header, buffers)
+            case Offered(number, offer, unasked=True):
+                self._sent_unasked(number, offer)
             case Offered(number, offer):
                 self._offered(number, offer)
+                if offer.takes_credit and self._shared.ours is None:
+                    self._credit.extend(sum(offer.sizes))
             case Withdrawn(number):
                 withdraw = self._withdraw.pop(number, None)
                 if withdraw is not None:
                     withdraw()
                 self._arriving.pop(number, None)
                 self._look_again()
+            case Credited(num_bytes):
+                self._writer.on_credit(num_bytes)
+                self._flush_soon()
+            case Returned():
+                self._credit.returned()
 
     def _deliver(self, header: "bytes | memoryview", buffers: Sequence[Buffer]) -> None:
         self._arrived.append(self._decoder.decode(header, buffers))
@@ -321,6 +329,18 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         if number in self._reader.waiting:
             self._withdraw[number] = withdraw
 
+    def _sent_unasked(self, number: int, offer: Offer) -> None:
+        places = self._credit.spend(offer.sizes)
+        self._arriving[number] = offer.names, frozenset()
+        message = self._reader.accept(number, places, offer.names)
+        if message is not None:
+            self._take(message)
+        self._credit.extend(sum(offer.sizes))
+
+    def _give_credit(self, num_bytes: int) -> None:
+        self._writer.credit(num_bytes)
+        self._flush_soon()
+
     def _granted(self, number: int, present: Sequence[int], offsets: Mapping[int, int]) -> None:
         self._writer.on_grant(number, present, offsets)
         self._flush_soon()
@@ -336,19 +356,18 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         transport = self._transport
         if transport is None or self._handshake is not None:
             return
+        size = 0
         while self._writable and self._ended is None and not self._closing:
             pieces = self._writer.take(WRITE_BYTES)
             if not pieces:
                 return
             self._said = liveness.now()
-            if self._encrypted:
-                transport.writelines(pieces)
-            else:
-                _write(transport, pieces)
+            transport.writelines(pieces)
             if self._writer.idle:
                 return
-            if self._shared.theirs:
-                # What is written to memory never fills a socket: others have their turn now.
+            size += sum(map(len, pieces))
+            if size >= WRITE_BYTES or self._shared.theirs:
+                # A socket need not fill while the other end reads: others have their turn now.
                 self._flush_soon()
                 return
 
@@ -366,6 +385,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         elif now - self._heard > SILENCE_SECONDS:
             self._end(TimeoutError(f"nothing came for {SILENCE_SECONDS:g} s"))
         else:
+            self._credit.tick()
             if now - self._said >= PING_SECONDS:
                 self._writer.ping()
                 self._flush_soon()
@@ -382,6 +402,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         for withdraw in tuple(self._withdraw.values()):
             withdraw()
         self._withdraw.clear()
+        self._credit.close()
         # Connections are in cycles of references: the memory must not wait for a collection.
         self._reader.clear()
         self._writer.clear()
@@ -394,18 +415,3 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             # Whoever dialled sees it; a listener has nobody to tell.
             self.ready.exception()
         self._changed.set()
-
-
-def _write(transport: asyncio.Transport, pieces: Sequence[Piece]) -> None:
-    """Write small pieces together, and each large one as it is: `writelines` would copy all."""
-    small: list[Piece] = []
-    for piece in pieces:
-        if len(piece) < _LARGE:
-            small.append(piece)
-            continue
-        if small:
-            transport.write(b"".join(small))
-            small = []
-        transport.write(piece)
-    if small:
-        transport.write(b"".join(small))

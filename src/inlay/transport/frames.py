@@ -3,6 +3,7 @@
 `encode` never copies a `Buffer`; a `Decoder` gives back buffers that view what it was given.
 """
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 from inlay.prompt import Buffer
 
 _BUFFER_CODE = 1
+_counts = struct.Struct("<II")
 
 T = TypeVar("T")
 
@@ -32,6 +34,34 @@ def encode(message: object) -> tuple[bytes, list[Buffer]]:
         return msgspec.msgpack.Ext(_BUFFER_CODE, index.to_bytes(4, "little"))
 
     return msgspec.msgpack.Encoder(enc_hook=lift).encode(message), buffers
+
+
+def joined(header: bytes, buffers: Sequence[Buffer]) -> bytes:
+    """Return a header and its buffers as one piece, which `split` takes apart."""
+    sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
+    counts = _counts.pack(len(header), len(buffers))
+    return b"".join((counts, sizes, header, *(each.view for each in buffers)))
+
+
+def split(body: bytes) -> tuple[memoryview, list[Buffer]]:
+    """Return what `joined` made one of, in place. Raises `ValueError` of anything else."""
+    if len(body) < _counts.size:
+        raise ValueError("a message without its sizes")
+    header_size, count = _counts.unpack_from(body)
+    start = _counts.size + 4 * count
+    if start + header_size > len(body):
+        raise ValueError("a message that is shorter than its header")
+    sizes = struct.unpack_from(f"<{count}I", body, _counts.size)
+    if start + header_size + sum(sizes) != len(body):
+        raise ValueError("a message whose sizes are not those of its buffers")
+    view = memoryview(body)
+    header = view[start : start + header_size]
+    start += header_size
+    buffers = []
+    for size in sizes:
+        buffers.append(Buffer(view[start : start + size]))
+        start += size
+    return header, buffers
 
 
 class Decoder(Generic[T]):

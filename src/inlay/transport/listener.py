@@ -10,26 +10,31 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from inlay.card import Address
 from inlay.digest import Secret
 from inlay.errors import OverloadedError
+from inlay.transport import stream
 from inlay.transport.connection import HANDSHAKE_SECONDS, Connection
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.handshake import Handshake, HandshakeError
 from inlay.transport.local import neighbours
 from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
+from inlay.transport.stream import Stream
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Tasks: TypeAlias = set[asyncio.Task[None]]
 
 _BACKLOG = 1024
 _ACCEPT_AGAIN_SECONDS = 1.0
 MAX_UNPROVEN = 64
 """Connections at a time whose other end has not proved itself; more are closed at once."""
+MAX_SECURING = 1024
+"""Connections at a time whose TLS handshake is under way; likewise."""
 
 
 class Listener:
@@ -67,74 +72,88 @@ class Listener:
         self._fingerprint = fingerprint
         self._cache = cache
         self._unproven: set[Connection[Any]] = set()
-        self._server: asyncio.Server | None = None
         self._neighbours = neighbours and bool(fingerprint)
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting: _Tasks = set()
+        self._securing: _Tasks = set()
 
     async def listen(self, host: str, port: int) -> int:
         """Listen on a TCP port, any free one for 0; the port. Raises `OSError`."""
-        self._server = await asyncio.get_running_loop().create_server(
-            self._accept,
-            host,
-            port,
-            ssl=self._tls,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
-        )
-        port = int(self._server.sockets[0].getsockname()[1])
+        found = stream.listening(host, port, _BACKLOG)
+        for listening in found:
+            self._start(self._securing, self._accept_from(listening, self._secured), listening)
+        port = int(found[0].getsockname()[1])
         try:
             near = neighbours.listening(port, self._fingerprint) if self._neighbours else None
         except OSError as error:
             log.warning("neighbours will use TCP: %s", error)
         else:
             if near is not None:
-                self._greet(self._accept_neighbours(near), near)
+                self._start(self._greeting, self._accept_from(near, self._greeted), near)
         return port
 
-    def _greet(self, doing: Coroutine[Any, Any, None], sock: socket.socket) -> None:
+    def _start(self, tasks: _Tasks, doing: Coroutine[Any, Any, None], sock: socket.socket) -> None:
         """Start a task, after whose cancellation `sock` is closed, even if it never ran."""
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._greeting.discard(task)
+            tasks.discard(task)
             if task.cancelled():
                 sock.close()
 
         task = asyncio.create_task(doing)
-        self._greeting.add(task)
+        tasks.add(task)
         task.add_done_callback(ended)
 
-    async def _accept_neighbours(self, listening: socket.socket) -> None:
+    async def _accept_from(
+        self, listening: socket.socket, take: Callable[[socket.socket], None]
+    ) -> None:
         with listening:
             while True:
                 accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listening))
                 try:
-                    near, _ = await asyncio.shield(accepting)
+                    came, _ = await asyncio.shield(accepting)
                 except asyncio.CancelledError:
                     # One that was accepted in the same turn is nobody's.
                     if not accepting.cancel():
                         _close_accepted(accepting)
                     raise
                 except OSError as error:
-                    log.warning("no neighbour is accepted: %s", error)
+                    log.warning("no connection is accepted: %s", error)
                     await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
                     continue
-                if len(self._greeting) + len(self._unproven) > MAX_UNPROVEN:
-                    near.close()
-                else:
-                    self._greet(self._accept_neighbour(near), near)
+                take(came)
 
-    async def _accept_neighbour(self, near: socket.socket) -> None:
+    def _greeted(self, near: socket.socket) -> None:
+        if len(self._greeting) + len(self._unproven) > MAX_UNPROVEN:
+            near.close()
+        else:
+            self._start(self._greeting, self._greet(near), near)
+
+    async def _greet(self, near: socket.socket) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 shared = await neighbours.greeted(near, self._memory)
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._accept(shared), near
-            )
+            self._accept(near, shared)
         except (OSError, ValueError) as error:
             log.warning("a neighbour is refused: %s", error)
             near.close()
 
-    def _accept(self, shared: SharedMemory = NOTHING_SHARED) -> Connection[Any]:
+    def _secured(self, came: socket.socket) -> None:
+        if len(self._securing) > MAX_SECURING:
+            came.close()
+        else:
+            self._start(self._securing, self._secure(came), came)
+
+    async def _secure(self, came: socket.socket) -> None:
+        try:
+            if self._tls is not None:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    came = await stream.secured(came, self._tls, None)
+            self._accept(came)
+        except OSError as error:
+            log.info("a connection is refused: %s", error)
+            came.close()
+
+    def _accept(self, came: socket.socket, shared: SharedMemory = NOTHING_SHARED) -> None:
         handshake = Handshake(self._secret, self._fingerprint, dials=False)
         connection: Connection[Any] = Connection(
             handshake,
@@ -145,7 +164,7 @@ class Listener:
             shared=shared,
         )
         connection.ready.add_done_callback(lambda _: self._settled(connection))
-        return connection
+        Stream(came, connection)
 
     def _admit(self, connection: "Connection[Any]") -> None:
         # Only now: a connection whose TLS handshake fails is never heard of again.
@@ -160,9 +179,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening, and cut those that have not proved themselves; accepted ones stay."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._greeting:
+        for task in (*self._greeting, *self._securing):
             task.cancel()
         for connection in tuple(self._unproven):
             connection.abort()
@@ -219,14 +236,10 @@ async def _dial_tcp(
 
     handshake = Handshake(secret, fingerprint, dials=True)
     connection: Connection[Any] = Connection(handshake, hears, memory, cache, check=check)
-    opening = asyncio.get_running_loop().create_connection(
-        lambda: connection,
-        address.host,
-        address.port,
-        ssl=_pinned() if fingerprint else None,
-        server_hostname="inlay" if fingerprint else None,
-    )
-    return await _proved(connection, opening)
+    sock = await stream.connected(address.host, address.port)
+    if fingerprint:
+        sock = await stream.secured(sock, _pinned(), "inlay")
+    return await _proved(connection, sock)
 
 
 async def _dial_neighbour(
@@ -244,19 +257,16 @@ async def _dial_neighbour(
         near, shared = found
         handshake = Handshake(secret, address.fingerprint, dials=True)
         connection: Connection[Any] = Connection(handshake, hears, memory, cache, shared=shared)
-        opening = asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=near)
-        return await _proved(connection, opening)
+        return await _proved(connection, near)
     except (OSError, HandshakeError, ValueError) as error:
         log.info("%s:%d is dialled over TCP: %s", address.host, address.port, error)
         return None
 
 
-async def _proved(
-    connection: "Connection[Any]", opening: Coroutine[Any, Any, object]
-) -> "Connection[Any]":
-    """Wait until a connection is open, and both ends have proved themselves; else cut it."""
+async def _proved(connection: "Connection[Any]", sock: socket.socket) -> "Connection[Any]":
+    """Wait until both ends of a connected socket have proved themselves; else cut it."""
+    Stream(sock, connection)
     try:
-        await opening
         await asyncio.shield(connection.ready)
     except BaseException:
         connection.abort()

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-import numpy as np
-
+from inlay.blocks import BlockPool
 from inlay.transport.local.arena import Arena
 
 _Granted: TypeAlias = Callable[[list[memoryview]], None]
 _Allocate: TypeAlias = Callable[[int, int], memoryview | None]
+
+CREDIT_SHARE = 1 / 8
+"""Of the limit, at most, for what peers may send without being granted it first."""
 
 
 def _allocate_none(part: int, num_bytes: int) -> None:
@@ -34,6 +36,39 @@ class ReceiveMemory:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Sequence[int], _Granted, _Allocate]] = deque()
         self._arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+        self._blocks = BlockPool()
+        self._credit = 0
+        self._creditors: set[Callable[[], None]] = set()
+
+    def set_aside(self, num_bytes: int, ask_back: Callable[[], None]) -> bool:
+        """Count memory as used by what a peer may send without being granted it first.
+
+        Args:
+            num_bytes: of it.
+            ask_back: called when others wait for memory, to have the peer return its credit.
+
+        Returns:
+            False, and nothing is counted, where there is none to spare.
+        """
+        most = min(self.limit - self.used, int(self.limit * CREDIT_SHARE) - self._credit)
+        if self._waiting or num_bytes > most:
+            return False
+        self._credit += num_bytes
+        self.used += num_bytes
+        self._creditors.add(ask_back)
+        return True
+
+    def spend(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return memory of these sizes, which was set aside."""
+        self._credit -= sum(sizes)
+        self.used -= sum(sizes)
+        return [self._take(part, size, _allocate_none) for part, size in enumerate(sizes)]
+
+    def give_back(self, num_bytes: int, ask_back: Callable[[], None]) -> None:
+        """Return what is left of what was set aside, and forget `ask_back`."""
+        self._creditors.discard(ask_back)
+        self._credit -= num_bytes
+        self._give_back(num_bytes)
 
     def may_share(self, num_bytes: int) -> bool:
         """Return True if another arena of this size may be added: all have the limit at most."""
@@ -73,6 +108,9 @@ class ReceiveMemory:
         request = (sizes, granted, allocate)
         self._waiting.append(request)
         self._grant_waiting()
+        if self._waiting:
+            for ask_back in tuple(self._creditors):
+                ask_back()
 
         def withdraw() -> None:
             if request in self._waiting:
@@ -88,7 +126,7 @@ class ReceiveMemory:
 
     def _take(self, part: int, size: int, allocate: _Allocate) -> memoryview:
         view = allocate(part, size) if size else None
-        return self._counted(np.empty(size, np.uint8).data if view is None else view)
+        return self._counted(self._blocks.take(size).data if view is None else view)
 
     def _counted(self, view: memoryview) -> memoryview:
         self.used += len(view)

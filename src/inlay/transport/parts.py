@@ -15,14 +15,16 @@ class Outgoing:
         parts: as above.
         places: memory of the other end, by number of the part that is written there.
         granted: the other end has memory for it.
+        after: the number of small frames that leave before it.
     """
 
-    __slots__ = ("_index", "_position", "granted", "parts", "places")
+    __slots__ = ("_index", "_position", "after", "granted", "parts", "places")
 
     def __init__(self, parts: list[memoryview]) -> None:
         self.parts = parts
         self.places: dict[int, memoryview] = {}
         self.granted = False
+        self.after = 0
         self._index = 0
         self._position = 0
 
@@ -69,7 +71,7 @@ class Incoming:
     __slots__ = ("_names", "_parts", "_position", "index", "shared")
 
     def __init__(
-        self, parts: list[Buffer | memoryview], names: Sequence[str], shared: Container[int]
+        self, parts: Sequence[Buffer | memoryview], names: Sequence[str], shared: Container[int]
     ) -> None:
         self._parts = parts
         self._names = names

@@ -6,9 +6,10 @@ A frame is a head (kind, number, length; little endian) and its body. A message 
 and the raw buffers it names (`inlay.transport.frames`). Up to `CHUNK_BYTES` it is one frame. A
 larger one is offered first: the receiver grants it when it has memory, names the buffers that it
 already has, and then gets the others in chunks. So one large message delays a small one by at most
-a chunk. Where the sender can write to the receiver's memory (`inlay.transport.local.neighbours`),
-the grant says where the parts belong, and instead of a chunk comes word that it is written there.
-What was made in memory that the receiver had lent (`inlay.transport.lending`) is one frame too.
+a chunk. It is sent unasked where the receiver has given credit for it (`inlay.transport.credit`)
+and cannot have its buffers. Where the sender can write to the receiver's memory
+(`inlay.transport.local.neighbours`), the grant says where the parts belong, and instead of a chunk
+comes word that it is written there. What is made in lent memory (`lending`) is one frame too.
 """
 
 import struct
@@ -27,7 +28,7 @@ from inlay.transport.lending import Lending
 from inlay.transport.parts import Incoming, Outgoing
 
 CHUNK_BYTES = 128 * 1024
-"""Bytes of a chunk, and of the largest message that is sent in one frame."""
+"""Bytes of the largest message that is sent in one frame; a chunk has four times as many."""
 WRITTEN_BYTES = 1 << 20
 """Bytes that are written into the other end's memory at a time."""
 MAX_PARTS = 8192
@@ -39,7 +40,6 @@ _MAX_BODY = 4 * CHUNK_BYTES
 _SCRATCH_BYTES = 64 * 1024
 
 _head = struct.Struct("<BxxxII")
-_counts = struct.Struct("<II")
 
 
 class Kind(IntEnum):
@@ -54,13 +54,23 @@ class Kind(IntEnum):
     PLACES = 7
     WRITTEN = 8
     PLACED = 9
+    UNASKED = 10
+    CREDIT = 11
+    RETURNED = 12
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """Sizes in bytes of the parts of a large message, the header first, and the buffers' names."""
+    """A large message that is to be sent.
+
+    Attributes:
+        sizes: in bytes of its parts, the header first.
+        names: of the parts; empty for those without one.
+        takes_credit: the sender knows what credit is; older versions do not.
+    """
 
     sizes: tuple[int, ...]
     names: tuple[str, ...]
+    takes_credit: bool = False
 
 
 class Places(msgspec.Struct, frozen=True, array_like=True):
@@ -84,10 +94,11 @@ class Message(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """A large message that the peer wants to send."""
+    """A large message that the peer wants to send, or sends `unasked`."""
 
     number: int
     offer: Offer
+    unasked: bool
 
 
 class Withdrawn(NamedTuple):
@@ -96,18 +107,26 @@ class Withdrawn(NamedTuple):
     number: int
 
 
-Event: TypeAlias = Message | Offered | Withdrawn
+class Credited(NamedTuple):
+    """So many bytes that may be sent unasked, besides those granted before; 0: no more."""
+
+    num_bytes: int
+
+
+class Returned(NamedTuple):
+    """The peer sends nothing more unasked."""
+
+
+Event: TypeAlias = Message | Offered | Withdrawn | Credited | Returned
 Piece: TypeAlias = "bytes | memoryview"
 OnGrant: TypeAlias = Callable[[int, Sequence[int], Mapping[int, int]], None]
 
 NO_MEMORY = memoryview(b"")
 _NO_OFFSETS: Mapping[int, int] = MappingProxyType({})
 
-_encode_offer = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 _decode_offer = msgspec.msgpack.Decoder(Offer).decode
-_encode_present = msgspec.msgpack.Encoder().encode
 _decode_present = msgspec.msgpack.Decoder(tuple[int, ...]).decode
-_encode_places = msgspec.msgpack.Encoder().encode
 _decode_places = msgspec.msgpack.Decoder(Places).decode
 
 
@@ -135,6 +154,9 @@ class FrameWriter:
         self._held: OrderedDict[int, bytes] = OrderedDict()
         """Offers that wait until fewer than `MAX_OPEN` are open."""
         self._next_number = 0
+        self._credit = 0
+        """Bytes that may be sent unasked."""
+        self._num_frames = 0  # That were ever queued in `_small`.
         self.queued_bytes = 0
         """Bytes of small messages that have not left."""
 
@@ -157,24 +179,22 @@ class FrameWriter:
         if total > self._max_bytes:
             raise ValueError(f"a message of {total} bytes; at most {self._max_bytes} are sent")
         if len(buffers) >= MAX_PARTS:
-            raise ValueError(
-                f"a message of {len(buffers)} buffers; at most {MAX_PARTS - 1} are sent"
-            )
+            raise ValueError(f"a message of {len(buffers)} buffers; at most {MAX_PARTS - 1}")
         if total <= CHUNK_BYTES:
-            sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
-            body = (_counts.pack(len(header), len(buffers)), sizes, header)
-            length = _counts.size + len(sizes) + total
-            self._put(
-                b"".join(
-                    (_head.pack(Kind.MESSAGE, 0, length), *body, *(each.view for each in buffers))
-                )
-            )
+            self._frame(Kind.MESSAGE, 0, frames.joined(header, buffers))
             return None
         number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
-        offer = Offer((len(header), *map(len, buffers)), ("", *map(self._names.of, buffers)))
-        self._large[number] = Outgoing([memoryview(header), *(each.view for each in buffers)])
-        self._held[number] = _encode_offer(offer)
-        self._offer_held()
+        known = any(map(self._names.is_known, buffers))
+        offer = Offer((len(header), *map(len, buffers)), ("", *map(self._names.of, buffers)), True)
+        outgoing = Outgoing([memoryview(header), *(each.view for each in buffers)])
+        self._large[number] = outgoing
+        if total <= self._credit and self._may_open() and not known:
+            self._credit -= total
+            self._frame(Kind.UNASKED, number, _encode(offer))
+            outgoing.granted, outgoing.after = True, self._num_frames
+        else:
+            self._held[number] = _encode(offer)
+            self._offer_held()
         return number
 
     def grant(
@@ -188,10 +208,19 @@ class FrameWriter:
             offsets: in this end's memory, of the parts that it is to write there.
         """
         if offsets:
-            places = Places(tuple(present), dict(offsets))
-            self._frame(Kind.PLACES, number, _encode_places(places))
+            self._frame(Kind.PLACES, number, _encode(Places(tuple(present), dict(offsets))))
         else:
-            self._frame(Kind.GRANT, number, _encode_present(tuple(present)))
+            self._frame(Kind.GRANT, number, _encode(tuple(present)))
+
+    def credit(self, num_bytes: int) -> None:
+        """Let the peer send so many bytes more unasked; 0 asks for its credit back."""
+        self._frame(Kind.CREDIT, num_bytes, b"")
+
+    def on_credit(self, num_bytes: int) -> None:
+        """Take the peer's word that so many bytes more may be sent unasked; 0: return them."""
+        self._credit = self._credit + num_bytes if num_bytes else 0
+        if not num_bytes:
+            self._frame(Kind.RETURNED, 0, b"")
 
     def ping(self) -> None:
         """Queue a sign of life."""
@@ -233,6 +262,7 @@ class FrameWriter:
         self._large.clear()
         self._held.clear()
         self._shared = NO_MEMORY
+        self._credit = 0
         self.queued_bytes = 0
 
     @property
@@ -253,19 +283,20 @@ class FrameWriter:
     def take(self, limit: int) -> list[Piece]:
         """Return what should leave now, about `limit` bytes.
 
-        Small messages, then chunks in turn.
+        Small messages, then chunks in turn, but none before the frame that says it comes unasked.
         """
         pieces = self.take_small(limit)
         if not self._large:
             return pieces
         size = sum(map(len, pieces))
         # At least one chunk each time: many small messages must not hold up a large one for ever.
-        for number in [n for n, each in self._large.items() if each.granted]:
+        left = self._num_frames - len(self._small)
+        for number in [n for n, each in self._large.items() if each.granted and each.after <= left]:
             outgoing = self._large[number]
             if written := outgoing.write(WRITTEN_BYTES):
                 pieces.append(_head.pack(Kind.WRITTEN, number, written))
                 size += written
-            elif chunk := outgoing.next_chunk(CHUNK_BYTES):
+            elif chunk := outgoing.next_chunk(4 * CHUNK_BYTES):
                 pieces += (_head.pack(Kind.CHUNK, number, len(chunk)), chunk)
                 size += len(chunk)
             if outgoing.at_end():
@@ -278,17 +309,18 @@ class FrameWriter:
         # The end of a large message may have let another one be offered.
         return pieces or self.take_small(limit)
 
+    def _may_open(self) -> bool:
+        return len(self._large) - len(self._held) < MAX_OPEN
+
     def _offer_held(self) -> None:
-        while self._held and len(self._large) - len(self._held) < MAX_OPEN:
+        while self._held and self._may_open():
             number, offer = self._held.popitem(last=False)
             self._frame(Kind.OFFER, number, offer)
 
     def _frame(self, kind: Kind, number: int, body: bytes) -> None:
-        self._put(_head.pack(kind, number, len(body)) + body)
-
-    def _put(self, frame: bytes) -> None:
-        self._small.append(frame)
-        self.queued_bytes += len(frame)
+        self._small.append(_head.pack(kind, number, len(body)) + body)
+        self.queued_bytes += _head.size + len(body)
+        self._num_frames += 1
 
 
 class FrameReader:
@@ -314,7 +346,7 @@ class FrameReader:
     def accept(
         self,
         number: int,
-        parts: list[Buffer | memoryview],
+        parts: Sequence[Buffer | memoryview],
         names: Sequence[str],
         shared: Container[int] = (),
     ) -> Message | None:
@@ -424,9 +456,9 @@ class FrameReader:
     def _event(self, code: int, number: int, body: bytes) -> Event | None:
         match code:
             case Kind.MESSAGE:
-                return _message(body)
-            case Kind.OFFER:
-                return self._offered(number, body)
+                return Message(*frames.split(body))
+            case Kind.OFFER | Kind.UNASKED:
+                return self._offered(number, body, code == Kind.UNASKED)
             case Kind.GRANT:
                 self._on_grant(number, _decode_present(body), _NO_OFFSETS)
             case Kind.PLACES:
@@ -437,13 +469,17 @@ class FrameReader:
                     return Withdrawn(number)
             case Kind.PLACED if self._lending is not None:
                 return Message(*self._lending.take(body))
+            case Kind.CREDIT:
+                return Credited(number)
+            case Kind.RETURNED:
+                return Returned()
             case Kind.PING:
                 pass
             case _:
                 raise ValueError(f"a frame of kind {code}")
         return None
 
-    def _offered(self, number: int, body: bytes) -> Offered:
+    def _offered(self, number: int, body: bytes, unasked: bool) -> Offered:
         offer = _decode_offer(body)
         sizes = offer.sizes
         if len(offer.names) != len(sizes):
@@ -451,35 +487,14 @@ class FrameReader:
         if not 1 <= len(sizes) <= MAX_PARTS or min(sizes) < 0 or sum(sizes) > self._max_bytes:
             raise ValueError(
                 f"a message of {sum(sizes)} bytes in {len(sizes)} parts; at most "
-                f"{self._max_bytes} in "
-                f"{MAX_PARTS} are taken"
+                f"{self._max_bytes} in {MAX_PARTS} are taken"
             )
         if number in self._large or len(self._large) >= MAX_OPEN:
             raise ValueError(f"{len(self._large)} large messages at a time; at most {MAX_OPEN}")
         self._large[number] = None
-        return Offered(number, offer)
+        return Offered(number, offer, unasked)
 
 
 def _whole(number: int, incoming: Incoming) -> Message:
     header, *buffers = incoming.buffers()
     return Message(header.view, buffers, number)
-
-
-def _message(body: bytes) -> Message:
-    if len(body) < _counts.size:
-        raise ValueError("a message without its sizes")
-    header_size, count = _counts.unpack_from(body)
-    start = _counts.size + 4 * count
-    if start + header_size > len(body):
-        raise ValueError("a message that is shorter than its header")
-    sizes = struct.unpack_from(f"<{count}I", body, _counts.size)
-    if start + header_size + sum(sizes) != len(body):
-        raise ValueError("a message whose sizes are not those of its buffers")
-    view = memoryview(body)
-    header = view[start : start + header_size]
-    start += header_size
-    buffers = []
-    for size in sizes:
-        buffers.append(Buffer(view[start : start + size]))
-        start += size
-    return Message(header, buffers)

@@ -112,7 +112,7 @@ async def test_a_connection_that_is_cut_after_any_message_changes_no_output(
 ) -> None:
     one_page_at_a_time(monkeypatch)
     # A page comes in several chunks, each a message of its own.
-    monkeypatch.setattr(wire, "CHUNK_BYTES", 2048)
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 512)
     monkeypatch.setattr(connection, "WRITE_BYTES", 1)
     cut, made = Cut(), Connection.connection_made
 

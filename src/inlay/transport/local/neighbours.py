@@ -12,7 +12,6 @@ send. No memory is handed back, so the death of an end leaves nothing to clear, 
 still and then writes on does so to memory that nobody reads any more.
 """
 
-import asyncio
 import fcntl
 import mmap
 import os
@@ -25,6 +24,7 @@ from typing import NamedTuple
 from inlay.address import Address
 from inlay.transport.local.arena import Arena
 from inlay.transport.memory import ReceiveMemory
+from inlay.transport.stream import readable
 
 ARENA_BYTES = 128 * 1024 * 1024
 """Bytes of the memory that one end of a connection receives into."""
@@ -122,7 +122,7 @@ async def greeted(sock: socket.socket, memory: ReceiveMemory) -> SharedMemory:
     if not _is_of_this_user(sock):
         raise PermissionError("it is a process of another user")
     sock.setblocking(False)
-    await _readable(sock)
+    await readable(sock)
     data, found, _, _ = socket.recv_fds(sock, _greeting.size, 2, socket.MSG_CMSG_CLOEXEC)
     try:
         if len(data) != _greeting.size:
@@ -177,13 +177,3 @@ def _is_of_this_user(sock: socket.socket) -> bool:
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _credentials.size)
     _, user, _ = _credentials.unpack(found)
     return bool(user == os.geteuid())
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-    loop.add_reader(sock, came.set)
-    try:
-        await came.wait()
-    finally:
-        loop.remove_reader(sock)

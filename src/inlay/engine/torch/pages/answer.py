@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.blocks import BlockPool
 from inlay.prompt import Buffer
 
 T = TypeVar("T")
@@ -20,15 +20,17 @@ class PageAnswer:
         count: records that it may have.
         width: bytes of each.
         into: the peer's own memory, if it has lent some.
+        blocks: give memory where it has not.
 
     Attributes:
         num_bytes: bytes that it takes here.
         is_held: the transport holds it.
     """
 
-    def __init__(self, count: int, width: int, into: memoryview | None) -> None:
+    def __init__(self, count: int, width: int, into: memoryview | None, blocks: BlockPool) -> None:
         self._shape = count, width
         self._into = into if into is not None and len(into) == count * width else None
+        self._blocks = blocks
         self._records: Tensor | None = None
         if self._into is not None:
             self._records = torch.frombuffer(self._into, dtype=torch.uint8).view(self._shape)
@@ -43,8 +45,9 @@ class PageAnswer:
             if self._closed:
                 return None
             if self._records is None:
-                # Of numpy, which asks for huge pages of memory: fewer come when it is written.
-                self._records = torch.from_numpy(np.empty(self._shape, np.uint8))
+                count, width = self._shape
+                block = self._blocks.take(count * width)
+                self._records = torch.from_numpy(block).view(self._shape)
             return written(self._records[start:stop])
 
     def data(self, count: int) -> Buffer:

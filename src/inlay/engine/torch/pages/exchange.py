@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from inlay import liveness
+from inlay.blocks import BlockPool
 from inlay.card import Stats
 from inlay.digest import BLOCK_DIGEST_SIZE
 from inlay.engine.api import Peers
@@ -127,6 +128,7 @@ class PageExchange:
         # Memory of answers that are made, or that the transport still holds: a slow reader takes
         # places, too.
         self._answers: set[PageAnswer] = set()
+        self._blocks: BlockPool | None = None
         self._step = asyncio.Event()
         self._num_waiting = 0
 
@@ -351,7 +353,8 @@ class PageExchange:
         if request.id in self._giving:
             raise InvalidRequestError(f"a request with id {request.id!r} is under way")
         asked, held = len(self._answers), sum(answer.num_bytes for answer in self._answers)
-        answer = PageAnswer(count, shape.record_bytes(query.group), query.into)
+        self._blocks = self._blocks or BlockPool()
+        answer = PageAnswer(count, shape.record_bytes(query.group), query.into, self._blocks)
         if asked >= MAX_ASKED or (asked and held + answer.num_bytes > MAX_ASKED_BYTES):
             raise OverloadedError(
                 f"{asked} others ask for pages, {held} bytes of them", retry_after=1
