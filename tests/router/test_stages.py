@@ -23,6 +23,7 @@ from inlay.router.making import Making, Running
 from inlay.router.settings import RouterSettings
 from inlay.router.stages import StageOutput, admitted, plan, walk
 from inlay.stages.kinds import STREAMS
+from inlay.worker import held
 from inlay.worker.held import HeldPayloads
 from inlay.worker.leased import LeasedInputs
 from tests.router.scripted_stages import (
@@ -49,6 +50,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(resume, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(resume, "WAIT_SECONDS", 0.02)
+    # What is small is kept as what is large.
+    monkeypatch.setattr(held, "SMALL_BYTES", -1)
     monkeypatch.setattr(stages, "STREAMS", {type_: Window(WINDOW) for type_ in STREAMS})
 
 
@@ -144,6 +147,19 @@ async def test_payloads_go_from_worker_to_worker_and_are_freed_when_used() -> No
         await settled(world)
 
 
+async def test_what_is_small_goes_with_the_end_of_its_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with World.around(*map(ScriptedStage, STAGES)) as world:
+        for most, fetched in ((64, 2), (63, 3)):
+            monkeypatch.setattr(held, "SMALL_BYTES", most)
+            before = world.fetched
+            assert await ask(world, b"fox") == expected(b"fox")
+            # The two tensors of a prompt come one after the other, the latents at once.
+            assert world.fetched - before == fetched
+        await settled(world)
+
+
 async def test_inputs_that_are_lost_are_made_again_before_the_stage_goes_on() -> None:
     engines = [ScriptedStage(stage) for stage in (*STAGES, "denoiser", "decoder")]
     async with asyncio.timeout(BOUND), World.around(*engines) as world:
@@ -193,7 +209,7 @@ class _Held:
 
 
 async def test_two_streams_of_one_worker_come_side_by_side() -> None:
-    held = HeldPayloads(lambda _: None, lambda _, __: None)
+    kept = HeldPayloads(lambda _: None, lambda _, __: None)
     address = Address("sim", 0, b"")
     leases: list[Lease] = []
 
@@ -203,7 +219,7 @@ async def test_two_streams_of_one_worker_come_side_by_side() -> None:
     emits = {}
     for port in ("embeds", "latents"):
         request = replace(stage_request("m", ()), id=port)
-        emits[port] = held.keep(request, Window(), told, address)
+        emits[port] = kept.keep(request, Window(), told, address)
         emits[port](Output(port, 0, 0, payloads=(_sound(port, b"a"),)))
     feeds = tuple(
         Feed(lease, ((port, port),), Window(1)) for lease, port in zip(leases, emits, strict=True)
@@ -214,7 +230,7 @@ async def test_two_streams_of_one_worker_come_side_by_side() -> None:
         assert inflow is not None
         came.append(inflow)
 
-    inputs: Any = _Held(held)
+    inputs: Any = _Held(kept)
     LeasedInputs(inputs, admit).fetch(replace(stage_request("m", ()), feeds=feeds), lambda _: None)
     await until(lambda: came)
     found: list[Input] = []
@@ -225,7 +241,7 @@ async def test_two_streams_of_one_worker_come_side_by_side() -> None:
 
     def both_wait() -> bool:
         found.extend(came[0].take())
-        return len(found) == 2 and len(held._asking) == 2
+        return len(found) == 2 and len(kept._asking) == 2
 
     await until(both_wait)
     for port, emit in emits.items():
@@ -243,15 +259,15 @@ def _sound(port: str, data: bytes) -> Payload:
 async def test_a_deadline_frees_what_is_kept() -> None:
     said: list[Output] = []
     aborted: list[str] = []
-    held = HeldPayloads(aborted.append, lambda _, __: None)
+    kept = HeldPayloads(aborted.append, lambda _, __: None)
     request = replace(stage_request("m", ()), deadline=0.01)
-    emit = held.keep(request, Window(), said.append, Address("sim", 0, b""))
+    emit = kept.keep(request, Window(), said.append, Address("sim", 0, b""))
     payload = Payload("latents", "uint8", (3,), Buffer(b"abc"))
     emit(Output(request.id, 0, 0, finish_reason="stop", payloads=(payload,)))
-    late = held.keep(replace(request, id="late"), Window(), said.append, Address("sim", 0, b""))
+    late = kept.keep(replace(request, id="late"), Window(), said.append, Address("sim", 0, b""))
     await until(lambda: len(said) == 3)
     late(Output("late", 0, 0, finish_reason="stop", payloads=(payload,)))
-    assert (len(held), held.num_bytes, aborted) == (0, 0, ["late"])
+    assert (len(kept), kept.num_bytes, aborted) == (0, 0, ["late"])
     assert [one.held for one in said] == ["stop", None, None]
     assert all(one.error and one.error.kind == "DeadlineExceededError" for one in said[1:])
 
@@ -331,12 +347,14 @@ broken = st.lists(st.sampled_from([0, 1, 3, 9, 9, 9, -1]), min_size=1, max_size=
     aborts=st.lists(st.one_of(st.none(), st.integers(0, TURNS)), min_size=1, max_size=10),
     deaths=st.lists(st.tuples(st.integers(0, 5), st.integers(0, TURNS)), max_size=3),
     aloud=st.booleans(),
+    small=st.sampled_from([-1, 64]),
 )
 def test_nothing_is_left_lost_or_doubled_under_aborts_and_deaths(
     scripts: list[list[int]],
     aborts: list[int | None],
     deaths: list[tuple[int, int]],
     aloud: bool,
+    small: int,
 ) -> None:
     names, asked, answered = (
         (SPEAKING, ask_aloud, expected_sound) if aloud else (STAGES, ask, expected)
@@ -369,7 +387,9 @@ def test_nothing_is_left_lost_or_doubled_under_aborts_and_deaths(
                     assert answer == answered(b"%d" % number)
             await settled(world)
 
-    asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(held, "SMALL_BYTES", small)
+        asyncio.run(run())
 
 
 async def test_a_stage_begins_while_the_one_before_works_which_waits_for_credit() -> None:
@@ -559,14 +579,14 @@ async def test_a_text_that_is_read_is_read_again_where_a_talker_is_lost_after_it
 
 
 async def test_a_request_whose_end_crosses_its_abort_leaves_nothing() -> None:
-    held = HeldPayloads(abort=lambda _: None, pause=lambda *_: None)
+    kept = HeldPayloads(abort=lambda _: None, pause=lambda *_: None)
     outputs: list[Output] = []
     request = stage_request("thinker", ())
-    take = held.keep(request, Window(), outputs.append, Address("sim", 0, b""))
+    take = kept.keep(request, Window(), outputs.append, Address("sim", 0, b""))
     take(Output("r", 0, 0, payloads=(prompt_payload(b"one"),)))
-    held.release("r")
+    kept.release("r")
     take(Output("r", 0, 0, finish_reason="stop", payloads=(prompt_payload(b"two"),)))
-    assert (len(held), held.num_bytes, held.num_leases, held.num_made) == (0, 0, 0, 0)
+    assert (len(kept), kept.num_bytes, kept.num_leases, kept.num_made) == (0, 0, 0, 0)
     assert [one.finish_reason for one in outputs] == [None, "abort"]
 
 

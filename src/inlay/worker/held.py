@@ -19,10 +19,14 @@ from inlay.errors import (
     NotFoundError,
     OverloadedError,
 )
-from inlay.request import Emit, Output, Payload, Request
+from inlay.request import Emit, Output, Payload, Request, Task
 
 HELD_BYTES = 1 << 30
 """Bytes that are kept at a time; a request that makes more ends with an error."""
+
+
+SMALL_BYTES = 1 << 14
+"""Bytes of a stage's payloads that go with its last output: a question for them costs more."""
 
 
 class _Ask(NamedTuple):
@@ -85,6 +89,15 @@ class _Holding:
     def full(self) -> bool:
         """No more may be made now."""
         return not self.made and self.window.full(len(self.payloads), self.num_bytes)
+
+    def is_whole(self, output: Output) -> bool:
+        """Return True for the only output of a stage that none begins to read before its end."""
+        return (
+            self.request.task is Task.STAGE
+            and self.window == Window()
+            and output.finish_reason == "stop"
+            and not (self.first or self.payloads)
+        )
 
     def read(self, fetch: Fetch) -> int:
         """Return how many of the payloads its reader has had; negative: some are gone."""
@@ -200,6 +213,10 @@ class HeldPayloads:
             holding.emit(replace(output, payloads=()))
             return
         size = sum(len(payload.data) for payload in output.payloads)
+        if holding.is_whole(output) and size <= SMALL_BYTES:
+            self._forget(holding)
+            holding.emit(output)
+            return
         if self.num_bytes + size > self._max_bytes:
             self._end(
                 holding,
