@@ -97,9 +97,10 @@ def test_where_no_split_pays_roles_are_no_constraint(
         # One does, by the formula.
         here, there = (workers[int(one.member.id[1:])][1] for one in (chosen, chosen.prefiller))
         assert there.requests < here.requests
-        costs = [load.prefill + 0.05 * load.decode for load in (here, there)]
+        decoded = 0.05 * max(there.decode - here.decode, 0)
         delayed = weight * here.requests * chosen.work
-        assert costs[1] + price * chosen.work < costs[0] + chosen.work + delayed
+        queued = there.prefill - here.prefill
+        assert queued + decoded + price * chosen.work < chosen.work + delayed
 
 
 def test_a_prompt_is_handed_over_only_to_where_it_delays_fewer() -> None:

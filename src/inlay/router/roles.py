@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inlay.card import ModelCard
-from inlay.router.policies import Costs, Positions
+from inlay.router.policies import Positions
 from inlay.router.settings import RouterSettings
 
 _OUT_OF_ROLE = 4.0
@@ -66,7 +66,8 @@ class Roles:
         interference = _OUT_OF_ROLE * self._delay
         if interference <= scene.price or not prefills.any() or prefills.all():
             return seats
-        costs = self._loads(seats, scene) - self._weight * scene.spared[seats]
+        costs = self._weight * (scene.prefill - scene.spared)[seats]
+        costs += self._decode_weight * scene.decode[seats]
         out_of_role = self._weight * interference * scene.length
         overflows = costs[prefills].min() + out_of_role < costs[~prefills].min()
         found: Positions = seats[prefills if overflows else ~prefills]
@@ -76,8 +77,9 @@ class Roles:
         """Return the seat that is to compute a prompt for the worker at `seat`, if any is.
 
         Computed there, the prompt waits for the prompts before it, and, at a decode worker, delays
-        each sequence that runs. Computed elsewhere, its pages have a price; where it would run
-        beside as many requests as here, nobody gains by that. Loads count as in any choice.
+        each sequence that runs. Computed elsewhere, its pages have a price, and sequences count as
+        in any choice, as far as there are more; where it would run beside as many requests as here,
+        nobody gains by that.
 
         Args:
             seat: chosen for the request.
@@ -91,12 +93,9 @@ class Roles:
         work = scene.length - int(scene.spared[seat])
         here = work * (1 + self._delay * int(requests[seat]) * bool(self._decodes[seat]))
         there = (1 + self._delay * (scene.decode[able] > 0)) * (scene.length - scene.spared[able])
-        costs = self._loads(able, scene) + self._weight * (there + scene.price * work - here)
+        decoded = np.maximum(scene.decode[able] - scene.decode[seat], 0)
+        queued = scene.prefill[able] - scene.prefill[seat]
+        more = queued + there + scene.price * work - here
+        costs = self._weight * more + self._decode_weight * decoded
         best = int(np.argmin(costs))
-        return int(able[best]) if costs[best] < self._loads(seat, scene) else None
-
-    def _loads(self, seats: Positions | int, scene: Scene) -> Costs:
-        loads: Costs = (
-            self._weight * scene.prefill[seats] + self._decode_weight * scene.decode[seats]
-        )
-        return loads
+        return int(able[best]) if costs[best] < 0 else None
