@@ -6,6 +6,7 @@ First the hop alone. Another process answers with ready rows of 1, 10 and 40 MB,
 of one worker to another as it is between machines (TLS); the rows are copied into memory of their
 own, as the cache of rows does. The floor is the same bytes over a blocking TLS socket between the
 same two processes, and one memcpy. Both take turns; the median of each and their ratio are printed.
+Each process has a core of its own, as it has on a machine of its own.
 
 Then chats about an image that no cache has: a fleet whose worker encodes itself beside one with
 --language-model-only and an encode worker, with the demo's model. Milliseconds to the only token.
@@ -14,6 +15,7 @@ Then chats about an image that no cache has: a fleet whose worker encodes itself
 import argparse
 import asyncio
 import base64
+import os
 import socket
 import ssl
 import statistics
@@ -75,6 +77,7 @@ class Ready(EchoEngine):
 
 async def serve() -> None:
     """Serve both ways until standard input ends; print where."""
+    _pin(1)
     identity = load_identity(make_certificate())
     engine = Ready()
     await engine.start()
@@ -90,10 +93,17 @@ async def serve() -> None:
     await endpoint.close()
 
 
+def _pin(core: int) -> None:
+    """Keep this process to one core, where the system can and has two."""
+    if hasattr(os, "sched_setaffinity") and core in os.sched_getaffinity(0):
+        os.sched_setaffinity(0, {core})
+
+
 def _send(listening: socket.socket, context: ssl.SSLContext) -> None:
     """Send as many bytes as is asked for, each time."""
     rows = np.ones(max(MEGABYTES) << 20, np.uint8).data
     accepted, _ = listening.accept()
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with context.wrap_socket(accepted, server_side=True) as connection:
         while asked := connection.recv(_SIZE):
             connection.sendall(rows[: int.from_bytes(asked, "little")])
@@ -123,13 +133,18 @@ def hop(rounds: int) -> None:
             raise RuntimeError("the other process has no pipes")
         port, plain, fingerprint = other.stdout.readline().split()
         address = Address("127.0.0.1", int(port), bytes.fromhex(fingerprint))
+        before = os.sched_getaffinity(0)
+        _pin(0)
         uvloop.run(_compare(address, int(plain), rounds))
+        os.sched_setaffinity(0, before)
         other.stdin.close()
 
 
 async def _compare(address: Address, plain: int, rounds: int) -> None:
     peers = PeerConnections(SECRET)
     raw = socket.create_connection(("127.0.0.1", plain))
+    # Else a part of its runs waits 10 ms for an acknowledgement.
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with _pinned().wrap_socket(raw, server_hostname="inlay") as connection:
         for size in MEGABYTES:
             num_bytes = size << 20
