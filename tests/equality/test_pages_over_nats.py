@@ -165,7 +165,7 @@ async def test_a_prompt_that_another_worker_has_is_fetched_and_answered_alike(
 async def test_what_a_drained_worker_gives_up_goes_on_with_its_pages(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    request = make_request("r", Prompt.of(Tokens(ids(3, 150))), 2500)
+    request = make_request("r", Prompt.of(Tokens(ids(3, 150))), 1000)
     directory = make("llama", tmp_path, max_position_embeddings=4096)
     config = settings(directory, served_model_name=["m"])
     async with fleet_of(nats_server, config, config) as both:
