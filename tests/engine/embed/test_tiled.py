@@ -155,6 +155,19 @@ def test_states_that_do_not_fit_their_lengths_are_refused() -> None:
         run(tiled, states((9,)), (7, 5))
 
 
+@pytest.mark.parametrize(
+    ("ids", "seconds"), [([1, 50], []), ([1, -1], []), ([1] * 41, []), ([1, 2], [1])]
+)
+def test_ids_places_and_types_without_embeddings_are_refused(
+    ids: list[int], seconds: list[int]
+) -> None:
+    body = tile(bert(max_position_embeddings=40, type_vocab_size=1), 3)
+    assert body is not None
+    assert body([1, 49], [2]).isfinite().all()
+    with pytest.raises(EngineError, match="embeddings of 50 ids, 40 places and 1 types"):
+        body(ids, [len(ids)], seconds)
+
+
 @pytest.mark.parametrize("task", ["embed", "score"])
 @pytest.mark.parametrize(
     "asked", [{"dtype": "float32"}, {"float32_matmul_precision": "high"}, {"dtype": "bfloat16"}]

@@ -91,7 +91,9 @@ class Encoder:
             delattr(model, family.language)
             base = base.model if family.own_head else base
         self.takes_media = self.tower is not None
-        self._tiled = _tiled(base, settings) if family.tiled else None
+        hidden = model.config.get_text_config()
+        self._first = facts.first_position(family, hidden)
+        self._tiled = _tiled(base, settings, self._first) if family.tiled else None
         if self._tiled is None and family.gelu is not None:
             fuse_gelu(base, family.gelu)
         accelerate(base, family.fused)
@@ -104,12 +106,10 @@ class Encoder:
             base.pooler = None
         self._embed = base.get_input_embeddings()
         self._family = family
-        hidden = model.config.get_text_config()
         self.path = str(config.directory)
         self.scores = scores
         self.vocab_size: int = hidden.vocab_size
         self.hidden_size: int = hidden.hidden_size
-        self._first = facts.first_position(family, hidden)
         self.max_model_len = facts.max_model_len(
             settings.max_model_len, config, hidden, self._first
         )
@@ -179,6 +179,10 @@ class Encoder:
         self, prompts: Sequence[Prompt], lengths: Sequence[int], second_from: Sequence[int]
     ) -> Tensor:
         """Compute the last hidden states of all positions [T, C]."""
+        if self._tiled is not None:
+            # These take tokens alone.
+            ids = list(chain.from_iterable(prompt.token_ids() for prompt in prompts))
+            return self._tiled(ids, lengths, second_from)
         counts = np.asarray(lengths)
         ends = counts.cumsum()
         positions = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
@@ -197,8 +201,6 @@ class Encoder:
             given["position_ids"] = self._moved(axes.astype(np.int64)).transpose(0, 1)
         if self._tells_places:
             given["places"] = self._moved(positions)
-        if self._tiled is not None:
-            return self._tiled(**given)[0]
         states: Tensor = self._base(
             **given, **({"use_cache": False} if self._family.causal else {})
         ).last_hidden_state[0]
@@ -271,7 +273,7 @@ def _atomic(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[tuple[int,
     ]
 
 
-def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:
+def _tiled(base: Any, settings: EngineSettings, first: int) -> TiledBody | None:
     """Run a BERT-like model's layers on a CPU's tile registers; None if that is not possible."""
     if (
         base.device.type != "cpu"
@@ -280,8 +282,8 @@ def _tiled(base: Any, settings: EngineSettings) -> TiledBody | None:
     ):
         return None
     if base.dtype == torch.bfloat16:
-        return tile(base, 1)
-    return tile(base, 3 if settings.float32_matmul_precision == "highest" else 2)
+        return tile(base, 1, first)
+    return tile(base, 3 if settings.float32_matmul_precision == "highest" else 2, first)
 
 
 class _Given(nn.Module):

@@ -6,8 +6,10 @@ product's input and output pass through memory.
 
 import ctypes
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import accumulate
+from operator import gt
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -46,11 +48,23 @@ class _Encode(ctypes.Structure):
     _fields_ = [
         *(
             (name, _pointer)
-            for name in ("layers", "first_norm", "first_norm_bias", "starts", "states", "workspace")
+            for name in (
+                "layers",
+                "first_norm",
+                "first_norm_bias",
+                "words",
+                "places",
+                "types",
+                "ids",
+                "seconds",
+                "starts",
+                "states",
+                "workspace",
+            )
         ),
         *(
             (name, ctypes.c_int64)
-            for name in ("num_layers", "sequences", "hidden", "inner", "heads")
+            for name in ("num_layers", "sequences", "hidden", "inner", "heads", "first_place")
         ),
         ("eps", ctypes.c_float),
         ("threads", ctypes.c_int32),
@@ -64,6 +78,19 @@ class LayerSizes(NamedTuple):
     inner: int
     heads: int
     eps: float
+
+
+class _Embeddings(NamedTuple):
+    """Embeddings of ids, of places and of types, [.., C] in the dtype of the layers' weights.
+
+    Attributes:
+        first: place of a sequence's first position.
+    """
+
+    words: Tensor
+    places: Tensor
+    types: Tensor
+    first: int
 
 
 class TiledEncoder(nn.Module):
@@ -130,21 +157,63 @@ class TiledEncoder(nn.Module):
     def forward(self, hidden_states: Tensor, packed: PackedAttention) -> Tensor:
         """Compute [1, T, C] to float32 [1, T, C]; the input may be overwritten."""
         states = hidden_states[0].float().contiguous()
-        starts = np.concatenate(([0], np.cumsum(packed.lengths, dtype=np.int64)))
+        self._encode(states, packed.lengths)
+        return states[None]
+
+    def of_ids(
+        self,
+        embeddings: _Embeddings,
+        ids: Sequence[int],
+        lengths: Sequence[int],
+        second_from: Sequence[int],
+    ) -> Tensor:
+        """Compute float32 [T, C] of [T] ids.
+
+        Positions of a sequence from its `second_from` on have the second type; all have the first
+        where it is empty.
+
+        Raises:
+            EngineError: an id, a place or a type that has no embedding.
+        """
+        given = np.array(ids, np.int64)
+        states = torch.empty(len(given), self._shape.hidden)
+        seconds = np.array(second_from, np.int64)
+        words, places, types, first = embeddings
+        needed = given.max() + 1, first + max(lengths), 2 if second_from else 1
+        if given.min() < 0 or any(map(gt, needed, (len(words), len(places), len(types)))):
+            raise EngineError(
+                f"there are embeddings of {len(words)} ids, {len(places)} places and {len(types)} "
+                f"types; {', '.join(map(str, needed))} are needed"
+            )
+        self._encode(
+            states,
+            lengths,
+            words=words.data_ptr(),
+            places=places.data_ptr(),
+            types=types.data_ptr(),
+            ids=given.ctypes.data,
+            seconds=seconds.ctypes.data if len(seconds) else None,
+            first_place=first,
+        )
+        return states
+
+    def _encode(self, states: Tensor, lengths: Sequence[int], **given: int | None) -> None:
+        """Run all layers over `states` [T, C] in place; `given` are fields of the call."""
+        starts = np.array([0, *accumulate(lengths)], np.int64)
         if starts[-1] != len(states):
             raise EngineError(f"{len(states)} positions were given for sequences of {starts[-1]}")
-        shape = self._shape
-        call = _Encode(
-            ctypes.addressof(self._layers), *self._first_norm, starts.ctypes.data,
-            states.data_ptr(), None, len(self._layers), len(packed.lengths), shape.hidden,
-            shape.inner, shape.heads, shape.eps, torch.get_num_threads(),
-        )  # fmt: skip
+        shape, call = self._shape, _Encode(**given)
+        call.layers, call.num_layers = ctypes.addressof(self._layers), len(self._layers)
+        call.first_norm, call.first_norm_bias = self._first_norm
+        call.starts, call.sequences = starts.ctypes.data, len(lengths)
+        call.states = states.data_ptr()
+        call.hidden, call.inner, call.heads, call.eps = shape
+        call.threads = torch.get_num_threads()
         needed = self._bytes(ctypes.byref(call))
         if len(self._workspace) < needed:
             self._workspace = torch.empty(needed, dtype=torch.uint8)
         call.workspace = self._workspace.data_ptr()
         self._run(ctypes.byref(call))
-        return states[None]
 
 
 def _packed(weight: Tensor, parts: Parts) -> Tensor:
@@ -178,31 +247,45 @@ class TiledBody:
     Has its own forward pass, without branches for other uses.
     """
 
-    def __init__(self, base: Any, encoder: TiledEncoder) -> None:
-        self._embeddings = base.embeddings
+    def __init__(self, base: Any, encoder: TiledEncoder, parts: Parts, first: int) -> None:
+        self._norm = base.embeddings.LayerNorm
         self._project: nn.Module | None = getattr(base, "embeddings_project", None)
         self._encoder = encoder
+        dtype = torch.bfloat16 if parts == 1 else torch.float32
+        words, places, types = (
+            getattr(base.embeddings, f"{kind}_embeddings").weight.detach().to(dtype).contiguous()
+            for kind in ("word", "position", "token_type")
+        )
+        self._embeddings = _Embeddings(words, places, types, first)
 
     def __call__(
-        self,
-        *,
-        inputs_embeds: Tensor,
-        position_ids: Tensor,
-        packed: PackedAttention,
-        token_type_ids: Tensor | None = None,
+        self, ids: Sequence[int], lengths: Sequence[int], second_from: Sequence[int] = ()
     ) -> Tensor:
-        """Compute the last states, float32 [1, T, C], of embeddings [1, T, E], in place."""
-        embeddings = self._embeddings
-        states = inputs_embeds + embeddings.position_embeddings(position_ids)
-        types = embeddings.token_type_embeddings
-        states += types.weight[0] if token_type_ids is None else types(token_type_ids)
-        if self._project is not None:
-            states = self._project(embeddings.LayerNorm(states))
-        found: Tensor = self._encoder(states, packed)
-        return found
+        """Compute the last states, float32 [T, C], of sequences laid end to end.
+
+        Args:
+            ids: [T], valid token ids.
+            lengths: [S], of the sequences.
+            second_from: [S], first position of each sequence of the second type; empty if all are
+                of the first.
+        """
+        if self._project is None:
+            return self._encoder.of_ids(self._embeddings, ids, lengths, second_from)
+        words, places, types, first = self._embeddings
+        own = torch.cat([torch.arange(length) for length in lengths])
+        kinds = torch.zeros_like(own)
+        if second_from:
+            kinds = (
+                own >= torch.tensor(second_from).repeat_interleave(torch.tensor(lengths))
+            ).long()
+        states = words[torch.tensor(ids)] + places[own + first] + types[kinds]
+        found: Tensor = self._encoder(
+            self._project(self._norm(states))[None], PackedAttention(lengths, words.device)
+        )
+        return found[0]
 
 
-def tile(base: Any, parts: Parts) -> TiledBody | None:
+def tile(base: Any, parts: Parts, first: int = 0) -> TiledBody | None:
     """Replace the `encoder` of a BERT-like model by native loops if the results agree.
 
     Returns None if it was not replaced.
@@ -210,6 +293,7 @@ def tile(base: Any, parts: Parts) -> TiledBody | None:
     Args:
         base: on a CPU, in its final dtype, with `PackedAttention` as its attention.
         parts: number of bfloat16 values for an element of a product.
+        first: place of a sequence's first position.
     """
     loops = library()
     shape = None if loops is None else _shape(base)
@@ -219,17 +303,16 @@ def tile(base: Any, parts: Parts) -> TiledBody | None:
     swapped = TiledEncoder(
         base.encoder, shape, parts, loops, None if projected else base.embeddings.LayerNorm
     )
-    body = TiledBody(base, swapped)
-    lengths = (70, 33, 5)
-    width = base.embeddings.word_embeddings.embedding_dim
-    x = torch.randn(1, sum(lengths), width, generator=torch.Generator().manual_seed(1)).to(
-        base.dtype
-    )
-    places = (torch.arange(x.shape[1]) % base.config.max_position_embeddings)[None]
-    given = {"position_ids": places, "packed": PackedAttention(lengths, x.device)}
+    body = TiledBody(base, swapped, parts, first)
+    longest = base.config.max_position_embeddings - first
+    lengths = [min(length, longest) for length in (70, 33, 5)]
+    words = base.embeddings.word_embeddings.num_embeddings
+    ids = torch.randint(words, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    own = torch.cat([torch.arange(length) for length in lengths])
+    given = {"position_ids": (own + first)[None], "packed": PackedAttention(lengths, ids.device)}
     with torch.inference_mode():
-        expected = base(inputs_embeds=x, **given).last_hidden_state[0].float()
-        error = (body(inputs_embeds=x, **given)[0] - expected).abs().max() / expected.abs().max()
+        expected = base(ids[None], **given).last_hidden_state[0].float()
+        error = (body(ids.tolist(), lengths) - expected).abs().max() / expected.abs().max()
     if not error <= _TOLERANCE[parts]:
         _logger.warning("layers over tiles differ by %.3g and are not used", float(error))
         return None

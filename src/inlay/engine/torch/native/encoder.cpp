@@ -31,10 +31,13 @@ struct EncoderLayer {
 struct Encode {
     const EncoderLayer* layers;
     const float *first_norm, *first_norm_bias;  // before the layers, or null
-    const int64_t* starts;  // [S + 1], of the sequences, and T
+    const void *words, *places, *types;         // [.., C] of embeddings, in the weights' dtype
+    const int64_t* ids;      // [T], whose embeddings go in; null where `states` holds what goes in
+    const int64_t* seconds;  // [S], from which positions of a sequence have the second type; null where none has
+    const int64_t* starts;   // [S + 1], of the sequences, and T
     float* states;          // [T, C], what goes in and what comes out
     void* workspace;        // of as many bytes as `inlay_encode_bytes_*` says, at a multiple of 64
-    int64_t num_layers, sequences, hidden, inner, heads;
+    int64_t num_layers, sequences, hidden, inner, heads, first_place;
     float eps;
     int32_t threads;
 };
@@ -256,6 +259,7 @@ public:
     }
 
     void run() {
+        if (a.ids) embed();
         if (a.first_norm)
             norm(a.first_norm, a.first_norm_bias);
         else {
@@ -298,6 +302,20 @@ private:
     // Where every thread has a part of every position.
     void agree() {
         if (by_columns) wait();
+    }
+
+    // Embeddings of ids, of their places, and of their types.
+    void embed() {
+        const auto *words = static_cast<const Weight*>(a.words), *places = static_cast<const Weight*>(a.places), *types = static_cast<const Weight*>(a.types);
+        for (int64_t s = chunk.first; s < chunk.last; s++)
+            for (int64_t at = std::max(a.starts[s], base + low); at < std::min(a.starts[s + 1], base + high); at++) {
+                if (!mine(at - base)) continue;
+                const int64_t place = at - a.starts[s];
+                const Weight *word = words + a.ids[at] * a.hidden, *own = places + (a.first_place + place) * a.hidden;
+                const Weight* type = types + (a.seconds && place >= a.seconds[s] ? a.hidden : 0);
+                for (int64_t i = 0; i < a.hidden; i += LANES)
+                    store_lanes(state(at - base) + i, load_lanes(word + i) + load_lanes(own + i) + load_lanes(type + i));
+            }
     }
 
     void put(int64_t row) {
