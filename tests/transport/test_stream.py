@@ -24,6 +24,7 @@ class Sink(asyncio.BufferedProtocol):
         self.came = bytearray()
         self.most = self.turn = 0
         self.paused = 0
+        self.pauses = False
         self.made: Any = None
         self.error: Exception | None = None
         self.ended = asyncio.get_running_loop().create_future()
@@ -41,6 +42,8 @@ class Sink(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._turned)
         self.turn += nbytes
         self.came += self.place[:nbytes]
+        if self.pauses:
+            self.made.pause_reading()
 
     def _turned(self) -> None:
         self.most, self.turn = max(self.most, self.turn), 0
@@ -136,6 +139,17 @@ async def test_a_writer_is_paused_while_the_other_end_does_not_read(way: Way) ->
         assert other.came == sent + b"and more"
         assert await other.ended is None
         assert await one.ended is None
+
+
+async def test_what_is_left_of_a_record_comes_after_a_pause(way: Way) -> None:
+    async with ends(way, 7) as (one, other):
+        other.pauses = True
+        one.made.write(bytes(1000))
+        await until(lambda: other.came)
+        assert len(other.came) == 7
+        other.pauses = False
+        other.made.resume_reading()
+        await until(lambda: len(other.came) == 1000)
 
 
 async def test_the_end_of_one_is_that_of_the_other(way: Way) -> None:

@@ -64,6 +64,8 @@ class Stream(asyncio.Transport):
         if not self.is_closing():
             self._reads = True
             self._loop.add_reader(self._fd, self._read)
+            # What is left of a record is out of the socket, which does not wake this for it.
+            self._loop.call_soon(self._read)
 
     def is_closing(self) -> bool:
         """Return True once it is being closed."""
