@@ -1,9 +1,11 @@
 """Cutting what an engine says changes nothing of it."""
 
 from array import array
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inlay.errors import EngineError, ErrorFrame
 from inlay.outputs import coalesce, drop_known, slice_prompt_logprobs, trim_to_offset
@@ -19,6 +21,17 @@ def scores(start: int, count: int, top: int) -> PromptLogprobs:
         array("f", range(count * width)).tobytes(),
         array("i", range(count)).tobytes(),
     )
+
+
+def test_whatever_an_output_has_besides_tokens_is_seen() -> None:
+    tokens = {"request_id", "attempt", "offset", "token_ids", "logprobs"}
+    # The id that ended an output comes with a finish reason.
+    others = set(Output.__struct_fields__) - tokens - {"stop_token_id"}
+    plain = Output("w", 1, 5, (7,), (TokenLogprobs(-1.0),))
+    assert plain.only_tokens
+    for name in others:
+        something: Any = object()
+        assert not replace(plain, **{name: something}).only_tokens, name
 
 
 @given(offset=st.integers(0, 9), count=st.integers(1, 9), skipped=st.integers(0, 9))

@@ -470,6 +470,12 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     lease: Lease | None = None
     held: HeldReason | None = None
 
+    @property
+    def only_tokens(self) -> bool:
+        """True if it has ids with their logprobs, and nothing else."""
+        some = self.usage or self.prompt_logprobs or self.payloads or self.lease or self.held
+        return not (some or self.finish_reason or self.error)
+
 
 Emit: TypeAlias = Callable[[Output], None]
 """Takes an output on the event loop the engine was started on; must not block."""

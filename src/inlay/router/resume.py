@@ -260,14 +260,10 @@ class ResumingStream:
     def _follows(self, output: Output) -> bool:
         """Note an output that has nothing but the next ids, the usual case; False for others."""
         if (
-            output.finish_reason is not None
-            or output.usage is not None
-            or output.payloads
-            or output.prompt_logprobs is not None
+            not (output.only_tokens and output.token_ids)
             or self._handover is not None
             or output.attempt != self._request.attempt
             or output.offset != len(self._shown)
-            or not output.token_ids
         ):
             return False
         self._shown += output.token_ids

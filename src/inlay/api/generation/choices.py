@@ -157,16 +157,9 @@ class ChoiceState:
         Raises:
             InlayError: the request failed.
         """
-        if len(deltas) == 1 and self._stops is None:
-            (delta,) = deltas
-            if (
-                delta.finish_reason is None
-                and delta.usage is None
-                and delta.error is None
-                and not delta.payloads
-            ):
-                # The usual case of a stream.
-                return self._further(delta)
+        if len(deltas) == 1 and self._stops is None and deltas[0].only_tokens:
+            # The usual case of a stream.
+            return self._further(deltas[0])
         text = ""
         output: list[OutputDelta] = []
         ids: tuple[int, ...] = ()
