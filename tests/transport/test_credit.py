@@ -219,6 +219,18 @@ async def test_credit_is_an_upper_bound_whatever_is_sent() -> None:
     assert memory.used == 0
 
 
+def test_a_peer_that_does_not_read_has_one_answer_of_its_credit_wait() -> None:
+    writer = FrameWriter()
+    for _ in range(3):
+        writer.on_credit(CREDIT_BYTES)
+        writer.on_credit(0)
+        waiting = writer.queued_bytes
+        with pytest.raises(ValueError, match="asked back twice"):
+            writer.on_credit(0)
+        assert writer.queued_bytes == waiting
+        writer.take(1)
+
+
 def test_chunks_never_overtake_the_word_that_they_come() -> None:
     writer = FrameWriter()
     writer.on_credit(CREDIT_BYTES)

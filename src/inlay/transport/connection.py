@@ -24,13 +24,13 @@ from inlay.transport.lending import Lending
 from inlay.transport.lent import Lent, Place
 from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
+from inlay.transport.offers import Offer
 from inlay.transport.wire import (
     Credited,
     Event,
     FrameReader,
     FrameWriter,
     Message,
-    Offer,
     Offered,
     Returned,
     Withdrawn,

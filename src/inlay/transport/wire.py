@@ -19,12 +19,18 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-import msgspec
-
 from inlay.prompt import Buffer
 from inlay.transport import frames
 from inlay.transport.buffer_names import BufferNames
 from inlay.transport.lending import Lending
+from inlay.transport.offers import (
+    Offer,
+    Places,
+    decode_offer,
+    decode_places,
+    decode_present,
+    encode,
+)
 from inlay.transport.parts import Incoming, Outgoing
 
 CHUNK_BYTES = 128 * 1024
@@ -57,32 +63,6 @@ class Kind(IntEnum):
     UNASKED = 10
     CREDIT = 11
     RETURNED = 12
-
-
-class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """A large message that is to be sent.
-
-    Attributes:
-        sizes: in bytes of its parts, the header first.
-        names: of the parts; empty for those without one.
-        takes_credit: the sender knows what credit is; older versions do not.
-    """
-
-    sizes: tuple[int, ...]
-    names: tuple[str, ...]
-    takes_credit: bool = False
-
-
-class Places(msgspec.Struct, frozen=True, array_like=True):
-    """A grant by an end whose memory the other can write to.
-
-    Attributes:
-        present: numbers of the parts that are there already.
-        offsets: in that memory, by number of a part: it is written there, and not sent.
-    """
-
-    present: tuple[int, ...]
-    offsets: dict[int, int]
 
 
 class Message(NamedTuple):
@@ -124,11 +104,6 @@ OnGrant: TypeAlias = Callable[[int, Sequence[int], Mapping[int, int]], None]
 NO_MEMORY = memoryview(b"")
 _NO_OFFSETS: Mapping[int, int] = MappingProxyType({})
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode_offer = msgspec.msgpack.Decoder(Offer).decode
-_decode_present = msgspec.msgpack.Decoder(tuple[int, ...]).decode
-_decode_places = msgspec.msgpack.Decoder(Places).decode
-
 
 class FrameWriter:
     """Outgoing frames of one connection, in the order in which they should leave.
@@ -157,6 +132,7 @@ class FrameWriter:
         self._credit = 0
         """Bytes that may be sent unasked."""
         self._num_frames = 0  # That were ever queued in `_small`.
+        self._returned = 0  # Number of frames up to the last `RETURNED`.
         self.queued_bytes = 0
         """Bytes of small messages that have not left."""
 
@@ -190,10 +166,10 @@ class FrameWriter:
         self._large[number] = outgoing
         if total <= self._credit and self._may_open() and not known:
             self._credit -= total
-            self._frame(Kind.UNASKED, number, _encode(offer))
+            self._frame(Kind.UNASKED, number, encode(offer))
             outgoing.granted, outgoing.after = True, self._num_frames
         else:
-            self._held[number] = _encode(offer)
+            self._held[number] = encode(offer)
             self._offer_held()
         return number
 
@@ -208,19 +184,27 @@ class FrameWriter:
             offsets: in this end's memory, of the parts that it is to write there.
         """
         if offsets:
-            self._frame(Kind.PLACES, number, _encode(Places(tuple(present), dict(offsets))))
+            self._frame(Kind.PLACES, number, encode(Places(tuple(present), dict(offsets))))
         else:
-            self._frame(Kind.GRANT, number, _encode(tuple(present)))
+            self._frame(Kind.GRANT, number, encode(tuple(present)))
 
     def credit(self, num_bytes: int) -> None:
         """Let the peer send so many bytes more unasked; 0 asks for its credit back."""
         self._frame(Kind.CREDIT, num_bytes, b"")
 
     def on_credit(self, num_bytes: int) -> None:
-        """Take the peer's word that so many bytes more may be sent unasked; 0: return them."""
+        """Take the peer's word that so many bytes more may be sent unasked; 0: return them.
+
+        Raises:
+            ValueError: they are asked back again before the peer can know the answer.
+        """
         self._credit = self._credit + num_bytes if num_bytes else 0
         if not num_bytes:
+            # Else a peer that does not read could have any number of answers wait for it.
+            if self._returned > self._num_frames - len(self._small):
+                raise ValueError("credit is asked back twice")
             self._frame(Kind.RETURNED, 0, b"")
+            self._returned = self._num_frames
 
     def ping(self) -> None:
         """Queue a sign of life."""
@@ -460,9 +444,9 @@ class FrameReader:
             case Kind.OFFER | Kind.UNASKED:
                 return self._offered(number, body, code == Kind.UNASKED)
             case Kind.GRANT:
-                self._on_grant(number, _decode_present(body), _NO_OFFSETS)
+                self._on_grant(number, decode_present(body), _NO_OFFSETS)
             case Kind.PLACES:
-                places = _decode_places(body)
+                places = decode_places(body)
                 self._on_grant(number, places.present, places.offsets)
             case Kind.ABANDON:
                 if self._large.pop(number, self) is not self:
@@ -480,7 +464,7 @@ class FrameReader:
         return None
 
     def _offered(self, number: int, body: bytes, unasked: bool) -> Offered:
-        offer = _decode_offer(body)
+        offer = decode_offer(body)
         sizes = offer.sizes
         if len(offer.names) != len(sizes):
             raise ValueError(f"{len(offer.names)} names of {len(sizes)} parts")
