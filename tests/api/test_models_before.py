@@ -26,6 +26,18 @@ from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage
 from tests.router.scripted_stages import SEQS, ScriptedStage, World, card_of
 
+
+def call_of(server: Server, ending: ExitStack) -> Any:
+    return SimpleNamespace(
+        server=server,
+        client="me",
+        ending=ending,
+        inflight=server.inflight,
+        receive=asyncio.Event().wait,
+        take_clock=lambda: None,
+    )
+
+
 ROW = Graph(
     name="pair",
     stages={name: Stage(kind="generate", model="m") for name in ("drafter", "editor")},
@@ -64,14 +76,7 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works(
     ) as world:
         server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
         with ExitStack() as others, ExitStack() as ending:
-            call: Any = SimpleNamespace(
-                server=server,
-                client="me",
-                ending=ending,
-                inflight=server.inflight,
-                receive=asyncio.Event().wait,
-                take_clock=lambda: None,
-            )
+            call = call_of(server, ending)
             unparsed: Any = SimpleNamespace()
             incoming: ParsedRequest[Any] = ParsedRequest(unparsed, 0, ())
             request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair", n=n)
@@ -153,14 +158,7 @@ async def test_where_a_stage_that_speaks_is_full_no_model_of_the_row_works(
     async with World.around(*stages, settings=RouterSettings(router_queue_size=2)) as world:
         server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
         with ExitStack() as others, ExitStack() as ending:
-            call: Any = SimpleNamespace(
-                server=server,
-                client="me",
-                ending=ending,
-                inflight=server.inflight,
-                receive=asyncio.Event().wait,
-                take_clock=lambda: None,
-            )
+            call = call_of(server, ending)
             taken = 2 * SEQS + 2
             for number in range(taken):
                 others.enter_context(world.router.admit({full: 1}, str(number)))

@@ -32,6 +32,7 @@ from tests.router.test_stages import (
     STAGES,
     TURNS,
     broken,
+    gathered,
     nothing,
     prompt_payload,
     read,
@@ -155,18 +156,13 @@ def test_nothing_is_left_or_wrong_under_aborts_and_deaths(
         engines = [ScriptedStage(STAGES[at % 3], script) for at, script in enumerate(scripts)]
         async with asyncio.timeout(BOUND), World.around(*engines) as world:
             asking = [asyncio.create_task(ask(world, b"%d" % at)) for at in range(len(aborts))]
-            for turn in range(TURNS + 1):
-                for one, at in zip(asking, aborts, strict=True):
-                    if at == turn:
-                        one.cancel()
-                for number, at in deaths:
-                    if at == turn:
-                        world.kill(number)
-                await asyncio.sleep(0)
+
+            def in_bounds() -> None:
                 # The tensors of a prompt are two; of latents the newest is kept.
                 assert world.most_kept <= 2
                 assert not any(engine.paused for engine in engines)
-            answers = await asyncio.gather(*asking, return_exceptions=True)
+
+            answers = await gathered(world, asking, aborts, deaths, in_bounds)
             for number, (answer, at) in enumerate(zip(answers, aborts, strict=True)):
                 if isinstance(answer, asyncio.CancelledError):
                     assert at is not None

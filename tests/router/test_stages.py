@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +35,8 @@ from tests.router.scripted_stages import (
     expected_sound,
     stage_request,
 )
+
+T = TypeVar("T")
 
 BOUND = 120
 """Seconds within which everything must have come to an end: nothing hangs."""
@@ -337,6 +339,26 @@ async def test_a_client_that_leaves_while_a_failed_answer_is_cleared_away_leaves
             await settled(world)
 
 
+async def gathered(
+    world: World,
+    asking: Sequence[asyncio.Task[T]],
+    aborts: Sequence[int | None],
+    deaths: Sequence[tuple[int, int]],
+    each_turn: Callable[[], None],
+) -> list[T | BaseException]:
+    """What was asked, where turns of the event loop abort some and kill workers by number."""
+    for turn in range(TURNS + 1):
+        for one, at in zip(asking, aborts, strict=True):
+            if at == turn:
+                one.cancel()
+        for number, at in deaths:
+            if at == turn:
+                world.kill(number)
+        await asyncio.sleep(0)
+        each_turn()
+    return await asyncio.gather(*asking, return_exceptions=True)
+
+
 scripts = st.lists(st.sampled_from([0, 1, 2, 5, 9]), min_size=1, max_size=5)
 broken = st.lists(st.sampled_from([0, 1, 3, 9, 9, 9, -1]), min_size=1, max_size=9)
 
@@ -366,16 +388,11 @@ def test_nothing_is_left_lost_or_doubled_under_aborts_and_deaths(
             asking = [
                 asyncio.create_task(asked(world, b"%d" % number)) for number in range(len(aborts))
             ]
-            for turn in range(TURNS + 1):
-                for one, at in zip(asking, aborts, strict=True):
-                    if at == turn:
-                        one.cancel()
-                for number, at in deaths:
-                    if at == turn:
-                        world.kill(number)
-                await asyncio.sleep(0)
+
+            def in_bounds() -> None:
                 assert world.most_kept <= WINDOW + 1 or not aloud
-            answers = await asyncio.gather(*asking, return_exceptions=True)
+
+            answers = await gathered(world, asking, aborts, deaths, in_bounds)
             for number, (answer, at) in enumerate(zip(answers, aborts, strict=True)):
                 if isinstance(answer, asyncio.CancelledError):
                     assert at is not None
