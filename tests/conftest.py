@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 
 import httpx
@@ -22,6 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("inlay")
 
+# As `make test` sets it: processes are forked where what they read at their start is as here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 preloaded.install()
 
 # httpx gives up after five seconds unless it is told otherwise; a busy machine is no fault of what
