@@ -1,8 +1,8 @@
 """Run the suites that need another engine, each in its own environment, two parts at a time.
 
 A folder `tests/engines/NAME` with a `constraints.txt` is such a suite. Its environment
-`.venv-NAME-HASH` is kept by the hash of its constraints, `install.sh` beside them says how it is
-filled, and pytest runs there with the suite's folder alone. inlay itself is not installed there,
+`.venv-NAME-HASH` is kept by the hash of its constraints, `install.sh` beside them says how uv
+fills it, and pytest runs there with the suite's folder alone. inlay itself is not installed there,
 only lent; `FRONTEND_PYTHON` names the Python of inlay's own environment, from which servers are
 started.
 
@@ -11,6 +11,7 @@ run beside each other: a part is some files of a suite, in one process of pytest
 printed whole, when it ends.
 """
 
+import ast
 import hashlib
 import os
 import subprocess
@@ -50,6 +51,28 @@ class Result:
     output: str
 
 
+UV_SETTINGS = {
+    "find-links": "UV_FIND_LINKS",
+    "index-url": "UV_DEFAULT_INDEX",
+    "cert": "SSL_CERT_FILE",
+}
+"""uv's variable for each of pip's settings that say where packages come from."""
+
+
+def installer() -> dict[str, str]:
+    """Return the variables of `install.sh` for uv, which reads no configuration of pip."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
+    ).stdout
+    found = {}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        if variable := UV_SETTINGS.get(name.split(".")[-1]):
+            found[variable] = ",".join(ast.literal_eval(value).split())
+    # Files are edited after they are installed: they must not be links into uv's cache.
+    return {"UV": str(Path(sys.executable).with_name("uv")), "UV_LINK_MODE": "copy", **found}
+
+
 def environment_of(suite: Path) -> Path:
     """The suite's virtual environment, made and filled when it is not there yet."""
     recipe = b"".join((suite / name).read_bytes() for name in ("constraints.txt", "install.sh"))
@@ -60,7 +83,7 @@ def environment_of(suite: Path) -> Path:
             ["bash", suite / "install.sh"],
             check=True,
             cwd=ROOT,
-            env={**os.environ, "VENV": str(path)},
+            env={**os.environ, **installer(), "VENV": str(path)},
         )
         (path / ".installed").touch()
     return path

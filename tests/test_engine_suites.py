@@ -109,3 +109,12 @@ def test_a_status_begins_a_line_of_its_own(
     assert suites.main() == 1
     lines = capfd.readouterr().out.splitlines()
     assert any(line.startswith("engine suite killed: status 9") for line in lines)
+
+
+def test_uv_looks_for_packages_where_pip_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/some/wheels /other/wheels")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example/simple")
+    told = suites.installer()
+    assert told["UV_FIND_LINKS"] == "/some/wheels,/other/wheels"
+    assert told["UV_DEFAULT_INDEX"] == "https://packages.example/simple"
+    assert Path(told["UV"]).exists()

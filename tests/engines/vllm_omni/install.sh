@@ -8,9 +8,8 @@ set -euo pipefail
 
 suite=$(dirname "${BASH_SOURCE[0]}")
 python="$VENV/bin/python"
-install() { "$python" -m pip install --quiet --constraint "$suite/constraints.txt" "$@"; }
+install() { "$UV" pip install --quiet --python "$python" --constraint "$suite/constraints.txt" "$@"; }
 
-"$python" -m pip install --quiet --upgrade pip
 install torch
 install --no-deps --requirement "$suite/constraints.txt"
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
