@@ -1,5 +1,7 @@
 """Parameters of stages that speak."""
 
+from typing import Literal
+
 import msgspec
 
 from inlay.prompt import Media
@@ -17,6 +19,9 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defau
         temperature: of the talker; 0 is greedy.
         top_k: 0 means all.
         chunk: codes of which sound is made at a time; 0: of all at once.
+        port: of the vocoder, that gives its sound: "audio", piece by piece; "sound", all at once;
+            "file".
+        format: of the file, one of `inlay.media.sound_files.FORMATS`.
     """
 
     voice: str
@@ -29,3 +34,5 @@ class Speech(msgspec.Struct, frozen=True, kw_only=True, tag="speech", omit_defau
     top_p: float = 0.8
     repetition_penalty: float = 1.05
     chunk: int = 0
+    port: Literal["audio", "sound", "file"] = "audio"
+    format: str = "wav"

@@ -2,28 +2,34 @@
 
 import asyncio
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from inlay.api.generation import models_before
 from inlay.api.generation.choices import ChoicePiece
-from inlay.api.generation.messages import ReadMessages
+from inlay.api.generation.messages import ReadMessages, read_messages
 from inlay.api.generation.models_before import behind_others
 from inlay.api.openai.chat import route
 from inlay.api.schema.chat import AudioOptions, ChatRequest
 from inlay.card import AudioCard, ModelCard
 from inlay.digest import Secret
-from inlay.errors import RateLimitedError
+from inlay.errors import EngineError, RateLimitedError
 from inlay.http import FrontendSettings
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Server
-from inlay.render import ContentDelta, ReasoningDelta
+from inlay.prompt import Buffer, Rows, Tokens
+from inlay.render import ContentDelta, ReasoningDelta, Renderer
 from inlay.request import Task
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage
+from tests.models import EOS_ID, add_thinking, make, tiny
 from tests.router.scripted_stages import SEQS, ScriptedStage, World, card_of
 
 
@@ -165,6 +171,84 @@ async def test_where_a_stage_that_speaks_is_full_no_model_of_the_row_works(
             with pytest.raises(RateLimitedError, match=f"the stage `{full}` has {taken}"):
                 await route.chat_completions(call)
         assert not any(stage.most for stage in stages)
+        server.close()
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "count"},
+    {"role": "user", "content": "what is the capital?"},
+]
+
+
+@given(
+    ids=st.lists(st.integers(0, 40), max_size=12).map(tuple),
+    cut=st.integers(0, 12),
+    ended=st.booleans(),
+)
+def test_ids_of_one_model_are_read_by_the_next_as_they_were_made(
+    ids: tuple[int, ...], cut: int, ended: bool
+) -> None:
+    # What it reads need not be what its tokenizer makes of the text: that joins what meets.
+    renderer = Renderer.load(tiny("llama"))
+    whole = (*ids, EOS_ID) if ended else ids
+    pieces = [
+        ChoicePiece("", (), part, (), None, None, 0, 0) for part in (whole[:cut], whole[cut:])
+    ]
+    pieces[-1] = pieces[-1]._replace(finish_reason="stop" if ended else "length")
+    choice: Any = SimpleNamespace(pieces=pieces)
+    chat = models_before._with_ids(partial(read_messages, MESSAGES), models_before._ids(choice))
+    prompt = renderer.chat(chat.messages, rows=chat.rows).token_ids()
+    mark = renderer.chat(
+        [MESSAGES[0], {"role": "user", "content": [{"type": "prompt_embeds", "index": 0}]}],
+        rows=[Rows(Buffer(b"\0" * 4), "float32", (1, 1))],
+    )
+    before, _, behind = mark.segments
+    assert isinstance(before, Tokens)
+    assert isinstance(behind, Tokens)
+    assert prompt == (*before.ids, *ids, *behind.ids)
+
+
+class Sharing(Writer):
+    """A language model of a row that passes ids on, with a tokenizer of its own."""
+
+    def __init__(self, stage: str, model: Path) -> None:
+        super().__init__(stage)
+        self.graph = replace(ROW, edges=["drafter.tokens -> editor.tokens"])
+        self._model = model
+
+    @property
+    def card(self) -> ModelCard:
+        return replace(super().card, path=str(self._model))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+async def test_ids_go_to_a_model_of_an_equal_tokenizer_alone(tmp_path: Path, equal: bool) -> None:
+    asked = 0
+
+    async def prepare(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise RateLimitedError("as the test says")
+
+    other = tiny("llama") if equal else add_thinking(make("llama", tmp_path / "other"))
+    stages = Sharing("drafter", tiny("llama")), Sharing("editor", other)
+    async with World.around(*stages) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        request = ChatRequest(messages=MESSAGES, model="pair")
+        unparsed: Any = SimpleNamespace()
+        incoming: ParsedRequest[Any] = ParsedRequest(unparsed, 0, ())
+        messages = partial(read_messages, MESSAGES)
+        graph = stages[0].graph
+        error, said = (
+            (RateLimitedError, "as the test says")
+            if equal
+            else (EngineError, "drafter.tokens -> editor.tokens: the tokenizers are not equal")
+        )
+        with ExitStack() as ending, pytest.raises(error, match=said):
+            await behind_others(
+                call_of(server, ending), incoming, request, graph, {}, "id", messages, prepare
+            )
+        assert asked == equal
         server.close()
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from inlay.api.openai.chat.audio_shape import AudioChatShape
 from inlay.api.openai.images import painter_of
-from inlay.api.openai.sound_files import SoundFile
+from inlay.api.openai.sound_files import FinishedFile, SampledFile
 from inlay.api.openai.speech import pipeline_of
 from inlay.card import Adapter, AudioCard, ImageCard, ModelCard
 from inlay.digest import Secret
@@ -24,7 +24,7 @@ from inlay.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.server import OFFLOAD_BYTES, Server, check_task
 from inlay.prompt import Buffer
-from inlay.request import Task
+from inlay.request import Payload, Task
 from inlay.stages.graph import Graph, Stage
 from tests.router.scripted_stages import ScriptedStage, World, card_of
 from tests.router.standing import CARD
@@ -73,10 +73,14 @@ SOUND = (0.4 * np.sin(2 * np.pi * (200 + 150 * TIME) * TIME)).astype(np.float32)
 SAMPLES = np.rint(32767 * SOUND.astype(np.float64)).astype("<i2")
 
 
-async def pieces_of(file: SoundFile) -> list[bytes]:
+def sound(data: bytes) -> Payload:
+    return Payload("audio", "float32", (len(data) // 4,), Buffer(data))
+
+
+async def pieces_of(file: SampledFile) -> list[bytes]:
     """What a file goes on with for each fifth of `SOUND`, and its end."""
     fifths = np.split(SOUND, 5)
-    return [*[await file.add(Buffer(fifth.tobytes())) for fifth in fifths], await file.end()]
+    return [*[await file.take(sound(fifth.tobytes())) for fifth in fifths], await file.end()]
 
 
 def read(file: bytes) -> npt.NDArray[np.int16]:
@@ -99,7 +103,7 @@ def loudness_of_error(found: npt.NDArray[np.int16], delay: int) -> float:
 @pytest.mark.parametrize("name", ["wav", "flac", "pcm"])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_lossless_files_hold_every_sample(server: Server, name: str, whole: bool) -> None:
-    pieces = await pieces_of(SoundFile(server, name, RATE, "f", whole=whole))
+    pieces = await pieces_of(SampledFile(server, name, RATE, "f", whole=whole))
     assert any(pieces[:-1]) is not whole
     file = b"".join(pieces)
     found = np.frombuffer(file, "<i2") if name == "pcm" else read(file)
@@ -107,9 +111,9 @@ async def test_lossless_files_hold_every_sample(server: Server, name: str, whole
 
 
 async def test_samples_beyond_the_range_are_its_ends(server: Server) -> None:
-    file = SoundFile(server, "pcm", RATE, "f", whole=False)
+    file = SampledFile(server, "pcm", RATE, "f", whole=False)
     loud = np.array([-3, -1, 1, 3], np.float32)
-    assert np.frombuffer(await file.add(Buffer(loud.tobytes())), "<i2").tolist() == [
+    assert np.frombuffer(await file.take(sound(loud.tobytes())), "<i2").tolist() == [
         -32767, -32767, 32767, 32767,
     ]  # fmt: skip
 
@@ -120,8 +124,8 @@ async def test_samples_beyond_the_range_are_its_ends(server: Server) -> None:
 async def test_a_sound_of_nothing_is_a_file_that_players_take(
     server: Server, name: str, whole: bool, pieces: int
 ) -> None:
-    file = SoundFile(server, name, RATE, "f", whole=whole)
-    data = b"".join([await file.add(Buffer(b"")) for _ in range(pieces)]) + await file.end()
+    file = SampledFile(server, name, RATE, "f", whole=whole)
+    data = b"".join([await file.take(sound(b"")) for _ in range(pieces)]) + await file.end()
     if name == "flac" and not whole:
         data = data[:22] + (1).to_bytes(4, "big") + data[26:]
     found, rate = soundfile.read(io.BytesIO(data), dtype="int16")
@@ -142,7 +146,7 @@ LATE = 1681
 async def test_compressed_files_are_the_sound(
     server: Server, name: str, whole: bool, delay: int
 ) -> None:
-    pieces = await pieces_of(SoundFile(server, name, RATE, "f", whole=whole))
+    pieces = await pieces_of(SampledFile(server, name, RATE, "f", whole=whole))
     assert all(pieces) is not whole
     file = b"".join(pieces)
     found = read(file)
@@ -153,9 +157,25 @@ async def test_compressed_files_are_the_sound(
         assert len(found) == len(SAMPLES)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_file_that_a_stage_has_made_is_passed_on_with_its_type(whole: bool) -> None:
+    file = FinishedFile(whole=whole)
+    parts = {"file.type": b"audio/flac", "file": b"fLaC..."}
+    pieces = [
+        await file.take(Payload(port, "uint8", (len(data),), Buffer(data)))
+        for port, data in parts.items()
+    ]
+    assert file.media_type == b"audio/flac"
+    assert [*pieces, await file.end()] == [
+        b"",
+        b"" if whole else b"fLaC...",
+        b"fLaC..." if whole else b"",
+    ]
+
+
 async def test_sound_is_compressed_in_a_thread_however_little_it_is(server: Server) -> None:
     threads = []
-    file = SoundFile(server, "opus", RATE, "f", whole=False)
+    file = SampledFile(server, "opus", RATE, "f", whole=False)
     add = file._writer.add
 
     def watched(sound: Buffer) -> bytes:
@@ -163,7 +183,7 @@ async def test_sound_is_compressed_in_a_thread_however_little_it_is(server: Serv
         return add(sound)
 
     file._writer.add = watched  # type: ignore[method-assign]
-    await file.add(Buffer(SOUND[:100].tobytes()))
+    await file.take(sound(SOUND[:100].tobytes()))
     assert threads
     assert threading.main_thread() not in threads
 
@@ -174,11 +194,11 @@ async def test_a_format_that_cannot_be_made_is_named_with_those_that_can(
     # Chats and the route for speech have names of their own for bare samples.
     always = "WAV and bare samples are always made"
     with pytest.raises(InvalidRequestError, match=f"22050 samples .* {always}") as no:
-        SoundFile(server, "opus", 22050, "audio.format", whole=True)
+        SampledFile(server, "opus", 22050, "audio.format", whole=True)
     assert no.value.param == "audio.format"
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(InvalidRequestError, match=f"lacks libsndfile.* {always}"):
-        SoundFile(server, "mp3", RATE, "response_format", whole=True)
+        SampledFile(server, "mp3", RATE, "response_format", whole=True)
 
 
 IMAGE = ImageCard(width=8, height=8, multiple=8, max_pixels=64, steps=2, max_steps=9)

@@ -50,6 +50,7 @@ def documented(name: str) -> dict[str, Any]:
 
 
 BY_TEXT = documented("pair.yaml")
+BY_IDS = documented("ids.yaml")
 BY_ROWS = documented("reader.yaml")
 LAYER = BY_ROWS["stages"]["reader"]["hidden"]["layer"]
 DRAFT = BY_TEXT["stages"]["drafter"]["max_tokens"]
@@ -143,6 +144,36 @@ def written(messages: list[dict[str, Any]], adapter: Path | None = None) -> str:
     ids = ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids
     detokenizer = Renderer.load(tiny(FIRST)).detokenizer()
     return detokenizer.push(ids) + detokenizer.flush()
+
+
+@slow
+def test_the_ids_of_one_are_read_by_the_other_as_they_were_made(folder: Path) -> None:
+    names = {"drafter": FIRST, "editor": SECOND}
+    stages = {
+        name: stage | {"model": str(tiny(names[name]))} for name, stage in BY_IDS["stages"].items()
+    }
+    path = graph_of(folder, "ids", BY_IDS | {"stages": stages})
+    prompt = prompt_of(FIRST, CHAT)
+    ids = reference.greedy(tiny(FIRST), prompt, DRAFT)
+    ids = ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids
+    # Its text is other tokens.
+    assert list(Renderer.load(tiny(SECOND)).encode(written(CHAT), add_special_tokens=False)) != ids
+    message: dict[str, Any] = {"role": "user", "content": [ROWS]}
+    second = prompt_of(SECOND, [CHAT[0], message], rows=[Tokens(tuple(ids))])
+    with serving(path, "--dtype", "float32") as served:
+        answer = ask(served)
+        assert answer.usage.prompt_tokens == len(second)
+        assert answer.choices[0].token_ids == reference.greedy(tiny(SECOND), second, 12)
+        assert set(answer.usage.stages) == {"drafter", "editor"}
+
+
+def test_ids_of_unequal_tokenizers_are_one_line_before_anything_loads(folder: Path) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        read_graph(graph_of(folder, "unlike", BY_IDS))
+    path = folder / "unlike.yaml"
+    said = f"{path}: drafter.tokens -> editor.tokens: the tokenizers are not equal, so that ids"
+    assert error.value.message.startswith(said)
+    assert "\n" not in error.value.message
 
 
 @slow

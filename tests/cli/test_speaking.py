@@ -84,6 +84,52 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
+@pytest.fixture(scope="module", params=["sound", "file"])
+def at_once(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """The same, whose sound leaves the vocoder whole, or as a file."""
+    path = tmp_path_factory.mktemp("omni") / "omni.yaml"
+    graph = graph_of_the_page(path.parent / "vocoder")
+    graph["outputs"]["audio"] = f"vocoder.{request.param}"
+    if request.param == "sound":
+        # Those of the other are made in pieces, and the file has them all.
+        graph["stages"]["vocoder"]["speech"] = {"chunk": 48}
+    path.write_text(yaml.safe_dump(graph))
+    with serving(path, "--dtype", "float32") as found:
+        yield found
+
+
+def test_a_sound_that_leaves_its_stage_at_once_is_that_of_the_stream(
+    served: Served, at_once: Served
+) -> None:
+    wanted = ask(served)
+    answer = ask(at_once)
+    found, whole_ = (
+        samples_of(base64.b64decode(each.choices[0].message.audio.data))
+        for each in (answer, wanted)
+    )
+    assert answer.choices[0].message.audio.transcript == wanted.choices[0].message.audio.transcript
+    assert found.shape == whole_.shape
+    # In pieces it is nearly the sound of all codes at once.
+    assert np.abs(found.astype(int) - whole_).max() <= 8
+    assert answer.usage.stages == wanted.usage.stages
+    chunks = ask(at_once, stream=True)
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    pieces = [delta.audio.data for delta in deltas if getattr(delta, "audio", None)]
+    assert b"".join(map(base64.b64decode, filter(None, pieces))) == found.astype("<i2").tobytes()
+    length = len(frames(speak(served).content))
+    for kind, media_type in (("mp3", "audio/mpeg"), ("flac", "audio/flac"), ("wav", "audio/wav")):
+        said = {"response_format": kind, "input": TEXT}
+        file = speak(at_once, **said)
+        assert file.response.headers["content-type"] == media_type
+        samples, rate = soundfile.read(io.BytesIO(file.content), dtype="int16")
+        assert rate == 24000
+        # An MP3 that is sent while it is made is padded.
+        assert len(samples) == length or (kind == "mp3" and len(samples) > length)
+    nothing_is_kept(at_once)
+
+
 def ask(served: Served, **more: Any) -> Any:
     fields: dict[str, Any] = SPOKEN_CHAT | more
     # Stages that are not ready yet are 503s.

@@ -43,6 +43,8 @@ SPEAKER = Graph(
     inputs={"prompt": "thinker.prompt"},
     outputs={"text": "thinker.text", "audio": "vocoder.audio"},
 )
+FILED = replace(SPEAKER, outputs=SPEAKER.outputs | {"audio": "vocoder.file"})
+"""The same, whose sound is a file that the last stage makes."""
 STREAMED = {"thinker": "hidden_states", "talker": "codes", "vocoder": "audio"}
 """Ports of the stages that give streams: a payload for each that they take, and one at the end."""
 ITEMS = 24
@@ -98,19 +100,28 @@ def expected_sound(prompt: bytes) -> list[tuple[str, bytes]]:
     return [("audio", item) for item in found]
 
 
+def expected_file(prompt: bytes) -> list[tuple[str, bytes]]:
+    """The same of `FILED`."""
+    sound = b"".join(data for _, data in expected_sound(prompt))
+    return [("file.type", b"a/b"), ("file", sound)]
+
+
 class ScriptedStage:
     """`inlay.engine.api.Engine` of a stage, one payload of each request after some turns.
 
     Args:
         stage: name of it, in `GRAPH` or `SPEAKER`.
         script: turns of the event loop before each payload, over and over; -1 fails the request.
+        graph: that it is of, unless it is `GRAPH` or `SPEAKER`.
 
     Attributes:
         running: by id, what ends them.
         most: that ran at a time.
     """
 
-    def __init__(self, stage: str, script: Sequence[int] = (1,)) -> None:
+    def __init__(
+        self, stage: str, script: Sequence[int] = (1,), graph: Graph | None = None
+    ) -> None:
         self.stage = stage
         self._script = list(script) or [1]
         self._at = 0
@@ -119,7 +130,7 @@ class ScriptedStage:
         self.held = asyncio.Event()
         self.held.set()
         self.paused: set[str] = set()
-        self.graph = SPEAKER if stage in STREAMED else GRAPH
+        self.graph = graph or (SPEAKER if stage in STREAMED else GRAPH)
 
     @property
     def card(self) -> ModelCard:
@@ -189,30 +200,41 @@ class ScriptedStage:
             async for item in self._newest(inflow):
                 yield item
             return
+        if self.graph == FILED and self.stage == "vocoder":
+            yield "file.type", b"a/b", False
+            sound = [data async for _, data, _ in self._streamed(inflow)]
+            yield "file", b"".join(sound), True
+            return
         if self.stage in STREAMED and self.stage != "thinker":
-            port, at, before = STREAMED[self.stage], 0, b""
-            changed = asyncio.Event()
-            inflow.watch(changed.set)
-            while True:
-                changed.clear()
-                for given in inflow.take():
-                    before = made(
-                        self.stage, {"before": before, "item": bytes(given.value.data.view)}, at
-                    )
-                    yield port, before, False
-                    at += 1
-                if inflow.error is not None:
-                    raise inflow.error
-                if inflow.ended:
-                    yield port, made(self.stage, {"before": before, "item": b""}, at), True
-                    return
-                await changed.wait()
+            async for item in self._streamed(inflow):
+                yield item
+            return
         ports = ("hidden_states",) * ITEMS if self.stage == "thinker" else PORTS[self.stage]
         inputs = {given.port: bytes(given.value.data.view) for given in inflow.take()}
         for at in range(1, SHOWN + 1) if self.stage == "denoiser" and shows else ():
             yield f"latents.{at}", made("denoiser", inputs, at), False
         for at, port in enumerate(ports):
             yield port, made(self.stage, inputs, at), at == len(ports) - 1
+
+    async def _streamed(self, inflow: Inflow) -> AsyncIterator[tuple[str, bytes, bool]]:
+        """As `_items`: of a stream, and one more at its end."""
+        port, at, before = STREAMED[self.stage], 0, b""
+        changed = asyncio.Event()
+        inflow.watch(changed.set)
+        while True:
+            changed.clear()
+            for given in inflow.take():
+                before = made(
+                    self.stage, {"before": before, "item": bytes(given.value.data.view)}, at
+                )
+                yield port, before, False
+                at += 1
+            if inflow.error is not None:
+                raise inflow.error
+            if inflow.ended:
+                yield port, made(self.stage, {"before": before, "item": b""}, at), True
+                return
+            await changed.wait()
 
     async def _newest(self, inflow: Inflow) -> AsyncIterator[tuple[str, bytes, bool]]:
         """As `_items`: of the newest latents."""

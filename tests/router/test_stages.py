@@ -27,11 +27,13 @@ from inlay.worker import held
 from inlay.worker.held import HeldPayloads
 from inlay.worker.leased import LeasedInputs
 from tests.router.scripted_stages import (
+    FILED,
     ITEMS,
     SEQS,
     ScriptedStage,
     World,
     expected,
+    expected_file,
     expected_sound,
     stage_request,
 )
@@ -368,22 +370,25 @@ broken = st.lists(st.sampled_from([0, 1, 3, 9, 9, 9, -1]), min_size=1, max_size=
     scripts=st.lists(st.one_of(scripts, scripts, broken), min_size=6, max_size=6),
     aborts=st.lists(st.one_of(st.none(), st.integers(0, TURNS)), min_size=1, max_size=10),
     deaths=st.lists(st.tuples(st.integers(0, 5), st.integers(0, TURNS)), max_size=3),
-    aloud=st.booleans(),
+    asking_for=st.sampled_from(["image", "audio", "file"]),
     small=st.sampled_from([-1, 64]),
 )
 def test_nothing_is_left_lost_or_doubled_under_aborts_and_deaths(
     scripts: list[list[int]],
     aborts: list[int | None],
     deaths: list[tuple[int, int]],
-    aloud: bool,
+    asking_for: str,
     small: int,
 ) -> None:
+    aloud, filed = asking_for != "image", asking_for == "file"
     names, asked, answered = (
         (SPEAKING, ask_aloud, expected_sound) if aloud else (STAGES, ask, expected)
     )
+    answered = expected_file if filed else answered
+    graph = FILED if filed else None
 
     async def run() -> None:
-        engines = [ScriptedStage(names[at % 3], script) for at, script in enumerate(scripts)]
+        engines = [ScriptedStage(names[at % 3], one, graph) for at, one in enumerate(scripts)]
         async with asyncio.timeout(BOUND), World.around(*engines) as world:
             asking = [
                 asyncio.create_task(asked(world, b"%d" % number)) for number in range(len(aborts))

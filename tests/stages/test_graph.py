@@ -223,13 +223,75 @@ def test_language_models_stand_in_a_row(tmp_path: Path) -> None:
     found = read_graph(write(tmp_path, graph))
     assert (found.before_text, found.served_name("c")) == (["a", "b"], "row")
     assert [name for name in "abc" if found.gives_hidden(name)] == ["b"]
-    assert [name for name in "abc" if found.takes_hidden(name)] == ["c"]
+    assert [found.fed_on(name) for name in "abc"] == [None, "prompt", "hidden"]
     deployment = Deployment(stages={"b": {"engine": "vllm"}})
     with pytest.raises(InvalidRequestError, match="'vllm' gives no hidden states; allowed: torch"):
         stage_settings(found, deployment, {})
     graph["stages"]["c"]["max_tokens"] = 4  # type: ignore[index]
     with pytest.raises(InvalidRequestError, match=r"stages\.c\.max_tokens: 4; allowed"):
         read_graph(write(tmp_path, graph))
+
+
+SPEAKER: dict[str, Any] = {
+    "name": "speaker",
+    "stages": {
+        name: {"kind": kind, "model": "m"}
+        for name, kind in (("thinker", "generate"), ("talker", "talk"), ("vocoder", "vocode"))
+    },
+    "edges": ["thinker.states -> talker.states", "talker.codes -> vocoder.codes"],
+    "inputs": {"prompt": "thinker.prompt"},
+    "outputs": {"audio": "vocoder.audio"},
+}
+
+
+@pytest.mark.parametrize("port", ["audio", "sound", "file"])
+def test_sound_leaves_as_a_stream_whole_or_as_a_file(tmp_path: Path, port: str) -> None:
+    outputs = {"audio": f"vocoder.{port}"}
+    found = read_graph(write(tmp_path, SPEAKER | {"outputs": outputs}))
+    assert found.output_port("audio") == ("vocoder", port)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        (
+            {"audio": "talker.codes"},
+            "of type ImageStream, audio of type AudioStream or AudioPcm or Blob",
+        ),
+        ({"text": "thinker.tokens"}, "outputs.text: thinker.tokens is TokenIds; allowed: text"),
+        ({"image": "vocoder.file"}, "outputs.image: vocoder.file is Blob; allowed: text"),
+        ({"text": "vocoder.sound"}, "outputs.text: vocoder.sound is AudioPcm; allowed: text"),
+    ],
+)
+def test_an_output_of_another_type_is_refused_by_its_name(
+    tmp_path: Path, outputs: dict[str, str], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_graph(write(tmp_path, SPEAKER | {"outputs": outputs}))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("edge", "said"),
+    [
+        ("a.tokens -> b.prompt", "edges[0]: a.tokens is TokenIds, b.prompt takes Text"),
+        ("a.text -> b.tokens", "edges[0]: a.text is Text, b.tokens takes TokenIds"),
+        ("a.hidden -> b.tokens", "edges[0]: a.hidden is HiddenStates, b.tokens takes TokenIds"),
+    ],
+)
+def test_ids_go_to_ids_alone(tmp_path: Path, edge: str, said: str) -> None:
+    graph = {
+        "name": "row",
+        "stages": {name: {"kind": "generate", "model": name} for name in "ab"},
+        "edges": [edge],
+        "inputs": {"prompt": "a.prompt"},
+        "outputs": {"text": "b.text"},
+    }
+    with pytest.raises(InvalidRequestError) as refused:
+        read_graph(write(tmp_path, graph))
+    assert said in str(refused.value)
+    found = read_graph(write(tmp_path, graph | {"edges": ["a.tokens -> b.tokens"]}))
+    assert (found.fed_on("a"), found.fed_on("b")) == (None, "tokens")
 
 
 @pytest.mark.parametrize("text", ["a: [", "\t- x", "name: !!python/object:os.system {}"])
@@ -257,7 +319,9 @@ graphs = st.builds(
     ).map(lambda found: msgspec.convert(found, dict[str, Any])),
     edges=st.lists(st.builds("{} -> {}".format, where, where), max_size=6),
     inputs=st.dictionaries(st.just("prompt"), where, max_size=1),
-    outputs=st.dictionaries(st.sampled_from(["text", "image", "preview"]), where, max_size=3),
+    outputs=st.dictionaries(
+        st.sampled_from(["text", "image", "preview", "audio"]), where, max_size=3
+    ),
 )
 
 

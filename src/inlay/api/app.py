@@ -74,7 +74,6 @@ from inlay.api.openai.schema.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from inlay.api.openai.sound_files import MEDIA_TYPES
 from inlay.api.openai.speech import speech
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import UNSERVED
@@ -86,6 +85,7 @@ from inlay.http.metrics.engine_health import Health
 from inlay.http.openapi import Notes, Operation
 from inlay.http.server import IMAGES, OCTETS, Server
 from inlay.http.settings import FrontendSettings
+from inlay.media.sound_files import MEDIA_TYPES
 from inlay.router import Router
 from inlay.store import PromptStore, StoredPrompts
 from inlay.telemetry import Tracing

@@ -10,7 +10,9 @@ import yaml
 from inlay.engine.diffusers.facts import is_pipeline, read_index
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
-from inlay.stages.graph import Graph, Port, Stage, StageCard, check
+from inlay.render.tokenizer import load_tokenizer
+from inlay.render.vocabulary import Vocabulary
+from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph, Port, Stage, StageCard, check
 from inlay.tensors.projector import projector_layers
 from inlay.tensors.table import config_of
 
@@ -108,7 +110,9 @@ def read_graph(path: Path) -> Graph:
     graph = msgspec.structs.replace(graph, stages=stages)
     try:
         for start, end in graph.links:
-            if end.name == "hidden":
+            if end.name == "tokens":
+                _check_tokenizers(graph, start, end)
+            elif end.name == "hidden":
                 _check_widths(graph, start.stage, end.stage)
             elif end.name in _OF_ONE_PIPELINE:
                 _check_pipelines(graph, start, end)
@@ -240,6 +244,15 @@ def _check_widths(graph: Graph, start: str, end: str) -> None:
             f"{place}: {end} takes rows of {taker['hidden_size']} elements, and is given {width}"
             + ("; a projector makes others" if asked.projector is None else "")
         )
+
+
+def _check_tokenizers(graph: Graph, start: Port, end: Port) -> None:
+    """Raise `InvalidRequestError` where ids would be other tokens, as far as files here tell."""
+    models = [Path(graph.stages[port.stage].model) for port in (start, end)]
+    if all(model.is_dir() for model in models):
+        ids = {Vocabulary(load_tokenizer(model).tokenizer).identity for model in models}
+        if len(ids) > 1:
+            raise InvalidRequestError(f"{start} -> {end}: {UNLIKE_TOKENIZERS}")
 
 
 _OF_ONE_PIPELINE = ("embeds", "latents")

@@ -106,6 +106,11 @@ class Renderer:
         """
         return self._vocabulary.size
 
+    @property
+    def vocabulary_id(self) -> bytes:
+        """`Vocabulary.identity`; computed once, in some 0.1 s of a large vocabulary."""
+        return self._vocabulary.identity
+
     def encode(
         self,
         text: str,
@@ -184,7 +189,7 @@ class Renderer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        rows: Sequence[Rows] = (),
+        rows: Sequence[Rows | Tokens] = (),
         media: ChatMedia = NO_MEDIA,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -200,7 +205,8 @@ class Renderer:
         Args:
             messages: as OpenAI's; a content part `{"type": "prompt_embeds", "index": i}` stands for
                 `rows[i]`, and `{"type": KIND, "index": i}` for an item of media.
-            rows: each is named by one part, in order.
+            rows: each is named by one part, in order; ids stand in a prompt as rows do, as they
+                are.
             media: likewise.
             tools: as OpenAI's, for the template.
             add_generation_prompt: end where the assistant's answer begins.
@@ -379,7 +385,7 @@ class _RowsTokenizer:
         self,
         text: str,
         marks: PlaceholderMarks,
-        rows: Sequence[Rows],
+        rows: Sequence[Rows | Tokens],
         media: ChatMedia,
         *,
         keep: int | None,

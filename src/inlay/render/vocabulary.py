@@ -3,7 +3,9 @@
 import codecs
 import json
 from functools import cached_property
+from hashlib import blake2b
 
+import msgspec
 from tokenizers import Tokenizer
 
 from inlay.errors import InvalidRequestError
@@ -59,6 +61,12 @@ class Vocabulary:
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def identity(self) -> bytes:
+        """A digest of all tokens and their ids: where it is equal, ids have one meaning."""
+        tokens = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items())
+        return blake2b(msgspec.json.encode(tokens), digest_size=16).digest()
 
     @cached_property
     def byte_ids(self) -> dict[int, int]:

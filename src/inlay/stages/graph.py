@@ -12,6 +12,11 @@ from inlay.speech import Speech
 from inlay.stages.kinds import KINDS, Kind, PortType
 
 MAX_STAGES = 16
+UNLIKE_TOKENIZERS = (
+    "the tokenizers are not equal, so that ids of one are other tokens of the other; text passes "
+    "between any two: use .text -> .prompt"
+)
+"""Reason for which ids do not pass between two language models."""
 
 
 class Port(NamedTuple):
@@ -101,7 +106,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         edges: "stage.port -> stage.port".
         inputs: port that each thing of a request goes to; today "prompt" alone.
         outputs: port that each thing of an answer comes from: "text", "image", "preview",
-            "audio". Previews come from the stage of the image.
+            "audio". Previews come from the stage of the image; "audio" is a stream of sound, a
+            whole sound or a file.
     """
 
     name: str
@@ -147,7 +153,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def text_stage(self) -> str | None:
         """The stage that makes the text of an answer, or None."""
-        return _port(self.outputs["text"]).stage if "text" in self.outputs else None
+        return self.output_port("text").stage if "text" in self.outputs else None
 
     @property
     def before_text(self) -> list[str]:
@@ -167,9 +173,13 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return True if what passes a stage's layers goes to another, which speaks."""
         return any(start == (stage, "states") for start, _ in self.links)
 
-    def takes_hidden(self, stage: str) -> bool:
-        """Return True if a stage's prompt has rows of another."""
-        return any(port == "hidden" for _, port in self.sources(stage))
+    def fed_on(self, stage: str) -> str | None:
+        """Return the port on which another stage feeds this one; None if the request does."""
+        return next((port for _, port in self.sources(stage)), None)
+
+    def output_port(self, output: str) -> Port:
+        """Return the port that an output comes from."""
+        return _port(self.outputs[output])
 
     def missing(self, served: Collection[str]) -> list[str]:
         """Return the stages whose workers are not among the served names."""
@@ -181,7 +191,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def needed(self, outputs: Iterable[str]) -> list[str]:
         """Return the stages that make some of the outputs, each after those it needs."""
-        pending = [_port(self.outputs[name]).stage for name in outputs]
+        pending = [self.output_port(name).stage for name in outputs]
         wanted: set[str] = set()
         while pending:
             stage = pending.pop()
@@ -228,10 +238,10 @@ def check(graph: Graph) -> None:
             )
     for name, where in graph.outputs.items():
         kind = _typed(graph, _port(where, f"outputs.{name}"), "outputs", f"outputs.{name}")
-        if name not in _OUTPUTS or kind is not _OUTPUTS[name]:
+        if kind not in _OUTPUTS.get(name, ()):
             raise InvalidRequestError(
                 f"outputs.{name}: {where} is {kind}; allowed: "
-                + ", ".join(f"{known} of type {type_}" for known, type_ in _OUTPUTS.items())
+                + ", ".join(f"{known} of type {' or '.join(of)}" for known, of in _OUTPUTS.items())
             )
     if not graph.outputs:
         raise InvalidRequestError("outputs: there are none")
@@ -278,13 +288,13 @@ def _check_speech(speech: Speaking, place: str) -> None:
             )
 
 
-_OUTPUTS: Mapping[str, PortType] = {
-    "text": PortType.TEXT,
-    "image": PortType.IMAGE,
-    "preview": PortType.IMAGES,
-    "audio": PortType.AUDIO,
+_OUTPUTS: Mapping[str, tuple[PortType, ...]] = {
+    "text": (PortType.TEXT,),
+    "image": (PortType.IMAGE,),
+    "preview": (PortType.IMAGES,),
+    "audio": (PortType.AUDIO, PortType.PCM, PortType.BLOB),
 }
-"""Type of each thing that an answer may have."""
+"""Types of each thing that an answer may have."""
 
 
 def _feeds(graph: Graph) -> dict[Port, str]:

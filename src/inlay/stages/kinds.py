@@ -10,19 +10,25 @@ from inlay.edges import Window
 class PortType(StrEnum):
     """Types of what passes between stages.
 
-    TEXT is UTF-8; HIDDEN hidden states of a language model, as rows of another's prompt; EMBEDS a
-    bundle of named tensors that stands for a prompt; LATENTS a denoiser's result, and before it,
-    where previews are asked for, its estimates of it; IMAGE the file of an image. Streams, which
-    the next stage or the client reads while they are made: IMAGES are files of an image so far;
-    STATES what the first layer of a language model reads and its last gives, position by position;
-    TOKENS ids of tokens, as of a codec of sound; AUDIO pieces of sound, float32 in [-1, 1].
+    TEXT is UTF-8; IDS are those of all tokens of a language model's answer but its end; HIDDEN
+    hidden states of a language model, as rows of another's prompt; EMBEDS a bundle of named tensors
+    that stands for a prompt; LATENTS a denoiser's result, and before it, where previews are asked
+    for, its estimates of it; IMAGE the file of an image; PCM a whole sound, float32 [samples] in
+    [-1, 1], with the rate of the model's card; BLOB a finished file, uint8 [bytes], with its media
+    type as ".type" beside it.
+    Streams, which the next stage or the client reads while they are made: IMAGES are files of an
+    image so far; STATES what the first layer of a language model reads and its last gives, position
+    by position; TOKENS ids of tokens, as of a codec of sound; AUDIO pieces of sound, as of PCM.
     """
 
     TEXT = "Text"
+    IDS = "TokenIds"
     HIDDEN = "HiddenStates"
     EMBEDS = "Embeds"
     LATENTS = "Latents"
     IMAGE = "Image"
+    PCM = "AudioPcm"
+    BLOB = "Blob"
     IMAGES = "ImageStream"
     STATES = "HiddenStream"
     TOKENS = "TokenStream"
@@ -57,14 +63,15 @@ class Kind:
 
 
 _TEXT, _EMBEDS = {"prompt": PortType.TEXT}, {"embeds": PortType.EMBEDS}
+_IDS, _HIDDEN = {"tokens": PortType.IDS}, {"hidden": PortType.HIDDEN}
 _IMAGES = {"image": PortType.IMAGE, "preview": PortType.IMAGES}
 _DIFFUSERS = frozenset({"diffusers"})
 _SPEECH = frozenset({"speech"})
 
 KINDS: Mapping[str, Kind] = {
     "generate": Kind(
-        _TEXT | {"hidden": PortType.HIDDEN},
-        {"text": PortType.TEXT, "hidden": PortType.HIDDEN, "states": PortType.STATES},
+        _TEXT | _IDS | _HIDDEN,
+        {"text": PortType.TEXT} | _IDS | _HIDDEN | {"states": PortType.STATES},
         "torch",
         frozenset({"torch", "vllm", "sglang", "echo"}),
     ),
@@ -82,7 +89,11 @@ KINDS: Mapping[str, Kind] = {
         {"states": PortType.STATES}, {"codes": PortType.TOKENS}, "speech", _SPEECH, "talker"
     ),
     "vocode": Kind(
-        {"codes": PortType.TOKENS}, {"audio": PortType.AUDIO}, "speech", _SPEECH, "token2wav"
+        {"codes": PortType.TOKENS},
+        {"audio": PortType.AUDIO, "sound": PortType.PCM, "file": PortType.BLOB},
+        "speech",
+        _SPEECH,
+        "token2wav",
     ),
 }
 """Kinds of stages by their name in a graph."""

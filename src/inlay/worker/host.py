@@ -256,7 +256,7 @@ class EngineHost:
         allowed = (
             self._prompt_embeds
             or (media is not None and media.embeds)
-            or (stage is not None and stage.graph.takes_hidden(stage.name))
+            or (stage is not None and stage.graph.fed_on(stage.name) == "hidden")
         )
         if not allowed and request.has_embeds:
             raise EmbeddingsError(

@@ -1,6 +1,8 @@
 """`SpeechEngine`: ends of what it hears."""
 
 import asyncio
+import io
+import sys
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from inlay.digest import Secret
@@ -16,7 +19,14 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.speech.engine import SpeechEngine
 from inlay.engine.speech.job import Piece
 from inlay.engine.speech.talker import Talk
-from inlay.errors import LEASE_LOST, EngineError, NotFoundError, OverloadedError
+from inlay.errors import (
+    LEASE_LOST,
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+)
+from inlay.media.sound_files import FORMATS
 from inlay.prompt import Buffer
 from inlay.request import Input, Output, Payload, Request, Task
 from inlay.speech import Speech
@@ -127,12 +137,59 @@ async def answer(engine: SpeechEngine, inputs: Sequence[Input]) -> list[bytes]:
     return [bytes(payload.data.view) for output in found for payload in output.payloads]
 
 
+CODES = Input(
+    "codes",
+    Payload("codes", "int32", (40,), Buffer(np.arange(40, dtype=np.int32).tobytes()), last=True),
+)
+
+
+async def vocoded(engine: SpeechEngine, **how: Any) -> tuple[list[Payload], Output]:
+    """Payloads and the end of the sound of `CODES`."""
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    params = Speech(voice="Ethan", seed=3, **how)
+    request = Request(id="r", task=Task.STAGE, prompts=(), params=params, inputs=(CODES,))
+    engine.submit(request, outputs.put_nowait)
+    found = [await outputs.get()]
+    while found[-1].finish_reason is None:
+        found.append(await outputs.get())
+    return [payload for output in found for payload in output.payloads], found[-1]
+
+
+def joined(payloads: Sequence[Payload], port: str) -> bytes:
+    return b"".join(bytes(each.data.view) for each in payloads if each.port == port)
+
+
+async def test_a_sound_is_a_stream_or_whole_or_a_file_of_the_same_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("token2wav") as engine:
+        streamed, end = await vocoded(engine, chunk=2)
+        assert len(streamed) > 1
+        at_once, _ = await vocoded(engine, chunk=0)
+        whole, whole_end = await vocoded(engine, chunk=2, port="sound")
+        assert [(each.port, each.dtype, each.shape) for each in whole] == [
+            ("sound", "float32", at_once[0].shape)
+        ]
+        assert joined(whole, "sound") == joined(at_once, "audio")
+        samples = np.frombuffer(joined(streamed, "audio"), np.float32)
+        for format_, (media_type, *_) in FORMATS.items():
+            payloads, file_end = await vocoded(engine, chunk=2, port="file", format=format_)
+            assert [each.port for each in payloads] == ["file.type", "file"]
+            assert joined(payloads, "file.type") == media_type
+            assert file_end.usage == whole_end.usage == end.usage
+            if format_ in ("wav", "flac"):
+                found, rate = soundfile.read(io.BytesIO(joined(payloads, "file")), dtype="int16")
+                assert rate == 24000
+                assert np.array_equal(found, np.rint(32767 * samples.astype(np.float64)))
+        monkeypatch.setitem(sys.modules, "soundfile", None)
+        with pytest.raises(InvalidRequestError, match="format is 'mp3'; this machine lacks libsnd"):
+            await vocoded(engine, port="file", format="mp3")
+        assert engine.stats().waiting == 0
+
+
 @pytest.mark.parametrize("part", ["talker", "token2wav"])
 async def test_a_sleeping_part_has_no_model_and_wakes_with_the_same_answers(part: str) -> None:
-    codes = np.arange(6, dtype=np.int32).tobytes()
-    given = heard(PROMPT + 4)
-    if part == "token2wav":
-        given = [Input("codes", Payload("codes", "int32", (6,), Buffer(codes), last=True))]
+    given = [CODES] if part == "token2wav" else heard(PROMPT + 4)
     async with running(part) as engine:
         before = await answer(engine, given)
         model = weakref.ref(engine._loaded.model)

@@ -12,7 +12,7 @@ from inlay.http.bodies.media import MediaSource
 from inlay.http.bodies.structure import check_structure
 from inlay.http.quoting import shown_at, shown_value
 from inlay.media.spec import Kind
-from inlay.prompt import Rows, Segment
+from inlay.prompt import Rows, Segment, Tokens
 from inlay.render import NO_MEDIA, ChatMedia, Shown
 
 PARTS = (
@@ -29,13 +29,13 @@ class ReadMessages(NamedTuple):
     Attributes:
         messages: with `{"type": "prompt_embeds", "index": i}` or `{"type": KIND, "index": i}` in
             place of each such part.
-        rows: of embeddings, by index.
+        rows: of embeddings, or ids that another model has made, by index.
         media: positions of each item of media, by index.
         kinds: of the items.
     """
 
     messages: list[dict[str, Any]]
-    rows: list[Rows]
+    rows: list[Rows | Tokens]
     media: list[Sequence[Segment]]
     kinds: list[Kind]
 
@@ -58,7 +58,7 @@ MessageReader: TypeAlias = Callable[
 class _Reader(NamedTuple):
     """Reading of parts into positions."""
 
-    rows: list[Rows]
+    rows: list[Rows | Tokens]
     media: list[Sequence[Segment]]
     kinds: list[Kind]
     read: Callable[[TensorSource], Rows]

@@ -1,8 +1,9 @@
 """The language models before the one that answers, in a pipeline of several.
 
 Each reads the chat as the client sent it, but for the last message of the user: where the model
-before it gave text, that is its content; where it gave hidden states, their rows stand before its
-text. Embeddings and media of that message are the first model's: what it gives is made of them.
+before it gave text, that is its content; where it gave ids, they are in its place as they were
+made; where it gave hidden states, their rows stand before its text. Embeddings and media of that
+message are the first model's: what it gives is made of them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,12 +26,13 @@ from inlay.errors import EngineError, InvalidRequestError, NotFoundError, Overlo
 from inlay.hidden_states import HiddenStates
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.request_scope import RequestScope
-from inlay.http.server import Call, Server
-from inlay.prompt import DTYPE_SIZES, Buffer, Rows
+from inlay.http.server import OFFLOAD_BYTES, Call, Server
+from inlay.prompt import DTYPE_SIZES, Buffer, Rows, Tokens
+from inlay.render import Renderer
 from inlay.render.output import ContentDelta
 from inlay.request import Payload, Task, Usage
 from inlay.router import ServedModel
-from inlay.stages.graph import Graph
+from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph
 from inlay.tensors import Tensor, to_rows
 
 
@@ -114,6 +116,7 @@ async def behind_others(
     without = replace(incoming, sources=(), parts=None)
     names = [*graph.before_text, graph.front]
     cards = {name: _card(call, graph, name) for name in names}
+    await _check_tokenizers(server, graph, cards)
     found = messages
     usages: dict[str, Usage] = {}
     wanted = {cards[name].name: 1 for name in graph.before_text}
@@ -127,22 +130,37 @@ async def behind_others(
             prepared = await prepare(call, incoming, own, model, id_, found, own)
             incoming = without
             (choice,) = prepared.generation.choices
-            hidden = graph.takes_hidden(following)
-            if hidden:
+            port = graph.fed_on(following)
+            if port == "hidden":
                 _ask_for_hidden(choice, graph, name, cards[name])
             prepared.generation.admitted = True
             await _run(call, prepared.generation, cards[name].name)
             usages[name] = Usage(*prepared.generation.usage()[:2])
-            if hidden:
+            if port == "hidden":
                 size = sum(len(payload.data) for payload in choice.payloads)
                 call.reservation.grow(2 * size)
                 rows = await server.prepare(
                     size, _rows, choice.payloads, cards[following], server.secret
                 )
                 found = partial(_with_rows, messages, rows)
+            elif port == "tokens":
+                found = partial(_with_ids, messages, _ids(choice))
             else:
                 found = partial(_with_text, messages, _text(choice))
     return Before(incoming, found, usages)
+
+
+async def _check_tokenizers(server: Server, graph: Graph, cards: Mapping[str, ModelCard]) -> None:
+    """Raise `EngineError` where ids go to a model to which they are other tokens."""
+    for start, end in graph.links:
+        if end.name == "tokens":
+            renderers = [await server.renderers.of(cards[port.stage]) for port in (start, end)]
+            if await server.prepare(OFFLOAD_BYTES, _differ, *renderers):
+                raise EngineError(f"{start} -> {end}: {UNLIKE_TOKENIZERS}")
+
+
+def _differ(one: Renderer, other: Renderer) -> bool:
+    return one.vocabulary_id != other.vocabulary_id
 
 
 def _check_first_models(messages: MessageReader, pipeline: str) -> None:
@@ -229,6 +247,12 @@ def _text(choice: ChoiceState) -> str:
     return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
 
 
+def _ids(choice: ChoiceState) -> Tokens:
+    """Return the ids of the answer but for the one that ended it."""
+    whole = joined(choice.pieces)
+    return Tokens(whole.token_ids[: -1 if whole.finish_reason == "stop" else None])
+
+
 def _rows(payloads: list[Payload], card: ModelCard, secret: Secret) -> Rows:
     """Return hidden states as rows of the model of `card`. Raises `EmbeddingsError`."""
     if not payloads:
@@ -239,6 +263,11 @@ def _rows(payloads: list[Payload], card: ModelCard, secret: Secret) -> Rows:
     tensor = Tensor(data, dtype, shape, "safetensors")
     rows = to_rows(tensor, hidden_size=card.hidden_size, dtype=card.dtype)
     return msgspec.structs.replace(rows, digests=row_digests(rows, secret))
+
+
+def _with_ids(messages: MessageReader, ids: Tokens, *_: Any) -> ReadMessages:
+    part = {"type": "prompt_embeds", "index": 0}
+    return _changed(_of_text(messages), lambda _: [part])._replace(rows=[ids])
 
 
 def _with_text(messages: MessageReader, text: str, *_: Any) -> ReadMessages:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from inlay.api.openai.sound_files import FinishedFile, SampledFile, SoundFile
 from inlay.card import AudioCard, ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.hidden_states import HiddenStates
 from inlay.http.quoting import shown_value
+from inlay.http.server import Server
 from inlay.prompt import Media
 from inlay.router import Router
 from inlay.router.stages import Step, plan
@@ -114,6 +116,7 @@ class Speaker:
         media: tuple[tuple[int, Media], ...],
         seed: int,
         max_tokens: int,
+        format_: str,
     ) -> Mapping[str, Speech]:
         """Return the parameters of each stage that speaks, by the name that it is served under.
 
@@ -123,6 +126,7 @@ class Speaker:
             media: runs of media among them.
             seed: of the talker and of the vocoder.
             max_tokens: codes at most, of `codes`.
+            format_: of the file, where the last stage makes that.
         """
         stages = {step.model: self.graph.stages[str(step.stage)] for step in self.steps}
         found = {
@@ -132,8 +136,22 @@ class Speaker:
             for model, stage in stages.items()
             if stage.kind != "generate"
         }
-        talker = self.talker.name
-        return found | {talker: replace(found[talker], media=media)}
+        talker, last = self.talker.name, self.steps[-1].model
+        return found | {
+            talker: replace(found[talker], media=media),
+            last: replace(found[last], port=self._port, format=format_),
+        }
+
+    @property
+    def _port(self) -> str:
+        """The port that the sound comes from."""
+        return self.graph.output_port("audio").name
+
+    def file(self, server: Server, name: str, param: str, *, whole: bool) -> SoundFile:
+        """Return the file that the sound becomes; arguments and errors as of `SampledFile`."""
+        if self._port == "file":
+            return FinishedFile(whole=whole)
+        return SampledFile(server, name, self.card.sample_rate, param, whole=whole)
 
     def num_bytes(self, codes: int) -> int:
         """Return the memory that the sound of so many codes takes in the frontend, at most."""

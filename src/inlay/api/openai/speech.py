@@ -15,7 +15,6 @@ from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.parts import in_content
 from inlay.api.openai.first_model import first_that
 from inlay.api.openai.schema.speech import SpeechRequest, VoiceId
-from inlay.api.openai.sound_files import FORMATS, SoundFile, SoundFormat
 from inlay.api.openai.speaking import Speaker, speaks
 from inlay.api.openai.speech_prompt import SpokenPrompt, spoken_prompt
 from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
@@ -28,6 +27,7 @@ from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.media.positions import media_runs
+from inlay.media.sound_files import FORMATS, SoundFormat
 from inlay.request import Input, Request, Sampling
 from inlay.router.stages import walk
 
@@ -47,8 +47,7 @@ async def speech(call: Call) -> None:
     server = call.server
     speaker = Speaker.of(server.router, pipeline_of(server, request.model), reads=True)
     voice = _voice(request.voice, speaker)
-    rate = speaker.card.sample_rate
-    file = SoundFile(server, format_, rate, "response_format", whole=kind is File)
+    file = speaker.file(server, format_, "response_format", whole=kind is File)
     answer: Answer = kind(call, file)
     prompt = await _read(call, incoming, request, speaker)
     del incoming
@@ -56,7 +55,7 @@ async def speech(call: Call) -> None:
     _check_length(prompt, speaker, codes)
     call.reservation.grow(speaker.num_bytes(codes))
     take_places(call, speaker.steps)
-    make = _Requests(call, request, speaker, prompt, voice, codes).make
+    make = _Requests(call, request, speaker, prompt, voice, codes, format_).make
     try:
         async with RequestScope(server.inflight, call.receive, call.take_clock()):
             await all_awake(server, speaker.steps)
@@ -65,7 +64,7 @@ async def speech(call: Call) -> None:
             ) as outputs:
                 async for found in outputs:
                     for payload in found.payloads:
-                        await answer.take(payload.data)
+                        await answer.take(payload)
                     if found.output.finish_reason is not None:
                         answer.end(found)
     except InlayError as error:
@@ -200,6 +199,7 @@ class _Requests:
     prompt: SpokenPrompt
     voice: str
     codes: int
+    format: str
 
     def __post_init__(self) -> None:
         self._id = answer_id("speech-", self.request.request_id)
@@ -210,6 +210,7 @@ class _Requests:
             media=media_runs(self.prompt.whole),
             seed=seed,
             max_tokens=self.codes,
+            format_=self.format,
         )
 
     def make(self, stage: str, inputs: Sequence[Input]) -> Request:

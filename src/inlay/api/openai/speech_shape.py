@@ -12,8 +12,7 @@ from inlay.api.shares import shares_of
 from inlay.errors import InlayError
 from inlay.http.server import Call
 from inlay.http.sse import EventStream, Framing, data_event
-from inlay.prompt import Buffer
-from inlay.request import Usage
+from inlay.request import Payload, Usage
 from inlay.router.stages import StageOutput
 
 _FRAMING = Framing(data_event, b"")
@@ -29,8 +28,8 @@ class Answer(Protocol):
 
     def __init__(self, call: Call, file: SoundFile) -> None: ...
 
-    async def take(self, sound: Buffer) -> None:
-        """Take a piece of the sound, float32."""
+    async def take(self, payload: Payload) -> None:
+        """Take what the last stage gives."""
 
     def end(self, output: StageOutput) -> None:
         """Note the last output."""
@@ -43,7 +42,7 @@ class Answer(Protocol):
 
 
 def _media_type(file: SoundFile) -> tuple[bytes, bytes]:
-    return (b"content-type", file.format.media_type)
+    return (b"content-type", file.media_type)
 
 
 class File:
@@ -54,9 +53,9 @@ class File:
     def __init__(self, call: Call, file: SoundFile) -> None:
         self._call, self._file = call, file
 
-    async def take(self, sound: Buffer) -> None:
+    async def take(self, payload: Payload) -> None:
         """As `Answer`."""
-        await self._file.add(sound)
+        await self._file.take(payload)
 
     def end(self, output: StageOutput) -> None:
         """As `Answer`."""
@@ -77,9 +76,9 @@ class Pieces:
         self._call, self._file = call, file
         self.started = False
 
-    async def take(self, sound: Buffer) -> None:
+    async def take(self, payload: Payload) -> None:
         """As `Answer`."""
-        if piece := await self._file.add(sound):
+        if piece := await self._file.take(payload):
             await self._write(piece, more=True)
 
     def end(self, output: StageOutput) -> None:
@@ -115,9 +114,9 @@ class Events:
         """As `Answer`."""
         return self._stream.started
 
-    async def take(self, sound: Buffer) -> None:
+    async def take(self, payload: Payload) -> None:
         """As `Answer`."""
-        if piece := await self._file.add(sound):
+        if piece := await self._file.take(payload):
             await self._stream.write([await self._event(piece)])
 
     def end(self, output: StageOutput) -> None:

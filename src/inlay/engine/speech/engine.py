@@ -203,7 +203,7 @@ class SpeechEngine:
                 piece = await self._thread.run(advance)
                 self._steps += 1
                 if not job.ended:
-                    self._made += sum(payload.shape[0] for payload in piece.payloads)
+                    self._made += piece.made
                     if piece.done:
                         self._jobs.leave(job)
                     job.put(piece)

@@ -20,11 +20,13 @@ class Piece(NamedTuple):
         payloads: in their order.
         done: nothing follows.
         limited: because there are as many as are allowed.
+        made: codes, or samples of sound.
     """
 
     payloads: tuple[Payload, ...]
     done: bool
     limited: bool = False
+    made: int = 0
 
 
 class Progress(Protocol):
@@ -62,7 +64,7 @@ class Job:
         paused: it waits until what it has made is used.
         ended: its last output was emitted.
         timer: of its deadline.
-        made: elements of payloads.
+        made: codes, or samples of sound.
     """
 
     def __init__(self, request: Request, progress: Progress, inflow: Inflow, emit: Emit) -> None:
@@ -91,7 +93,7 @@ class Job:
 
     def put(self, piece: Piece) -> None:
         """Emit what a turn has made, and the end, if that is it."""
-        self.made += sum(payload.shape[0] for payload in piece.payloads)
+        self.made += piece.made
         if piece.done:
             self.end("length" if piece.limited else "stop", payloads=piece.payloads)
         elif piece.payloads and not self.ended:

@@ -180,7 +180,7 @@ class Talk:
             return Piece((), done=True)
         self.codes.append(code)
         full = len(self.codes) >= self._room
-        return Piece((_payload([code], last=full),), done=full, limited=full)
+        return Piece((_payload([code], last=full),), done=full, limited=full, made=1)
 
     def _hear(self, inputs: Sequence[Input]) -> None:
         talker = self._talker

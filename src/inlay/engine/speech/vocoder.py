@@ -17,12 +17,11 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4OD
 
 from inlay.engine.speech.job import Piece, tensor_of
 from inlay.errors import EngineError
+from inlay.media.sound_files import FORMATS, sound_writer
 from inlay.prompt import Buffer
 from inlay.request import Input, Payload
 from inlay.speech import Speech
 
-AUDIO = "audio"
-"""Port of what is made: float32 [samples], mono, in [-1, 1]."""
 SAMPLE_RATE = 24_000
 """Samples a second, of the family."""
 
@@ -80,7 +79,11 @@ class Vocoder:
         return tuple(self._voices)
 
     def begin(self, params: Speech) -> "Sounding":
-        """Return the state of a request, which has no codes yet."""
+        """Return the state of a request, which has no codes yet.
+
+        Raises:
+            InvalidRequestError: a file of a format that is not made here.
+        """
         return Sounding(self, params, self._voices[params.voice])
 
     @torch.inference_mode()
@@ -148,7 +151,14 @@ class Sounding:
         self._vocoder = vocoder
         self._seed = params.seed
         self._voice = voice
-        blocks = ceil(params.chunk / vocoder.block)
+        self._port, self._format = params.port, params.format
+        self._file = (
+            sound_writer(params.format, SAMPLE_RATE, "format", whole=True)
+            if params.port == "file"
+            else None
+        )
+        # A whole sound is that of the whole model: nothing is gained by chunks.
+        blocks = 0 if params.port == "sound" else ceil(params.chunk / vocoder.block)
         self._chunk = blocks * vocoder.block
         self._codes: list[int] = []
         self._over = False
@@ -182,7 +192,25 @@ class Sounding:
         sound = self._sound(last=done)
         if not torch.isfinite(sound).all():
             raise EngineError("the vocoder's sound is not finite")
-        return Piece((_payload(sound, last=done),) if len(sound) else (), done=done)
+        return Piece(self._payloads(sound, last=done), done=done, made=len(sound))
+
+    def _payloads(self, sound: Tensor, *, last: bool) -> tuple[Payload, ...]:
+        """Return samples on their port; of a file, all of it behind the last."""
+        data = Buffer(sound.to(torch.float32).cpu().contiguous().numpy().tobytes())
+        if self._file is None:
+            return (
+                (Payload(self._port, "float32", (len(sound),), data, last),) if len(sound) else ()
+            )
+        self._file.add(data)
+        if not last:
+            return ()
+        parts = {
+            f"{self._port}.type": FORMATS[self._format].media_type,
+            self._port: self._file.end(),
+        }
+        return tuple(
+            Payload(port, "uint8", (len(part),), Buffer(part)) for port, part in parts.items()
+        )
 
     def _diffuse(self, stop: int) -> None:
         """Diffuse the codes up to `stop`, with those around them."""
@@ -239,8 +267,3 @@ def reach_of(config: Any) -> int:
 
 _FILTER = 12
 """Samples that the filters around an activation reach, at most."""
-
-
-def _payload(sound: Tensor, *, last: bool) -> Payload:
-    data = sound.to(torch.float32).cpu().contiguous().numpy().tobytes()
-    return Payload(AUDIO, "float32", (len(sound),), Buffer(data), last)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from inlay.api.generation.generation import Generation
-from inlay.api.openai.sound_files import FORMATS, SoundFile
+from inlay.api.openai.sound_files import SoundFile
 from inlay.api.openai.speaking import Speaker, speaks
 from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.schema.chat import ChatRequest
@@ -18,6 +18,7 @@ from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
 from inlay.http.server import Call
 from inlay.media.positions import media_runs
+from inlay.media.sound_files import FORMATS
 from inlay.request import Input, Request, Usage
 from inlay.router.making import Making
 from inlay.router.stages import walk
@@ -55,6 +56,7 @@ class ChatAudio:
             media=media_runs(asked.prompt, positions - len(asked.prompt)),
             seed=asked.sampling.seed,
             max_tokens=codes,
+            format_=plan.format,
         )
         call.reservation.grow(speaker.num_bytes(codes))
         sampling = replace(asked.sampling, hidden_states=speaker.states)
@@ -91,8 +93,7 @@ class ChatAudio:
                     self.usages = {str(name): used for name, used in found.usages.items()}
                     self.limited = bool(found.limited)
                     for payload in found.payloads:
-                        if payload.port == "audio":
-                            await self._put(await self._file.add(payload.data))
+                        await self._put(await self._file.take(payload))
             self._making.unread()
             await self._put(await self._file.end())
         except Exception as error:
@@ -135,12 +136,14 @@ class SoundPlan(NamedTuple):
         speaker: the stages.
         writer: name of the language model that is spoken.
         voice: one of the card's.
+        format: of the file.
         file: takes the sound.
     """
 
     speaker: Speaker
     writer: str
     voice: str
+    format: str
     file: SoundFile
 
 
@@ -172,10 +175,9 @@ def sound_plan(call: Call, request: ChatRequest, model: ModelCard) -> SoundPlan 
         raise InvalidRequestError(f"{name} does not go with audio", param=name)
     speaker = Speaker.of(call.server.router, model, reads=False)
     kind, voice = _options(request, speaker)
-    rate, whole = speaker.card.sample_rate, not request.stream
-    file = SoundFile(call.server, kind, rate, "audio.format", whole=whole)
+    file = speaker.file(call.server, kind, "audio.format", whole=not request.stream)
     take_places(call, speaker.steps)
-    return SoundPlan(speaker, model.name, voice, file)
+    return SoundPlan(speaker, model.name, voice, kind, file)
 
 
 def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:
