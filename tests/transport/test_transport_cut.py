@@ -95,7 +95,8 @@ async def exchange(
 ) -> tuple[list[Note], Cut]:
     """Send `NOTES`; return what the other end had when the connection ended.
 
-    With `credit` those behind the first large one wait until the other end has given some.
+    With `credit` those behind the first large one wait until the other end has given some, and all
+    are taken as they come.
     """
     async with asyncio.timeout(60), listening(memory, cut) as (proxy, address, accepted):
         try:
@@ -120,7 +121,15 @@ async def exchange(
                 await asyncio.sleep(0)
             for note in NOTES[3:]:
                 ours.send(note)
+
+        def take(note: Note) -> None:
+            got.append(note)
+            if len(got) == len(NOTES):
+                theirs.abort()
+
         with suppress(EOFError):
+            if credit:
+                await theirs.deliver(take)
             while len(got) < len(NOTES):
                 got.append(await theirs.receive())
         for end in (ours, theirs):

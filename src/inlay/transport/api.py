@@ -1,7 +1,7 @@
 """Protocols of a transport: planes, workers and streams."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from inlay.card import ModelCard
 from inlay.commands import Command
@@ -42,6 +42,14 @@ class Carrier(Protocol[Heard_co]):
 
     async def receive(self) -> Heard_co:
         """Return the next message. Raises `EOFError` when the other end is gone."""
+
+    async def deliver(self, take: Callable[[Heard_co], None]) -> NoReturn:
+        """Have `take` called with each message from here on.
+
+        Raises:
+            EOFError: the other end is gone.
+            Exception: what `take` raised; it is called no more.
+        """
 
     def close(self) -> None:
         """Close the connection. What was sent still leaves."""

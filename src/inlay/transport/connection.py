@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -91,10 +91,13 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         self._writable = False
         self._flushing = False
         self._arrived: deque[T] = deque()
+        self._taker: Callable[[T], None] | None = None
+        self._taker_failed: Exception | None = None
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
+        self._clock = liveness.clock()
         self._heard = self._said = 0.0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -117,7 +120,8 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             raise InvalidRequestError(str(error)) from error
         if self._writer.queued_bytes > MAX_QUEUED_BYTES:
             self._end(ConnectionError("the other end does not read"))
-        self._flush_soon()
+        elif not self._flushing:
+            self._flush()
         return number
 
     def release(self, number: int | None) -> None:
@@ -161,6 +165,22 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             await self._changed.wait()
         return self._arrived.popleft()
 
+    async def deliver(self, take: Callable[[T], None]) -> NoReturn:
+        """As `Carrier.deliver`: `take` is called as a message comes, not a turn later."""
+        self._taker = take
+        try:
+            while self._arrived:
+                take(self._arrived.popleft())
+            while self._taker_failed is None and self._ended is None:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._taker = None
+        failed, self._taker_failed = self._taker_failed, None
+        if failed is not None:
+            raise failed
+        raise EOFError("the other end of the connection is gone") from self._ended
+
     def close(self) -> None:
         """Close the connection. What was sent still leaves, but for large messages."""
         if self._transport is not None and not self._closing and self._ended is None:
@@ -178,7 +198,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
         """Begin the handshake."""
         self._transport = cast("asyncio.Transport", transport)
         self._writable = True
-        self._heard = self._said = liveness.now()
+        self._heard = self._said = self._clock.now()
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._tick)
         try:
             self._check(transport)
@@ -198,13 +218,15 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what has come."""
-        self._heard = liveness.now()
+        self._heard = self._clock.now()
         try:
             if self._handshake is not None:
                 self._prove(nbytes)
             else:
                 for event in self._reader.advance(nbytes):
                     self._take(event)
+                    if self._ended is not None:
+                        return
         except (HandshakeError, ValueError, msgspec.MsgspecError) as error:
             log.warning("a connection is cut: %s", error)
             self._end(error)
@@ -270,8 +292,17 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._credit.returned()
 
     def _deliver(self, header: "bytes | memoryview", buffers: Sequence[Buffer]) -> None:
-        self._arrived.append(self._decoder.decode(header, buffers))
-        self._changed.set()
+        message = self._decoder.decode(header, buffers)
+        if self._taker is None:
+            self._arrived.append(message)
+            self._changed.set()
+            return
+        try:
+            self._taker(message)
+        except Exception as error:
+            # Raised where it is awaited.
+            self._taker, self._taker_failed = None, error
+            self._changed.set()
 
     def _received(self, number: int, buffers: Sequence[Buffer]) -> None:
         """Let later messages use the named buffers of a large message."""
@@ -361,7 +392,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             pieces = self._writer.take(WRITE_BYTES)
             if not pieces:
                 return
-            self._said = liveness.now()
+            self._said = self._clock.now()
             transport.writelines(pieces)
             if self._writer.idle:
                 return
@@ -379,7 +410,7 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
     def _tick(self) -> None:
         if self._ended is not None:
             return
-        now = liveness.now()
+        now = self._clock.now()
         if self._handshake is not None:
             self._end(TimeoutError("no proof came"))
         elif now - self._heard > SILENCE_SECONDS:

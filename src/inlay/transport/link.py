@@ -236,25 +236,7 @@ class Link:
     async def run(self) -> None:
         """Take what the worker says until it is gone."""
         try:
-            while True:
-                match await self._carrier.receive():
-                    case Outputs(outputs):
-                        for output in outputs:
-                            self._take(output)
-                    case Ready(card):
-                        self._card = card
-                        self._settled.set()
-                        self._tell_changed()
-                    case Failed(error):
-                        self.failure = error.to_error()
-                        self._tell_changed()
-                    case Answer(number, reply, error):
-                        self._calls.resolve(number, reply if error is None else error.to_error())
-                    case CacheChanged(events):
-                        if self._on_cache_events is not None:
-                            self._on_cache_events(events)
-                    case Cache() as cache:
-                        self._caches.resolve(cache.number, snapshot_of(cache))
+            await self._carrier.deliver(self._heard)
         except EOFError:
             pass
         except (ValueError, msgspec.MsgspecError):
@@ -264,6 +246,26 @@ class Link:
             self._carrier.close()
         finally:
             self._end()
+
+    def _heard(self, message: FromWorker) -> None:
+        match message:
+            case Outputs(outputs):
+                for output in outputs:
+                    self._take(output)
+            case Ready(card):
+                self._card = card
+                self._settled.set()
+                self._tell_changed()
+            case Failed(error):
+                self.failure = error.to_error()
+                self._tell_changed()
+            case Answer(number, reply, error):
+                self._calls.resolve(number, reply if error is None else error.to_error())
+            case CacheChanged(events):
+                if self._on_cache_events is not None:
+                    self._on_cache_events(events)
+            case Cache() as cache:
+                self._caches.resolve(cache.number, snapshot_of(cache))
 
     def _take(self, output: Output) -> None:
         stream = self._streams.get(output.request_id)

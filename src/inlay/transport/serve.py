@@ -159,9 +159,7 @@ async def serve(
 
     unwatch = handler.watch(announce)
     try:
-        while True:
-            # No name holds the last message: its rows may be large.
-            take(await channel.receive())
+        await channel.deliver(take)
     except EOFError:
         return
     finally:

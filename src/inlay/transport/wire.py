@@ -14,7 +14,7 @@ comes word that it is written there. What is made in lent memory (`lending`) is 
 
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -372,13 +372,21 @@ class FrameReader:
         ahead = _head.size if self._large and not self._filled else len(self._scratch)
         return memoryview(self._scratch)[self._filled : ahead]
 
-    def advance(self, count: int) -> Iterator[Event]:
+    def advance(self, count: int) -> Iterable[Event]:
         """Take `count` bytes that were read into `buffer()`.
 
         Raises:
             ValueError: they are no frames; the connection can carry nothing more.
             msgspec.MsgspecError: likewise.
         """
+        if not self._left and not self._filled and count > _head.size:
+            code, _, length = _head.unpack_from(self._scratch)
+            if code == Kind.MESSAGE and count == _head.size + length:
+                # The usual case: one small message.
+                return (Message(*frames.split(bytes(self._scratch[_head.size : count]))),)
+        return self._advance(count)
+
+    def _advance(self, count: int) -> Iterator[Event]:
         if self._left:
             self._left -= count
             yield from self._chunk_read(self._number, count)

@@ -8,7 +8,8 @@ its place travels.
 import asyncio
 import socket
 import struct
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -133,6 +134,12 @@ class Channel(Generic[T]):
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise EOFError("the other end of the channel is gone") from error
         return self._decoder.decode(header, buffers)
+
+    async def deliver(self, take: Callable[[T], None]) -> NoReturn:
+        """Have `take` called with each message; raise as `receive`, and what `take` raises."""
+        while True:
+            # No name holds the last message: its rows may be large.
+            take(await self.receive())
 
     async def drain(self) -> None:
         """Wait until what was sent has left, or the other end is gone."""
