@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from inlay.commands import LoadAdapter
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
-from inlay.prompt import Prompt, Tokens
+from inlay.prompt import Buffer, Prompt, Tokens
 from inlay.request import Emit, Grammar, Output, Request
 from inlay.router import pool
 from inlay.router.resume import ResumingStream
@@ -118,6 +118,7 @@ async def roles(server: NatsServer, config: EngineSettings) -> AsyncIterator[Rol
             assert both.engines[worker.id.partition(".")[0]].stats().blocks_used == 0
 
 
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 1.0, "seed": 7, "top_p": 0.95},
@@ -131,6 +132,12 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "logprobs": {"logprobs": 3},
     "grammar": {"grammar": Grammar("regex", "[a-z]{3,40}"), "temperature": 1.0, "seed": 2},
+    "schema": {
+        "grammar": Grammar("json_schema", SCHEMA),
+        "temperature": 1.0,
+        "seed": 4,
+        "ignore_eos": False,
+    },
     "tenant": {"salt": "tenant"},
 }
 
@@ -139,11 +146,14 @@ async def test_answers_are_those_of_one_worker(nats_server: NatsServer, written:
     directory, tokens = tiny("llama"), ids(1, 150)
     noise = 0.5 * torch.randn(60, 64, generator=torch.Generator().manual_seed(4))
     noise = noise[:, : reference.look_up(directory, [3]).shape[1]]
+    alone = reference.rows_of(noise.repeat(3, 1) * torch.linspace(0.5, 1, 180)[:, None])
     rows = reference.rows_of(reference.look_up(directory, tokens[30:90]))
     prompts = {
         "text": Prompt.of(Tokens(tokens)),
         "mixed": Prompt.of(Tokens(tokens[:30]), rows, Tokens(tokens[90:])),
         "rows": Prompt.of(reference.rows_of(noise), Tokens(ids(2, 70))),
+        "rows alone": Prompt.of(alone),
+        "by reference": Prompt.of(replace(alone, data=Buffer(alone.data.view, "pe-of-a-test/0"))),
     }
     async with roles(nats_server, settings(directory)) as apart:
         handed = 0
@@ -151,13 +161,18 @@ async def test_answers_are_those_of_one_worker(nats_server: NatsServer, written:
             for kind, prompt in prompts.items():
                 request = make_request(f"{name}-{kind}", prompt, COUNT, **options)
                 # The fleet is to compute each prompt, not to find it.
-                request = replace(request, salt=f"{request.salt}-{name}")
+                request = replace(request, salt=f"{request.salt}-{name}-{kind}")
                 truth = await apart.alone(request)
                 assert shown(await apart.apart(request)) == shown(truth), (name, kind)
                 handed += 1
                 assert apart.both.router.stats.handovers == {"m": handed}
         assert apart.decode.stats().kv_pages_fetched >= handed * (129 // 16)
         assert sum(written) > handed * 129 * 64 or sys.platform != "linux"
+        # A stored prompt's bytes went to each worker once.
+        for worker in apart.both.workers.values():
+            kept = worker.endpoint._cache.stats
+            assert kept.kept_misses == 1
+            assert kept.kept_hits >= len(KINDS) - 1
 
 
 async def test_the_loss_of_either_worker_is_no_outage(nats_server: NatsServer) -> None:
