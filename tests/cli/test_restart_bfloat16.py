@@ -16,19 +16,23 @@ NEAR = 0.25
 """Logits; as in `tests/engine/torch/test_bfloat16.py`."""
 
 LENGTH, CUT = 300, 60
+LONG, LONG_CUT = 2000, 1300
+"""Tokens where the numbers are the same: of an answer, and before its worker dies."""
 
 pytestmark = pytest.mark.slow
 
 
-def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> list[dict[str, Any]]:
-    """Tokens of an answer, each with what else was likely.
+def ask(
+    served: Served, client: httpx.Client, prompt: str, length: int, cut: int | None = None
+) -> list[dict[str, Any]]:
+    """`length` tokens of an answer, each with what else was likely.
 
-    With `kill` its worker dies after `CUT` of them.
+    Its worker dies after `cut` of them, if given.
     """
     body = {
         "model": "m",
         "prompt": prompt,
-        "max_tokens": LENGTH,
+        "max_tokens": length,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -50,14 +54,17 @@ def ask(served: Served, client: httpx.Client, prompt: str, *, kill: bool) -> lis
                 ids = choice.get("token_ids") or []
                 for id_, top in zip(ids, logprobs["top_logprobs"], strict=True):
                     found.append({"id": id_, "top": sorted(top.values(), reverse=True)})
-            if kill and len(found) >= CUT:
-                kill = False
+            if cut is not None and len(found) >= cut:
+                assert len(found) < length
+                cut = None
                 # The one that answers is the one that has worked since.
                 max(workers, key=lambda worker: sum(worker.cpu_times()[:2]) - before[worker]).kill()
     return found
 
 
-def served_and_killed(*words: str) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+def served_and_killed(
+    length: int, cut: int, *words: str
+) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
     """What the card says of greedy decoding, an answer, and one whose worker was killed."""
     with (
         serving(
@@ -68,16 +75,16 @@ def served_and_killed(*words: str) -> tuple[str, list[dict[str, Any]], list[dict
         (entry,) = client.get(served.v1 + "/models").json()["data"]
         assert entry["dtype"] == "bfloat16"
         prompt = demo.examples().completions[0].prompt
-        expected = ask(served, client, prompt, kill=False)
-        found = ask(served, client, prompt, kill=True)
-    assert len(expected) == len(found) == LENGTH
+        expected = ask(served, client, prompt, length)
+        found = ask(served, client, prompt, length, cut)
+    assert len(expected) == len(found) == length
     return entry["resuming"]["greedy"], expected, found
 
 
 def test_an_answer_whose_worker_is_killed_goes_on_and_differs_only_where_two_tokens_are_near() -> (
     None
 ):
-    exactness, expected, found = served_and_killed("--no-batch-invariant")
+    exactness, expected, found = served_and_killed(LENGTH, CUT, "--no-batch-invariant")
     assert exactness == "rounded"
     # What was shown before is in both, so that a loss or a repetition would part them at once.
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
@@ -92,5 +99,5 @@ def test_an_answer_whose_worker_is_killed_goes_on_and_differs_only_where_two_tok
     reason="no products of pairs of bfloat16 here",
 )
 def test_with_batch_invariance_it_goes_on_with_the_same_numbers() -> None:
-    exactness, expected, found = served_and_killed("--batch-invariant")
+    exactness, expected, found = served_and_killed(LONG, LONG_CUT, "--batch-invariant")
     assert (exactness, found) == ("exact", expected)

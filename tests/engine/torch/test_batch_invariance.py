@@ -185,20 +185,23 @@ def test_guesses_of_a_head_that_are_verified_change_no_bit(tmp_path: Path) -> No
     assert engine.stats().num_draft_tokens
 
 
-async def test_pages_of_another_engine_change_no_bit() -> None:
-    ids, logprobs, _ = alone(0)
-    changes = {"batch_invariant": True, "block_size": 32}
+@pytest.mark.parametrize(
+    ("length", "cut"), [(LENGTH, CUT), pytest.param(2000, 1300, marks=pytest.mark.slow)]
+)
+async def test_pages_of_another_engine_change_no_bit(length: int, cut: int) -> None:
+    ids, logprobs, _ = alone(0, length)
+    changes = {"batch_invariant": True, "block_size": 32, "kv_cache_memory_bytes": 64 << 20}
     async with pair(demo.model_dir(), **changes) as (direct, asking):
         giving = direct.engines[PEER]
         assert giving is not None
-        whole = make_request("whole", prompts()[0])
+        whole = make_request("whole", prompts()[0], length)
         (receiver,) = await run(giving, whole)
         assert receiver.output == ids
-        rest = replace(whole, id="rest", prior_output=tuple(ids[:CUT]), sources=FROM_PEER)
+        rest = replace(whole, id="rest", prior_output=tuple(ids[:cut]), sources=FROM_PEER)
         (receiver,) = await run(asking, rest)
-        assert asking.stats().kv_pages_fetched == (len(prompts()[0]) + CUT - 1) // 32
-        assert receiver.output == ids[CUT:]
-        assert [one for output in receiver.deltas for one in output.logprobs] == logprobs[CUT:]
+        assert asking.stats().kv_pages_fetched == (len(prompts()[0]) + cut - 1) // 32
+        assert receiver.output == ids[cut:]
+        assert [one for output in receiver.deltas for one in output.logprobs] == logprobs[cut:]
 
 
 @pytest.mark.slow
