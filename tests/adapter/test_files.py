@@ -184,7 +184,7 @@ def header_of(**change: Any) -> bytes:
             tensors({"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((2, 9))}),
             "embedding_A",
         ),
-        (tensors(pair(rank=5)), r"shapes \(5, 4\) and \(6, 5\); adapter_config.json says rank 2"),
+        (tensors(pair(rank=5)), r"shapes \(5, 4\) and \(6, 5\); its configuration says rank 2"),
     ],
 )
 def test_a_weights_file_that_lies_is_refused(write: Write, weights: bytes, match: str) -> None:
@@ -208,6 +208,67 @@ def test_rows_that_are_not_what_the_configuration_says_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequestError):
         open_adapter(write({"peft_type": "PROMPT_TUNING", **config}, tensors(weights)))
+
+
+def of_pipeline(directory: Path, named: dict[str, Any], configs: object = None) -> Path:
+    """A directory in diffusers' form."""
+    text = {} if configs is None else {"lora_adapter_metadata": configs}
+    if isinstance(configs, dict):
+        text = {"lora_adapter_metadata": json.dumps(configs)}
+    file = tensors(named)
+    length = int.from_bytes(file[:8], "little")
+    header = json.loads(file[8 : 8 + length]) | {"__metadata__": text}
+    directory.mkdir(exist_ok=True)
+    (directory / "pytorch_lora_weights.safetensors").write_bytes(
+        encoded(header, file[8 + length :])
+    )
+    return directory
+
+
+CLIP = "text_encoder.encoder.layers.0.self_attn.q_proj"
+
+
+def test_a_lora_of_a_pipeline_has_the_scale_of_its_components_configuration(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(1)
+    named = pair(module="unet.mid.to_q") | {
+        f"{CLIP}.lora_linear_layer.down.weight": random.standard_normal((3, 4)),
+        f"{CLIP}.lora_linear_layer.up.weight": random.standard_normal((6, 3)),
+    }
+    for configs, scales in (
+        (None, {"unet.mid.to_q": 1.0, CLIP: 1.0}),
+        ({"text_encoder.r": 3, "text_encoder.lora_alpha": 6}, {"unet.mid.to_q": 1.0, CLIP: 2.0}),
+        (
+            {"unet.r": 8, "unet.rank_pattern": {"to_q": 2}, "unet.lora_alpha": 1},
+            {"unet.mid.to_q": 0.5, CLIP: 1.0},
+        ),
+    ):
+        files = open_adapter(of_pipeline(tmp_path / "a", named, configs))
+        assert isinstance(files, LoraFiles)
+        assert {name: pair_.scale for name, pair_ in files.modules.items()} == scales
+        assert files.rank == 3
+        check_finite(files)
+        assert len(content_id(files)) == 32
+
+
+@pytest.mark.parametrize(
+    ("named", "configs", "said"),
+    [
+        ({f"{CLIP}.lora_A.weight": np.ones((2, 4))}, None, "without its other half"),
+        (pair(module=CLIP) | {"lora_te_q.lora_mid": np.ones((2, 2))}, None, "none of a LoRA of"),
+        (pair(module=CLIP), {"text_encoder.r": 5, "text_encoder.lora_alpha": 5}, "says rank 5"),
+        (pair(module=CLIP), {"text_encoder.use_dora": True}, "use_dora: DoRA are not supported"),
+        (pair(module=CLIP), "[1]", "is not an object in JSON"),
+        (pair(module=CLIP), "{", "is not an object in JSON"),
+        (pair(module=CLIP), 7, "the metadata of .* are no texts"),
+    ],
+)
+def test_a_lora_of_a_pipeline_that_is_wrong_is_refused_by_name(
+    tmp_path: Path, named: dict[str, Any], configs: object, said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        open_adapter(of_pipeline(tmp_path / "a", named, configs))
 
 
 def test_pickled_weights_are_refused_by_name_and_never_opened(write: Write) -> None:

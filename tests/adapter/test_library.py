@@ -170,6 +170,22 @@ class TestWeb:
             library(site.url, cache=tmp_path / "cache").open(url)
         assert not list((tmp_path / "cache").iterdir())
 
+    def test_a_lora_of_a_pipeline_is_one_file(self, site: Web, tmp_path: Path) -> None:
+        path = tmp_path / "a"
+        path.mkdir()
+        file = path / "pytorch_lora_weights.safetensors"
+        file.write_bytes(tensors(pair(module="unet.to_q")))
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        local = library("file:///").open(str(path), digest)
+        url = site.put("/a", path)
+        for _ in range(2):
+            opened = library(site.url, cache=tmp_path / "cache").open(url, digest)
+            assert opened.content_id == local.content_id
+            opened.close()
+        assert site.paths.count(f"/a/{file.name}") == 1
+        with pytest.raises(InvalidRequestError, match="has the SHA-256"):
+            library("file:///").open(str(path), "0" * 64)
+
     def test_what_is_not_there_is_not_found(self, site: Web, tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match="answered 404"):
             library(site.url, cache=tmp_path).open(f"{site.url}/none")

@@ -23,7 +23,7 @@ from inlay.request import Diffusion
 from tests.cli.test_models_in_a_row import documented
 from tests.engine.test_diffusers import Run, alone, model, near, text
 from tests.engine.test_diffusers import serving as running
-from tests.engine.test_diffusers_lora import lora, merged
+from tests.engine.test_diffusers_lora import loaded, lora, merged, trained, with_parts
 from tests.equality.test_image_prompts import files, inline, upload
 from tests.parts import workers_of
 from tests.serving import PYTHON, Served, free_port, serving
@@ -262,6 +262,29 @@ def test_an_adapter_of_the_denoiser_is_named_as_a_model(
             assert near(paint(client), before)
         finally:
             assert admin.post("/v1/unload_lora_adapter", json={"lora_name": "tuned"}).is_success
+    with pytest.raises(openai.NotFoundError):
+        paint(client, model="tuned")
+
+
+def test_a_file_of_text_encoder_and_denoiser_is_loaded_at_both_by_one_name(
+    served: Served, client: openai.OpenAI
+) -> None:
+    before = paint(client)
+    asked = Diffusion(width=32, height=32, steps=3, guidance=3.0, seed=7, negative="blurred")
+    file = trained("sd", 1)
+    pipeline = loaded("sd", file)
+    # Each stage takes its own part of the file.
+    half = with_parts("sd", {"text_encoder": pipeline.text_encoder})
+    order = {"lora_name": "tuned", "lora_path": str(file)}
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
+        for stage, wanted in (("painter/reader", half), ("painter/denoiser", pipeline)):
+            answer = admin.post("/v1/load_lora_adapter", json=order | {"base_model_name": stage})
+            assert answer.is_success, answer.text
+            assert near(paint(client, model="tuned"), alone("sd", "a red fox", asked, wanted))
+            assert near(paint(client), before)
+        assert [found.id for found in client.models.list()].count("tuned") == 1
+        assert admin.post("/v1/unload_lora_adapter", json={"lora_name": "tuned"}).is_success
+        assert admin.get("/v1/loras").json()["data"] == []
     with pytest.raises(openai.NotFoundError):
         paint(client, model="tuned")
 

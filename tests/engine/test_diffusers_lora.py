@@ -1,8 +1,9 @@
-"""LoRA adapters of denoisers, against PEFT's own merge run by diffusers."""
+"""LoRA adapters of denoisers and text encoders, against PEFT's merge and diffusers' own loader."""
 
 import asyncio
 import copy
 import threading
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import peft
 import pytest
 import torch
+from diffusers.training_utils import _collate_lora_metadata
+from diffusers.utils import convert_state_dict_to_diffusers
+from safetensors.torch import load_file, save_file
 
+from inlay.adapter.files import PIPELINE
 from inlay.adapter.library import AdapterLibrary, Opened
 from inlay.card import Adapter
 from inlay.commands import LoadAdapter, Sleep, WakeUp
 from inlay.engine.diffusers.engine import DiffusersEngine
-from inlay.engine.diffusers.lora import DenoiserLoras
+from inlay.engine.diffusers.lora import PipelineLoras
+from inlay.engine.diffusers.painter import tensor_of
 from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
@@ -40,33 +46,91 @@ TARGETS = "to_q", "to_k", "to_v", "to_out.0"
 DENOISERS = {"sd": "unet", "flux": "transformer", "qwen": "transformer"}
 
 
+ENCODERS = (
+    ("sd", "text_encoder", ("q_proj", "v_proj", "fc1")),
+    ("flux", "text_encoder", ("q_proj", "out_proj", "fc2")),
+    ("flux", "text_encoder_2", ("q", "o", "wo")),
+    ("qwen", "text_encoder", ("q_proj", "down_proj")),
+)
+"""Text encoders, and layers of each."""
+
+
 @cache
-def lora(family: str, seed: int, rank: int = 4, targets: tuple[str, ...] = TARGETS) -> Path:
-    """A LoRA whose random matrices are large enough to change a picture, in PEFT's form."""
+def lora(
+    family: str,
+    seed: int,
+    rank: int = 4,
+    targets: tuple[str, ...] = TARGETS,
+    part: str | None = None,
+) -> Path:
+    """A LoRA whose random matrices are large enough to change a picture, in PEFT's form.
+
+    Of the denoiser, or of `part`.
+    """
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets))
-    adapted = peft.get_peft_model(denoiser(family), config)
+    adapted = peft.get_peft_model(part_of(family, part), config)
+    draw(adapted, seed)
+    directory = scratch(f"lora-{family}")
+    adapted.save_pretrained(directory)
+    return directory
+
+
+def draw(adapted: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(drawn / parameter.shape[-1] ** 0.5)
-    directory = scratch(f"lora-{family}")
-    adapted.save_pretrained(directory)
+
+
+def part_of(family: str, part: str | None = None) -> Any:
+    return copy.deepcopy(getattr(whole(family), part or DENOISERS[family]))
+
+
+def merged(family: str, seed: int, part: str | None = None, **how: Any) -> Any:
+    """diffusers' pipeline with PEFT's merge of `lora` in its denoiser, or in `part`."""
+    directory = lora(family, seed, **how) if part is None else lora(family, seed, part=part, **how)
+    model = peft.PeftModel.from_pretrained(part_of(family, part), directory)
+    return with_parts(family, {part or DENOISERS[family]: model.merge_and_unload()})
+
+
+def with_parts(family: str, parts: Mapping[str, Any]) -> Any:
+    more = {"requires_safety_checker": False} if family == "sd" else {}
+    found = type(whole(family))(**{**whole(family).components, **parts}, **more)
+    found.set_progress_bar_config(disable=True)
+    return found
+
+
+@cache
+def trained(family: str, seed: int, described: bool = True) -> Path:
+    """A LoRA of a denoiser and CLIP as diffusers' scripts write it, with their configurations.
+
+    Without them, in the older form of the names.
+    """
+    parts = {
+        DENOISERS[family]: (part_of(family), TARGETS),
+        "text_encoder": (part_of(family, "text_encoder"), ("q_proj", "out_proj", "fc1")),
+    }
+    layers: dict[str, Any] = {}
+    for name, (model, targets) in parts.items():
+        model.add_adapter(peft.LoraConfig(r=4, lora_alpha=6, target_modules=list(targets)))
+        draw(model, seed)
+        state = peft.get_peft_model_state_dict(model)
+        old = not described or name == "text_encoder"
+        layers[f"{name}_lora_layers"] = convert_state_dict_to_diffusers(state) if old else state
+    models = {name: model for name, (model, _) in parts.items()}
+    more = _collate_lora_metadata(models) if described else {}
+    directory = scratch(f"trained-{family}")
+    type(whole(family)).save_lora_weights(directory, **layers, **more)
     return directory
 
 
-def denoiser(family: str) -> Any:
-    return copy.deepcopy(getattr(whole(family), DENOISERS[family]))
-
-
-def merged(family: str, seed: int) -> Any:
-    """diffusers' pipeline with PEFT's merge of `lora` in its denoiser."""
-    model = peft.PeftModel.from_pretrained(denoiser(family), lora(family, seed))
-    parts = {**whole(family).components, DENOISERS[family]: model.merge_and_unload()}
-    more = {"requires_safety_checker": False} if family == "sd" else {}
-    found = type(whole(family))(**parts, **more)
-    found.set_progress_bar_config(disable=True)
+def loaded(family: str, directory: Path) -> Any:
+    """diffusers' pipeline with a LoRA that it has loaded itself."""
+    names = DENOISERS[family], "text_encoder"
+    found = with_parts(family, {name: part_of(family, name) for name in names})
+    found.load_lora_weights(directory)
     return found
 
 
@@ -101,6 +165,89 @@ async def test_images_of_adapters_are_those_of_pefts_merge_in_whatever_batch(fam
     assert not near(found[0], found[1])
 
 
+@pytest.mark.parametrize(("family", "part", "targets"), ENCODERS)
+async def test_an_adapter_of_a_text_encoder_is_pefts_merge(
+    family: str, part: str, targets: tuple[str, ...]
+) -> None:
+    directory = lora(family, 1, targets=targets, part=part)
+    asked = [(None, params()), ("a", params()), ("a", params(seed=3)), (None, params(seed=3))]
+    async with serving(family, enable_lora=True) as engine:
+        await engine.load_adapter(named("a", directory), str(directory))
+        runs = [Run(engine, each, text(PROMPT), adapter=name) for name, each in asked]
+        found = [await run.images() for run in runs]
+    pipelines = {None: whole(family), "a": merged(family, 1, part, targets=targets)}
+    for (name, each), images in zip(asked, found, strict=True):
+        assert near(images, alone(family, PROMPT, each, pipelines[name])), name
+    assert not near(found[0], found[1])
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.parametrize("described", [True, False])
+async def test_a_file_of_diffusers_gives_the_images_of_its_own_loader(
+    family: str, described: bool
+) -> None:
+    files = {f"a{seed}": trained(family, seed, described) for seed in (1, 2)}
+    asked = [(None, params()), ("a1", params()), ("a2", params(count=2)), ("a1", params(seed=3))]
+    async with serving(family, enable_lora=True) as engine:
+        for each, directory in files.items():
+            await engine.load_adapter(named(each, directory), str(directory))
+        runs = [Run(engine, given, text(PROMPT), adapter=name) for name, given in asked]
+        found = [await run.images() for run in runs]
+        assert near(await after_sleep(engine), found[1])
+        await engine.unload_adapter("a1")
+        with pytest.raises(InvalidRequestError, match="adapter 'a1' does not exist"):
+            Run(engine, params(), text(PROMPT), adapter="a1")
+    pipelines = {None: whole(family)} | {each: loaded(family, files[each]) for each in files}
+    for (name, given), images in zip(asked, found, strict=True):
+        assert near(images, alone(family, PROMPT, given, pipelines[name])), name
+    assert not near(found[0], found[1])
+    # Of the text alone, and of the denoiser alone, is another picture.
+    half = with_parts(family, {"text_encoder": pipelines["a1"].text_encoder})
+    assert not near(found[1], alone(family, PROMPT, asked[1][1], half))
+
+
+async def test_a_text_encoder_that_is_a_stage_takes_its_part_of_a_file() -> None:
+    files = {f"a{seed}": trained("sd", seed) for seed in (1, 2)}
+    names = [None, "a1", "a2", "a1"]
+    async with serving("sd", "text_encoder", enable_lora=True) as engine:
+        for each, directory in files.items():
+            await engine.load_adapter(named(each, directory), str(directory))
+        runs = [Run(engine, params(), text(PROMPT), adapter=name) for name in names]
+        outputs = [await run.done() for run in runs]
+        with pytest.raises(InvalidRequestError, match="is of unet; this stage has text_encoder"):
+            await engine.load_adapter(named("b", halved()), str(halved()))
+    for name, output in zip(names, outputs, strict=True):
+        pipeline = whole("sd") if name is None else loaded("sd", files[name])
+        with torch.no_grad():
+            wanted = pipeline.encode_prompt(PROMPT, "cpu", 1, True, negative_prompt="")
+        payloads = {one.port: tensor_of(one) for one in output}
+        for port, embeds in zip(("prompt_embeds", "negative_prompt_embeds"), wanted, strict=True):
+            # PEFT multiplies by the scale last.
+            torch.testing.assert_close(payloads[f"embeds.{port}"], embeds[0])
+
+
+@cache
+def halved() -> Path:
+    """The matrices of a denoiser alone, in diffusers' form."""
+    directory = scratch("halved")
+    tensors = load_file(trained("sd", 1) / PIPELINE)
+    save_file(
+        {name: one for name, one in tensors.items() if name.startswith("unet.")},
+        directory / PIPELINE,
+    )
+    return directory
+
+
+async def test_an_adapter_of_a_vae_is_refused_by_name() -> None:
+    directory = scratch("of-a-vae")
+    ends = "lora_A", "lora_B"
+    tensors = {f"vae.decoder.mid.to_q.{end}.weight": torch.ones(4, 4) for end in ends}
+    save_file(tensors, directory / PIPELINE)
+    async with serving("sd", enable_lora=True) as engine:
+        with pytest.raises(InvalidRequestError, match="has matrices of the VAE; adapters are of"):
+            await engine.load_adapter(named("a", directory), str(directory))
+
+
 async def after_sleep(engine: DiffusersEngine) -> list[Pixels]:
     """The image of an adapter after its engine has slept."""
     await engine.sleep(2)
@@ -129,14 +276,14 @@ async def test_an_adapter_that_does_not_come_back_is_loaded_when_woken_again(
         before = await Run(engine, params(), text(PROMPT), adapter="a1").images()
         await engine.sleep(1)
         with monkeypatch.context() as broken:
-            broken.setattr(DenoiserLoras, "put", no_memory)
+            broken.setattr(PipelineLoras, "put", no_memory)
             with pytest.raises(MemoryError):
                 await engine.wake_up([])
         assert await engine.wake_up([])
         assert near(await Run(engine, params(), text(PROMPT), adapter="a1").images(), before)
 
 
-def no_memory(loras: DenoiserLoras, name: str, directory: str) -> None:
+def no_memory(loras: PipelineLoras, name: str, directory: str) -> None:
     raise MemoryError
 
 
@@ -175,7 +322,12 @@ async def test_an_adapter_whose_files_come_while_its_engine_sleeps_is_a_503() ->
     ("settings", "targets", "rank", "said"),
     [
         ({}, TARGETS, 4, "--enable-lora"),
-        ({"enable_lora": True, "part": "vae"}, TARGETS, 4, "of the denoiser"),
+        (
+            {"enable_lora": True, "part": "vae"},
+            TARGETS,
+            4,
+            r"text encoders \(text_encoder, unet\), which .* a VAE, for which none are published",
+        ),
         ({"enable_lora": True, "max_lora_rank": 2}, TARGETS, 4, "rank 4; allowed: at most 2"),
         ({"enable_lora": True}, ("conv1",), 4, "a matrix is needed"),
         ({"enable_lora": True}, ("flux",), 4, "not adapted here"),

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import save_file
 
 from inlay.adapter.library import AdapterLibrary
-from inlay.card import ModelCard
+from inlay.card import AudioCard, ModelCard
 from inlay.commands import ListAdapters, LoadAdapter, UnloadAdapter
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, InvalidRequestError, NotFoundError
 from inlay.prompt import Prompt, Rows, Tokens
-from inlay.request import Output, Request, Sampling
+from inlay.request import Output, Request, Sampling, Task
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost, host_of
 from inlay.worker.lora_modules import check_adapters, parse_modules
@@ -79,6 +80,38 @@ async def adapters(
     adapters = AdapterRegistry(engine, library, SECRET, most=settings.cpu_loras, drain_seconds=5)
     yield adapters
     await adapters.close()
+
+
+class Speaking(AdaptingEcho):
+    """The worker of a talker."""
+
+    @property
+    def card(self) -> ModelCard:
+        audio = AudioCard(voices=("Ethan",), sample_rate=24000, samples_per_code=480)
+        return replace(super().card, name="omni/talker", audio=audio, tasks=(Task.STAGE,))
+
+
+async def test_what_nobody_publishes_is_refused_by_name_and_reason(
+    settings: EngineSettings, adapters: AdapterRegistry, tmp_path: Path
+) -> None:
+    library = AdapterLibrary(["file:///"], cache_dir=None, cache_bytes=1 << 20, max_bytes=1 << 23)
+    engine = Speaking(settings, SECRET)
+    await engine.start()
+    talker = AdapterRegistry(engine, library, SECRET, most=2, drain_seconds=5)
+    order = LoadAdapter("a", str(write_lora(tmp_path / "a")))
+    with pytest.raises(InvalidRequestError, match=r"`omni/talker` speaks: .* talkers and vocoders"):
+        await talker.load(order)
+    with pytest.raises(InvalidRequestError, match="trained prompts are for language models"):
+        await talker.load(LoadAdapter("p", str(write_prompt(tmp_path / "p"))))
+    assert talker.statuses() == []
+    await talker.close()
+    await engine.close()
+    matrices = {f"unet.to_q.lora_{end}.weight": np.ones((2, 2), np.float32) for end in "AB"}
+    (tmp_path / "b").mkdir()
+    save_file(matrices, tmp_path / "b" / "pytorch_lora_weights.safetensors")
+    with pytest.raises(InvalidRequestError, match=r"is of an image pipeline .*; `m` is none"):
+        await adapters.load(LoadAdapter("b", str(tmp_path / "b")))
+    assert names(adapters) == []
 
 
 class Client:

@@ -103,7 +103,7 @@ def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
         )
     kind = config.get("peft_type")
     if kind == "LORA":
-        return _lora(config)
+        return lora_config(config)
     if kind == "PROMPT_TUNING":
         return _prompt(config)
     raise InvalidRequestError(
@@ -111,7 +111,11 @@ def parse_config(raw: bytes | bytearray) -> LoraConfig | PromptConfig:
     )
 
 
-def _lora(config: Mapping[str, Any]) -> LoraConfig:
+def lora_config(config: Mapping[str, Any]) -> LoraConfig:
+    """Return the supported part of a LoRA's configuration.
+
+    Raises `InvalidRequestError` as `parse_config`.
+    """
     for name, what in _REFUSED.items():
         if config.get(name):
             raise InvalidRequestError(

@@ -1,28 +1,37 @@
 """An adapter's directory: its configuration and the tensors of its one safetensors file.
 
-Nothing is ever unpickled.
+A LoRA of an image pipeline may also be in the form that diffusers writes: one file, whose tensors
+are named by the pipeline's components, and whose header has their configurations. Nothing is ever
+unpickled.
 
 The files are untrusted. Shapes are checked against file sizes before any allocation, nothing is
 memory-mapped (a file that shrinks would crash the process), and every number is checked once.
 """
 
+import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from inlay.adapter.config import MAX_CONFIG_BYTES, LoraConfig, PromptConfig, parse_config
+from inlay.adapter.config import (
+    MAX_CONFIG_BYTES,
+    LoraConfig,
+    PromptConfig,
+    lora_config,
+    parse_config,
+)
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.prompt import DTYPE_SIZES
 from inlay.tensors.cast import NON_FINITE, largest_magnitude
-from inlay.tensors.table import StoredTensor, stored_tensors, tensors_in
+from inlay.tensors.table import StoredTensor, metadata_in, stored_tensors, tensors_in
 from inlay.tensors.tensor import BITS_DTYPES, NUMPY_DTYPES, quoted
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,6 +41,17 @@ MAX_HEADER_BYTES = 16 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _ROWS = "prompt_embeddings"
+
+PIPELINE = "pytorch_lora_weights.safetensors"
+"""File of a LoRA of an image pipeline, as diffusers writes it."""
+_HALVES = {
+    _DOWN: _UP,
+    ".lora_linear_layer.down.weight": ".lora_linear_layer.up.weight",
+    ".lora.down.weight": ".lora.up.weight",
+}
+"""Ends of the names of its matrices, A and B."""
+_CONFIGS = "lora_adapter_metadata"
+"""Metadata of such a file: fields of PEFT's configurations, named by component."""
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -56,13 +76,15 @@ class LoraFiles:
     """A LoRA on disk.
 
     Attributes:
-        modules: matrices by module name in the original model.
-        rank: largest rank of any module.
+        directory: of the files.
+        modules: matrices by module name in the original model; of a pipeline, behind the name of
+            the component.
+        names: of the files.
     """
 
     directory: Path
-    config: LoraConfig
     modules: Mapping[str, LoraPair]
+    names: tuple[str, ...] = (CONFIG, WEIGHTS)
 
     @property
     def rank(self) -> int:
@@ -84,6 +106,7 @@ class PromptFiles:
     directory: Path
     config: PromptConfig
     rows: StoredTensor
+    names: ClassVar[tuple[str, ...]] = (CONFIG, WEIGHTS)
 
     @property
     def tensors(self) -> Iterator[StoredTensor]:
@@ -98,13 +121,15 @@ def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
     """Open an adapter's directory and check its structure; tensor data is not read yet.
 
     Args:
-        directory: in PEFT's layout.
+        directory: in PEFT's layout, or in diffusers', of a pipeline.
         max_bytes: limit for both files together.
 
     Raises:
         NotFoundError: no adapter in `directory`.
         InvalidRequestError: the files are not an adapter inlay can run; the message says why.
     """
+    if is_of_pipeline(directory):
+        return _pipeline_lora(directory, max_bytes)
     config_size = _size(directory, CONFIG)
     if config_size > MAX_CONFIG_BYTES:
         raise InvalidRequestError(
@@ -118,22 +143,77 @@ def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
                 f"the adapter's weights are in {pickled}, which is pickled and may run code; save "
                 "it with safe_serialization=True"
             )
-    size = _size(directory, WEIGHTS)
-    if config_size + size > max_bytes:
-        raise InvalidRequestError(
-            f"the adapter has {config_size + size} bytes; allowed: at most {max_bytes} "
-            "(--max-lora-bytes)"
-        )
+    _check_size(config_size + _size(directory, WEIGHTS), max_bytes)
     tensors = _tensors(directory / WEIGHTS)
     if isinstance(config, LoraConfig):
-        return LoraFiles(directory, config, _pairs(config, tensors))
+        return LoraFiles(directory, _pairs(config, tensors))
     return PromptFiles(directory, config, _rows_of(config, tensors))
 
 
+def is_of_pipeline(directory: Path) -> bool:
+    """Return True if what is there is in diffusers' form."""
+    return not (directory / CONFIG).exists() and (directory / PIPELINE).exists()
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise InvalidRequestError(
+            f"the adapter has {size} bytes; allowed: at most {max_bytes} (--max-lora-bytes)"
+        )
+
+
+def _pipeline_lora(directory: Path, max_bytes: int) -> LoraFiles:
+    """Open a LoRA in diffusers' form, as its `load_lora_weights` reads it.
+
+    Without a configuration of its component, alpha is the rank.
+    """
+    file = directory / PIPELINE
+    _check_size(_size(directory, PIPELINE), max_bytes)
+    tensors = _tensors(file)
+    configs = _component_configs(file)
+    pairs: dict[str, LoraPair] = {}
+    paired: set[str] = set()
+    for name, down in tensors.items():
+        end = next((end for end in _HALVES if name.endswith(end)), None)
+        if end is None:
+            continue
+        module = name.removesuffix(end)
+        up = tensors.get(module + _HALVES[end])
+        if up is None:
+            raise InvalidRequestError(f"the adapter has {quoted(name)} without its other half")
+        component = module.partition(".")[0]
+        rank = down.shape[0]
+        config = configs.get(component, LoraConfig(rank, rank))
+        pairs[module] = _pair(config, module, down, up)
+        paired |= {name, up.name}
+    rest = sorted(tensors.keys() - paired)
+    if rest:
+        raise InvalidRequestError(
+            f"the adapter's tensor {quoted(rest[0])} is none of a LoRA of linear layers "
+            f"(COMPONENT.*{' or *'.join(_HALVES)}, and the other half)"
+        )
+    return LoraFiles(directory, pairs, (PIPELINE,))
+
+
+def _component_configs(file: Path) -> dict[str, LoraConfig]:
+    """Return the configurations that diffusers has written into a file, by component."""
+    try:
+        fields = json.loads(metadata_in(file, MAX_HEADER_BYTES).get(_CONFIGS, "{}"))
+        found: dict[str, dict[str, Any]] = {}
+        for key, value in fields.items():
+            component, _, name = key.partition(".")
+            found.setdefault(component, {})[name] = value
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise InvalidRequestError(
+            f"{_CONFIGS} in the header of {file.name} is not an object in JSON"
+        ) from error
+    return {component: lora_config(config) for component, config in found.items()}
+
+
 def content_id(files: AdapterFiles) -> str:
-    """Return the BLAKE3 of both files' bytes as 32 hex digits. Reads the files."""
+    """Return the BLAKE3 of all files' bytes as 32 hex digits. Reads the files."""
     hasher = blake3()
-    for name in (CONFIG, WEIGHTS):
+    for name in files.names:
         size = _size(files.directory, name)
         hasher.update(size.to_bytes(8, "little"))
         with _opened(files.directory / name) as stream:
@@ -297,7 +377,7 @@ def _pair(config: LoraConfig, module: str, down: StoredTensor, up: StoredTensor)
     if down.shape[0] != rank or up.shape[1] != rank:
         raise InvalidRequestError(
             f"the adapter's matrices of {quoted(module)} have shapes {down.shape} and {up.shape}; "
-            f"{CONFIG} says rank {rank}"
+            f"its configuration says rank {rank}"
         )
     return LoraPair(down, up, config.scale_of(module))
 

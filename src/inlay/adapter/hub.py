@@ -8,7 +8,7 @@ from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, Rep
 
 from inlay.adapter.address import Address
 from inlay.adapter.config import MAX_CONFIG_BYTES
-from inlay.adapter.files import CONFIG, WEIGHTS
+from inlay.adapter.files import CONFIG, PIPELINE, WEIGHTS
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.tensors.hub import asking_hub
 
@@ -35,7 +35,16 @@ def from_hub(where: Address, max_bytes: int) -> Path:
     repo, below = f"{where.host}/{name}", where.segments[1:]
     try:
         with asking_hub(repo):
-            config = _hub_file(repo, "/".join((*below, CONFIG)), revision or None, MAX_CONFIG_BYTES)
+            try:
+                config = _hub_file(
+                    repo, "/".join((*below, CONFIG)), revision or None, MAX_CONFIG_BYTES
+                )
+            except EntryNotFoundError as error:
+                file = "/".join((*below, PIPELINE))
+                try:
+                    return _hub_file(repo, file, revision or None, max_bytes).parent
+                except EntryNotFoundError:
+                    raise error from None
             # Use the revision of the config for all files, even if the branch moves meanwhile.
             snapshot = config.parents[len(below)].name
             weights = _hub_file(repo, "/".join((*below, WEIGHTS)), snapshot, max_bytes)

@@ -14,14 +14,16 @@ from inlay.adapter.config import MAX_CONFIG_BYTES
 from inlay.adapter.download import download
 from inlay.adapter.files import (
     CONFIG,
+    PIPELINE,
     WEIGHTS,
     AdapterFiles,
     check_finite,
     content_id,
+    is_of_pipeline,
     open_adapter,
 )
 from inlay.adapter.s3 import request_of
-from inlay.errors import InvalidRequestError
+from inlay.errors import InvalidRequestError, NotFoundError
 
 _CHUNK = 1024 * 1024
 
@@ -121,7 +123,7 @@ class AdapterLibrary:
         return self._fetched(where, sha256)
 
     def _local(self, directory: Path, sha256: str | None) -> Lease:
-        for name in (CONFIG, WEIGHTS):
+        for name in (CONFIG, WEIGHTS, PIPELINE):
             # A symbolic link may lead outside the allowed directories.
             self._allowed.check(Address("file", "", str(directory / name)))
         if sha256 is not None:
@@ -132,13 +134,21 @@ class AdapterLibrary:
     def _fetched(self, where: Address, sha256: str | None) -> Lease:
         fetch = self._fetch_s3 if where.scheme == "s3" else self._fetch_http
         with self._cache.incoming() as incoming:
-            fetch(where.joined(CONFIG), incoming / CONFIG, MAX_CONFIG_BYTES)
-            config = blake3((incoming / CONFIG).read_bytes()).hexdigest(16)
+            missing, weights, text = None, WEIGHTS, b""
+            try:
+                fetch(where.joined(CONFIG), incoming / CONFIG, MAX_CONFIG_BYTES)
+                text = (incoming / CONFIG).read_bytes()
+            except NotFoundError as error:
+                missing, weights = error, PIPELINE
+            config = blake3(text).hexdigest(16)
             if sha256 is not None:
                 lease = self._cache.find(f"{sha256}-{config}")
                 if lease is not None:
                     return lease
-            found = fetch(where.joined(WEIGHTS), incoming / WEIGHTS, self._max_bytes)
+            try:
+                found = fetch(where.joined(weights), incoming / weights, self._max_bytes)
+            except NotFoundError as error:
+                raise (missing or error) from error
             _hold(found, sha256)
             # Check before adding: the cache holds valid adapters only.
             check_finite(open_adapter(incoming, max_bytes=self._max_bytes))
@@ -156,7 +166,8 @@ def _check_sum(directory: Path, sha256: str | None) -> None:
     if sha256 is None:
         return
     hasher = hashlib.sha256()
-    with (directory / WEIGHTS).open("rb") as file:
+    weights = PIPELINE if is_of_pipeline(directory) else WEIGHTS
+    with (directory / weights).open("rb") as file:
         while piece := file.read(_CHUNK):
             hasher.update(piece)
     _hold(hasher.hexdigest(), sha256)
@@ -165,5 +176,5 @@ def _check_sum(directory: Path, sha256: str | None) -> None:
 def _hold(found: str, sha256: str | None) -> None:
     if sha256 is not None and found != sha256:
         raise InvalidRequestError(
-            f"the adapter's {WEIGHTS} has the SHA-256 {found}; expected was {sha256}"
+            f"the adapter's file of weights has the SHA-256 {found}; expected was {sha256}"
         )

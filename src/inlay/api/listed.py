@@ -12,14 +12,18 @@ Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 def listed(router: Router) -> Iterator[tuple[str, ServedModel]]:
     """Yield every model under all its names, then its adapters; no stages inside a pipeline.
 
-    Adapters of a denoiser are shown there too: clients name them, and not the stage.
+    Adapters of stages that make images are shown too, once: clients name them, and not the stage.
     """
+    seen: set[str] = set()
     for card in router.models():
         if card.is_inner and card.image is None:
             continue
         for name in () if card.is_inner else (card.name, *card.aliases):
             yield name, ServedModel(card)
         for adapter in router.adapters(card):
+            if adapter.name in seen:
+                continue
+            seen.add(adapter.name)
             yield adapter.name, ServedModel(card, adapter)
 
 

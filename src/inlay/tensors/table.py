@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import msgspec
@@ -183,20 +183,7 @@ def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTens
         InvalidRequestError: not such a file, or a header that does not fit it or is longer than
             `max_header` bytes.
     """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            first = stream.read(8)
-            length = int.from_bytes(first, "little")
-            if not 2 <= length <= min(max_header, size - 8):
-                raise InvalidRequestError(_no_header(file, first, length, max_header))
-            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except OSError as error:
-        raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
+    entries, _, length, size = _header(file, max_header)
     data = size - 8 - length
     for name, entry in entries.items():
         start, stop = entry.data_offsets
@@ -208,6 +195,49 @@ def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTens
             whole = 8 + length + max(entry.data_offsets[1] for entry in entries.values())
             raise InvalidRequestError(f"{file} is cut short: it has {size} of {whole} bytes")
         yield StoredTensor(name, file, entry.dtype, entry.shape, 8 + length + start, stop - start)
+
+
+def metadata_in(file: Path, max_header: int = _MAX_HEADER) -> dict[str, str]:
+    """Return the metadata of a safetensors file; empty if it has none. Raises as `tensors_in`."""
+    raw = _header(file, max_header).metadata
+    try:
+        return {} if raw is None else msgspec.json.decode(raw, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError(f"the metadata of {file} are no texts: {error}") from error
+
+
+class _Header(NamedTuple):
+    """The header of a safetensors file.
+
+    Attributes:
+        tensors: by name.
+        metadata: of the file.
+        length: bytes of the header.
+        size: bytes of the file.
+    """
+
+    tensors: dict[str, _Entry]
+    metadata: msgspec.Raw | None
+    length: int
+    size: int
+
+
+def _header(file: Path, max_header: int) -> _Header:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            first = stream.read(8)
+            length = int.from_bytes(first, "little")
+            if not 2 <= length <= min(max_header, size - 8):
+                raise InvalidRequestError(_no_header(file, first, length, max_header))
+            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
+        metadata = header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except OSError as error:
+        raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{file} is not a safetensors file: {error}") from error
+    return _Header(entries, metadata, length, size)
 
 
 def _no_header(file: Path, first: bytes, length: int, most: int) -> str:

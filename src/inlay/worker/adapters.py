@@ -28,7 +28,7 @@ import msgspec
 
 from inlay import liveness
 from inlay.adapter import LoraFiles, PromptFiles
-from inlay.adapter.files import check_fits, dtype_of, elements, shapes_of
+from inlay.adapter.files import PIPELINE, check_fits, dtype_of, elements, shapes_of
 from inlay.adapter.library import Opened
 from inlay.card import Adapter
 from inlay.commands import AdapterState, AdapterStatus, LoadAdapter
@@ -342,6 +342,15 @@ class AdapterRegistry:
 
     async def _into_engine(self, held: _LoadedAdapter, adapter: Adapter, opened: Opened) -> None:
         engine = self._engine
+        if engine.card.audio is not None:
+            raise InvalidRequestError(
+                f"`{engine.card.name}` speaks: LoRA adapters are published of language models, and "
+                "not of talkers and vocoders, which take none"
+            )
+        if PIPELINE in opened.files.names and engine.card.image is None:
+            raise InvalidRequestError(
+                f"the adapter is of an image pipeline ({PIPELINE}); `{engine.card.name}` is none"
+            )
         if not isinstance(engine, AdapterEngine):
             raise InvalidRequestError(
                 f"the engine {engine.card.engine} takes no LoRA adapters, only trained prompts"

@@ -199,6 +199,14 @@ def _model(call: Call, name: str | None) -> ModelCard:
     return cards[0] if cards else call.server.card(None)
 
 
+def _paint_together(one: ModelCard, other: ModelCard) -> bool:
+    """Return True for stages of an image pipeline, of which one adapter may be."""
+    stages = one.stage, other.stage
+    if one.image is None or other.image is None or stages[0] is None or stages[1] is None:
+        return False
+    return stages[0].graph.name == stages[1].graph.name
+
+
 def _check_name(call: Call, card: ModelCard, name: str) -> None:
     """Raise `InvalidRequestError` if another model, or an adapter of one, has this name."""
     router = call.server.router
@@ -207,9 +215,9 @@ def _check_name(call: Call, card: ModelCard, name: str) -> None:
             raise InvalidRequestError(
                 f"The lora adapter '{name}' conflicts with a served base model.", param="lora_name"
             )
-        if other.name != card.name and any(
-            name == adapter.name for adapter in router.adapters(other)
-        ):
+        if other.name == card.name or _paint_together(other, card):
+            continue
+        if any(name == adapter.name for adapter in router.adapters(other)):
             raise InvalidRequestError(
                 f"The lora adapter '{name}' has already been loaded for the model '{other.name}'.",
                 param="lora_name",

@@ -126,10 +126,17 @@ def painter_of(server: Server, name: str | None) -> PainterModel:
             f"The model `{card.name}` speaks, and makes no images: use POST /v1/audio/speech.",
             param="model",
         )
-    adapters = {} if adapter is None else {card.name: adapter.name}
-    if adapter is not None and card.stage is not None:
-        card = server.card(card.stage.graph.name)
-    return PainterModel(card, adapters)
+    if adapter is None or card.stage is None:
+        return PainterModel(card, {} if adapter is None else {card.name: adapter.name})
+    # A file may have matrices of the text encoders and of the denoiser, which are several stages.
+    graph, router = card.stage.graph, server.router
+    served = {*map(graph.served_name, graph.stages)}
+    having = [
+        one.name
+        for one in router.models()
+        if one.name in served and any(adapter.name == each.name for each in router.adapters(one))
+    ]
+    return PainterModel(server.card(graph.name), dict.fromkeys(having, adapter.name))
 
 
 async def _take(

@@ -6,13 +6,13 @@ from itertools import groupby
 import torch
 
 from inlay.engine.diffusers.families.base import Family, Painting, Row
-from inlay.engine.diffusers.lora import DenoiserLoras
+from inlay.engine.diffusers.lora import PipelineLoras
 from inlay.engine.torch.failures import is_out_of_memory
 
 
 @torch.inference_mode()
 def step(
-    family: Family, paintings: Sequence[Painting], max_positions: int, loras: DenoiserLoras
+    family: Family, paintings: Sequence[Painting], max_positions: int, loras: PipelineLoras
 ) -> list[Painting]:
     """Do the next step of every painting; return those for which memory is too small.
 
@@ -36,7 +36,7 @@ def step(
 
 
 def _step(
-    family: Family, paintings: list[Painting], max_positions: int, loras: DenoiserLoras
+    family: Family, paintings: list[Painting], max_positions: int, loras: PipelineLoras
 ) -> list[Painting]:
     try:
         with loras.used(paintings[0].adapter):

@@ -106,9 +106,9 @@ class DiffusersEngine:
         return True
 
     async def load_adapter(self, adapter: Adapter, directory: str) -> None:
-        """Make a LoRA of the denoiser usable by requests that name it.
+        """Make a LoRA of the denoiser or of text encoders usable by requests that name it.
 
-        Raises `InvalidRequestError` as `DenoiserLoras.put`.
+        Raises `InvalidRequestError` as `PipelineLoras.put`.
         """
         await self._thread.run(partial(self._painter.loras.put, adapter.name, directory))
         self._adapters[adapter.name] = directory
@@ -391,7 +391,10 @@ def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch
     prompt = job.inputs.get("prompt")
     text = None if prompt is None else bytes(prompt.data.view).decode()
     return painter.encode(
-        text, {port.removeprefix(EMBEDS): tensor for port, tensor in given.items()}, job.params
+        text,
+        {port.removeprefix(EMBEDS): tensor for port, tensor in given.items()},
+        job.params,
+        job.request.adapter,
     )
 
 

@@ -97,7 +97,7 @@ def load(settings: EngineSettings) -> Loaded:
     device = device_of(settings.device)
     if device.type == "cpu":
         torch.set_num_threads(threads.count(settings.num_threads))
-    stored = stored_dtype(directory / _weighted(wanted)[-1])
+    stored = stored_dtype(directory / weighted(wanted)[-1])
     dtype = dtype_of(settings.dtype, {"dtype": stored}, device)
     pipeline = read(name, directory, components, wanted, dtype).to(device)
     return Loaded(
@@ -105,7 +105,7 @@ def load(settings: EngineSettings) -> Loaded:
         facts=facts,
         part=part,
         pipeline=pipeline,
-        models={each: getattr(pipeline, each) for each in _weighted(wanted)},
+        models={each: getattr(pipeline, each) for each in weighted(wanted)},
         path=directory,
         weights_id=identity(directory, wanted),
         dtype=dtype,
@@ -140,7 +140,7 @@ def read(
         )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise EngineError(f"the pipeline in {directory} cannot be loaded: {error}") from error
-    for each in _weighted(wanted):
+    for each in weighted(wanted):
         _check_complete(directory / each, getattr(pipeline, each))
     return pipeline
 
@@ -156,7 +156,8 @@ def _check_complete(directory: Path, model: torch.nn.Module) -> None:
         )
 
 
-def _weighted(wanted: Sequence[str]) -> list[str]:
+def weighted(wanted: Sequence[str]) -> list[str]:
+    """Return those of some components that have weights."""
     return [name for name in wanted if name not in _WEIGHTLESS]
 
 

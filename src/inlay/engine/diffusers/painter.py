@@ -9,8 +9,8 @@ from PIL import Image
 
 from inlay.engine.diffusers import denoising
 from inlay.engine.diffusers.families.base import Family, Painting
-from inlay.engine.diffusers.loading import Loaded
-from inlay.engine.diffusers.lora import DenoiserLoras
+from inlay.engine.diffusers.loading import Loaded, weighted
+from inlay.engine.diffusers.lora import PipelineLoras
 from inlay.engine.torch.failures import memory_too_small
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer
@@ -45,7 +45,7 @@ class Painter:
 
     Args:
         loaded: the models.
-        max_lora_rank: of adapters of the denoiser; None: they are off.
+        max_lora_rank: of adapters; None: they are off.
 
     Attributes:
         loras: the adapters.
@@ -53,13 +53,18 @@ class Painter:
 
     def __init__(self, loaded: Loaded, max_lora_rank: int | None = None) -> None:
         self._loaded = loaded
-        denoiser = loaded.models.get(loaded.family.denoiser[0])
-        self.loras = DenoiserLoras(denoiser, max_lora_rank)
         self._family = loaded.family
+        adapted = weighted((*loaded.family.text_encoder, *loaded.family.denoiser))
+        here = {name: loaded.models[name] for name in adapted if name in loaded.models}
+        self.loras = PipelineLoras(here, [one for one in adapted if one not in here], max_lora_rank)
 
     @torch.inference_mode()
     def encode(
-        self, text: str | None, given: Mapping[str, torch.Tensor], params: Diffusion
+        self,
+        text: str | None,
+        given: Mapping[str, torch.Tensor],
+        params: Diffusion,
+        adapter: str | None = None,
     ) -> tuple[dict[str, torch.Tensor], int]:
         """Run the text encoders over what has no tensors yet: the prompt, the negative prompt.
 
@@ -67,6 +72,7 @@ class Painter:
             text: the prompt; None where `given` has its tensors.
             given: tensors by name, of the prompt, the negative prompt, both or neither.
             params: of the request.
+            adapter: key of the adapter of the text encoders, or None.
 
         Returns:
             All tensors that take part, by name, and the positions of the prompt.
@@ -79,13 +85,17 @@ class Painter:
             count = len(found["prompt_embeds"])
         else:
             count = check_length(self._family, text, "prompt")
-            found |= self._family.encode(text)
+            found |= self._encoded(text, adapter)
         negative = params.negative
         if not has_negative(found) and self._guides(params, negative=negative is not None):
             check_length(self._family, negative or "", "negative_prompt")
-            encoded = self._family.encode(negative or "")
+            encoded = self._encoded(negative or "", adapter)
             found |= {NEGATIVE + name: tensor for name, tensor in encoded.items()}
         return found, count
+
+    def _encoded(self, text: str, adapter: str | None) -> Mapping[str, torch.Tensor]:
+        with self.loras.used(adapter):
+            return self._family.encode(text)
 
     def _guides(self, params: Diffusion, *, negative: bool) -> bool:
         return self._loaded.facts.guides(params.guidance, negative=negative)

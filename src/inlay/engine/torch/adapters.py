@@ -128,7 +128,7 @@ class Adaptable(Protocol):
 def read_lows(
     directory: str, bank: Adaptable, dtype: torch.dtype, *, pinned: bool = False
 ) -> dict[str, LowRankPair]:
-    """Read a LoRA's matrices for each linear layer into host memory.
+    """Read a LoRA's matrices for each linear layer into host memory; as `lows_of`.
 
     Args:
         directory: directory of the adapter's files.
@@ -141,9 +141,26 @@ def read_lows(
             cannot be adapted, or its values overflow the model's dtype.
         NotFoundError: the files do not exist any more.
     """
+    return lows_of(lora_files(directory), bank, dtype, pinned=pinned)
+
+
+def lora_files(directory: str) -> LoraFiles:
+    """Open the files of a LoRA. Raises as `open_adapter`, or `InvalidRequestError` for others."""
     files = open_adapter(Path(directory))
     if not isinstance(files, LoraFiles):
         raise InvalidRequestError("the adapter is not a LoRA")
+    return files
+
+
+def lows_of(
+    files: LoraFiles, bank: Adaptable, dtype: torch.dtype, *, pinned: bool = False
+) -> dict[str, LowRankPair]:
+    """Read the matrices of a LoRA's files into host memory.
+
+    Raises:
+        InvalidRequestError: its rank is too large, its modules are not in this model or cannot be
+            adapted, or its values overflow the model's dtype.
+    """
     if files.rank > bank.rank:
         raise InvalidRequestError(
             f"the adapter has rank {files.rank}; allowed: at most {bank.rank} (--max-lora-rank)"
