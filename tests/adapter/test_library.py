@@ -443,6 +443,15 @@ class TestHub:
         assert shelf.open(f"hf://org/name@{'1' * 40}").files.directory == cached
         assert shelf.open("hf://org/name/deep/er").files.directory == cached / "deep" / "er"
 
+    def test_a_lora_of_a_pipeline_is_taken_from_it(self, cached: Path, tmp_path: Path) -> None:
+        (cached / "ink").mkdir()
+        file = cached / "ink" / "pytorch_lora_weights.safetensors"
+        file.write_bytes(tensors(pair(module="unet.to_q")))
+        shelf = library("hf://org/", cache=tmp_path / "cache")
+        opened = shelf.open("hf://org/name/ink")
+        assert opened.files.directory == file.parent
+        assert opened.files.names == (file.name,)
+
     @pytest.mark.usefixtures("cached")
     @pytest.mark.parametrize(
         "address", ["hf://org/other", "hf://org/name/none", "hf://org/name@v9"]
