@@ -14,6 +14,7 @@ from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape, Sealer
 from inlay.engine.torch.pages.tiers import Offloading, PageTiers
+from inlay.engine.torch.prefix_lookup import may_stop
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 
@@ -91,6 +92,15 @@ class Lack:
             for group in groups:
                 yield from self._pieces(group, start, min(start + count, self.stop))
 
+    def last_end(self, stop: int) -> int:
+        """Return the last page index up to `stop` at which the sequence may go on.
+
+        No atomic segment begins before and ends after it.
+        """
+        while stop > self.cached and not may_stop(self.sequence, stop * self.bounds.page_size):
+            stop -= 1
+        return stop
+
     def windows(self, stop: int) -> Iterator[Piece]:
         """Pieces of the groups with windows, to go on from page index `stop`."""
         size = self.bounds.page_size
@@ -166,8 +176,11 @@ class CachedPages:
         for page in reversed(pages):
             self._scheduler.cache.touch(page)
         room = self._scheduler.spare - self._scheduler.table.num_unreferenced(pages)
-        stop = sequence.max_cacheable // bounds.page_size
-        while stop > cached and self._num_needed(cached, stop) > room:
+        size = bounds.page_size
+        stop = sequence.max_cacheable // size
+        while stop > cached and (
+            self._num_needed(cached, stop) > room or not may_stop(sequence, stop * size)
+        ):
             stop -= 1
         stop = max(cached, stop)
         present = frozenset(self._present(sequence, cached, stop))

@@ -186,11 +186,11 @@ class Fetch:
             EngineError: what came is not what was asked for.
             InlayError: the source's answer, or it is not reached.
         """
-        reached = await self._take(self._lack.full())
+        reached = self._lack.last_end(await self._take(self._lack.full()))
         first = self._lack.stop - 1 if self._source.waits else self._lack.cached
         back = 1
         while reached > first and await self._take(self._lack.windows(reached)) < self._lack.stop:
-            reached, back = reached - back, 2 * back
+            reached, back = self._lack.last_end(reached - back), 2 * back
 
     async def _take(self, pieces: Iterator[Piece]) -> int:
         """Take pieces until one is not whole; return the page index that all groups reached."""
