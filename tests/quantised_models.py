@@ -110,6 +110,18 @@ def int_quantized(weight: Tensor) -> Written:
     return tensors, values(codes, scales.bfloat16(), zero, groups)
 
 
+def naive_quantized(weight: Tensor) -> Written:
+    """Each row has a scale and a zero of its own."""
+    codes, scales, zero = integers(weight, 8, weight.shape[1], zeros=True)
+    groups = torch.zeros(weight.shape[1], dtype=torch.int64)
+    tensors = {
+        "weight": (codes - 128).to(torch.int8),
+        "weight_scale": scales.bfloat16(),
+        "weight_zero_point": (zero - 128).to(torch.int8),
+    }
+    return tensors, values(codes, scales.bfloat16(), zero, groups)
+
+
 def float_quantized(block: tuple[int, int] | None) -> Callable[[Tensor], Written]:
     """Scales of blocks, or of the whole tensor."""
 
@@ -119,6 +131,12 @@ def float_quantized(block: tuple[int, int] | None) -> Callable[[Tensor], Written
         return tensors, of_weight
 
     return write
+
+
+def float_channels(weight: Tensor) -> Written:
+    """Scales [O, 1] of the rows."""
+    codes, scales, of_weight = in_blocks(weight, (1, weight.shape[1]))
+    return {"weight": codes, "weight_scale": scales}, of_weight
 
 
 def in_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -191,6 +209,13 @@ FORMS: dict[str, Form] = {
     "int-quantized": Form(compressed("int-quantized", num_bits=8), int_quantized),
     "float-quantized": Form(
         compressed("float-quantized", **_FLOAT, strategy="tensor"), float_quantized(None)
+    ),
+    "float-quantized, channels": Form(
+        compressed("float-quantized", **_FLOAT, strategy="channel"), float_channels
+    ),
+    "naive-quantized, zeros": Form(
+        compressed("naive-quantized", num_bits=8, strategy="channel", symmetric=False),
+        naive_quantized,
     ),
     "float-quantized, blocks": Form(
         compressed("float-quantized", **_FLOAT, strategy="block", block_structure=[48, 24]),

@@ -1,6 +1,10 @@
 """Pages keep what is written, slot by slot, and forget what is scrubbed."""
 
+from typing import Any
+
+import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
@@ -71,3 +75,37 @@ def test_layers_of_two_groups_share_the_memory_of_a_place_and_no_page() -> None:
     assert not pages.values[2].any()
     pages.scrub([1])
     assert pages.keys[1][0, :, 0, 0].tolist() == [0, 0, 2, 0]
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that change memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fills = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.fills += func._schema.is_mutable
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("value_size", "fills"), [(8, 1), (4, 2)])
+def test_pages_of_all_layers_are_scrubbed_by_one_call_for_each_shape(
+    value_size: int, fills: int
+) -> None:
+    shapes = [LayerShape(None, 3, 8, value_size)] * 5
+    pages = Pages(
+        shapes, [PageGroup(None, tuple(range(5)))], num_pages=5, page_size=16,
+        dtype=torch.bfloat16, device=torch.device("cpu"),
+    )  # fmt: skip
+    for tensor in (*pages.keys, *pages.values):
+        tensor.fill_(1)
+    with Counted() as counted:
+        pages.scrub([2, 5])
+    assert counted.fills == fills
+    for tensor in (*pages.keys, *pages.values):
+        assert tensor.is_contiguous()
+        assert not tensor[:, [2, 5]].any()
+        assert bool((tensor[:, [0, 1, 3, 4]] == 1).all())

@@ -21,6 +21,7 @@ from inlay.digest import Secret
 from inlay.engine.kv_events import AllBlocksCleared, BlockStored, Event
 from inlay.engine.kv_subscriber import KvSubscriber
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import sleep
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.sleep import HostCopy, SleepState, storages
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
@@ -230,6 +231,24 @@ async def test_what_is_put_aside_comes_back_and_still_shares_memory() -> None:
         holder.tied.zero_()
     assert not holder.first.weight.any()
     assert not holder.rows["view"].any()
+
+
+@pytest.mark.parametrize("sizes", [[], [64], [1], [65, 0, 200, 7, 64, 129], [3] * 90])
+def test_blocks_that_are_pinned_together_have_no_room_left_over_but_in_the_last(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch pins the next power of two of each block's bytes."""
+    monkeypatch.setattr(sleep, "BLOCK_BYTES", 64)
+    tensors = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
+    before = [tensor.clone() for tensor in tensors]
+    aside = HostCopy([tensor.untyped_storage() for tensor in tensors])
+    pinned = sum(1 << (len(block) - 1).bit_length() for block in aside.blocks)
+    assert sum(sizes) <= pinned < sum(sizes) + 64
+    assert not any(tensor.untyped_storage().nbytes() for tensor in tensors)
+    aside.restore()
+    assert not aside.blocks
+    for tensor, expected in zip(tensors, before, strict=True):
+        assert torch.equal(tensor, expected)
 
 
 async def test_routers_and_readers_hear_that_a_sleeping_engine_has_nothing_cached(

@@ -1,15 +1,18 @@
 """A model over two processes answers as in one; what is not divided is refused."""
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -127,16 +130,36 @@ async def test_drafts_images_and_bfloat16_are_divided_too() -> None:
     assert first[0] == pytest.approx(first[1], abs=0.1)
 
 
-async def test_a_rank_that_dies_fails_the_engine_and_leaves_nothing() -> None:
+async def test_a_rank_that_dies_fails_the_engine_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process, no file by which ranks meet, and no connection between them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = connections()
     # Its processes are started, as outside of tests.
     with preloaded.started():
-        await _kill_a_rank()
+        killed = await _kill_a_rank(tmp_path)
+    assert not psutil.pid_exists(killed)
+    assert not names(tmp_path)
+    gc.collect()
+    assert connections() == before
 
 
-async def _kill_a_rank() -> None:
+def names(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir()]
+
+
+def connections() -> set[Any]:
+    return {(each.laddr, each.raddr) for each in psutil.Process().net_connections("tcp")}
+
+
+async def _kill_a_rank(folder: Path) -> int:
+    before = connections()
     async with started(tiny("llama")) as engine:
         (child,) = multiprocessing.active_children()
         assert child.pid is not None
+        assert [name.startswith("inlay-ranks-") for name in names(folder)] == [True]
+        assert connections() > before
         request = make_request("one", Prompt.of(Tokens(ids(1, 20))), 480)
         receiver = Receiver(request)
         engine.submit(request, receiver)
@@ -145,6 +168,7 @@ async def _kill_a_rank() -> None:
         last = await receiver.ended()
         assert last.error is not None
         assert "the engine failed" in str((await asyncio.wait_for(engine.failed(), 60)).message)
+    return child.pid
 
 
 REFUSED = {

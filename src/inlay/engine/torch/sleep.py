@@ -9,7 +9,7 @@ the checkpoint again.
 import ctypes
 import ctypes.util
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -104,23 +104,60 @@ class SleepState(Generic[M]):
         return self._load() if self._model is None else self._model
 
 
-class HostCopy:
-    """Copy of storages in host memory; the storages themselves are empty until `restore`."""
+BLOCK_BYTES = 1 << 28
+"""Size of a block of host memory.
 
-    def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        self._kept: list[tuple[torch.UntypedStorage, Tensor]] = []
-        for storage in storages:
-            pinned = storage.device.type == "cuda"
-            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
-            self._kept.append((storage, copy.copy_(_bytes(storage))))
+A power of two: torch rounds what is pinned up to one, which would be up to twice the weights if
+each storage, or all together, had a block of its own.
+"""
+
+
+class HostCopy:
+    """Copy of storages in host memory; the storages themselves are empty until `restore`.
+
+    Attributes:
+        blocks: the memory, uint8, `BLOCK_BYTES` each but for the last; the content of the storages
+            one after another, across the ends of blocks.
+    """
+
+    def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Copy `storages`, all of one device, and empty each when it is copied."""
+        self._sizes = [(storage, storage.nbytes()) for storage in storages]
+        total = sum(size for _, size in self._sizes)
+        pinned = any(storage.device.type == "cuda" for storage in storages)
+        self.blocks = [
+            torch.empty(min(BLOCK_BYTES, total - start), dtype=torch.uint8, pin_memory=pinned)
+            for start in range(0, total, BLOCK_BYTES)
+        ]
+        for storage, _, pieces in self._pieces():
+            for piece, part in zip(pieces, _parts_of(storage, pieces), strict=True):
+                piece.copy_(part)
             storage.resize_(0)
 
     def restore(self) -> None:
         """Copy the content back to its storages and drop the host copy."""
-        for storage, copy in self._kept:
-            storage.resize_(copy.nbytes)
-            _bytes(storage).copy_(copy)
-        self._kept.clear()
+        for storage, size, pieces in self._pieces():
+            storage.resize_(size)
+            for piece, part in zip(pieces, _parts_of(storage, pieces), strict=True):
+                part.copy_(piece)
+        self._sizes.clear()
+        self.blocks.clear()
+
+    def _pieces(self) -> Iterator[tuple[torch.UntypedStorage, int, list[Tensor]]]:
+        """Yield each storage, its bytes, and where they are in `blocks`, in order."""
+        start = 0
+        for storage, size in self._sizes:
+            end, pieces = start + size, list[Tensor]()
+            while start < end:
+                block, offset = divmod(start, BLOCK_BYTES)
+                pieces.append(self.blocks[block][offset : offset + end - start])
+                start += len(pieces[-1])
+            yield storage, size, pieces
+
+
+def _parts_of(storage: torch.UntypedStorage, pieces: list[Tensor]) -> Sequence[Tensor]:
+    """Return the bytes of a storage in parts as long as `pieces`."""
+    return torch.split(_bytes(storage), [len(piece) for piece in pieces])
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

@@ -6,6 +6,7 @@ size.
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -44,6 +45,7 @@ class Pages:
 
     __slots__ = (
         "_tensors",
+        "_together",
         "groups",
         "kept",
         "keys",
@@ -84,16 +86,20 @@ class Pages:
         places = {layer: place for members in groups for place, layer in enumerate(members.layers)}
         self.groups = tuple(owners[layer] for layer in range(len(layers)))
         widest = max(groups, key=lambda members: len(members.layers))
-        self._tensors = []
+        shapes = []
         for layer in widest.layers:
             heads, *sizes = layers[layer].kept
-            self._tensors.append(
-                [
-                    _uninitialised((heads, 1 + num_pages, page_size, size), dtype, device)
-                    for size in sizes
-                    if size
-                ]
-            )
+            shapes.append([(heads, 1 + num_pages, page_size, size) for size in sizes if size])
+        # Those of one shape are one tensor, so that pages of all layers are scrubbed by one call.
+        counts = Counter(shape for each in shapes for shape in each)
+        self._together = [
+            _uninitialised((count, *shape), dtype, device) for shape, count in counts.items()
+        ]
+        left = {
+            shape: iter([whole[place] for place in range(len(whole))])
+            for shape, whole in zip(counts, self._together, strict=True)
+        }
+        self._tensors = [[next(left[shape]) for shape in each] for each in shapes]
         self.states: dict[int, list[Tensor]] = {}
         self.latent = any(layer.latent for layer in layers)
         self.kept = [self._tensors[places[layer]] for layer in range(len(layers))]
@@ -154,9 +160,8 @@ class Pages:
     def scrub(self, page_ids: Sequence[int]) -> None:
         """Overwrite pages with zeros in every layer."""
         index = upload(torch.tensor(page_ids, dtype=torch.int64), self.keys[0].device)
-        for pair in self._tensors:
-            for pages in pair:
-                pages.index_fill_(1, index, 0)
+        for whole in self._together:
+            whole.index_fill_(2, index, 0)
 
 
 def _uninitialised(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -5,12 +5,11 @@ Logit biases, `min_tokens`, bad words, allowed ids, grammars.
 Order and meaning are vLLM's, with two exceptions. If a grammar allows nothing but its end, the end
 is allowed before `min_tokens` is reached. If no token is allowed, the request fails with an error.
 
-Suffixes of tensors: S sequences in the batch, K those of them with a mask of allowed ids, V
-vocabulary.
+Suffixes of tensors: S sequences in the batch, V vocabulary, B bytes of V bits.
 """
 
+from collections.abc import Mapping, Set
 from collections.abc import Sequence as Run
-from collections.abc import Set
 
 import numpy as np
 import torch
@@ -21,6 +20,9 @@ from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import upload
 from inlay.request import Sampling
 
+Bits = NDArray[np.uint8]
+"""(B,): one bit for each id of the vocabulary, lowest first; set where it is allowed."""
+
 
 class _Compiled:
     """The constraints of one sequence as arrays, built once.
@@ -29,8 +31,7 @@ class _Compiled:
 
     Attributes:
         sequence: the sequence; held so that its `id()` is not reused while this exists.
-        allowed: uint8, one bit for each id of the vocabulary, lowest first; None if all are
-            allowed.
+        allowed: the allowed ids; None if all are.
     """
 
     __slots__ = ("_biased", "_biases", "_ends", "_lengths", "_words", "allowed", "sequence")
@@ -48,7 +49,7 @@ class _Compiled:
             words.setdefault(word[:-1], []).append(word[-1])
         self._words = {before: np.asarray(last, np.int64) for before, last in words.items()}
         self._lengths = sorted({len(before) for before in words})
-        self.allowed: NDArray[np.uint8] | None = None
+        self.allowed: Bits | None = None
         if sampling.allowed_token_ids is not None:
             named = np.zeros(vocab_size, dtype=np.bool_)
             named[list(sampling.allowed_token_ids)] = True
@@ -82,6 +83,31 @@ def _constrains(sampling: Sampling) -> bool:
         or sampling.min_tokens
         or sampling.allowed_token_ids is not None
     )
+
+
+def forbid_by_row(logits_SV: Tensor, allowed: Mapping[int, Bits]) -> None:
+    """Set forbidden logits to -inf, in place, on a CPU.
+
+    Row by row: gathering the rows costs several times as much as the masks.
+    """
+    vocab_size = logits_SV.shape[1]
+    for row, bits in allowed.items():
+        banned = np.unpackbits(~bits, bitorder="little", count=vocab_size)
+        logits_SV[row].masked_fill_(torch.from_numpy(banned.view(np.bool_)), -torch.inf)
+
+
+def forbid_packed(logits_SV: Tensor, allowed: Mapping[int, Bits]) -> None:
+    """Set forbidden logits to -inf, in place, on any device.
+
+    Bits are copied to it once and unpacked there, for all rows together.
+    """
+    count, vocab_size = logits_SV.shape
+    bits_SB = np.full((count, -(-vocab_size // 8)), 255, np.uint8)
+    bits_SB[list(allowed)] = list(allowed.values())
+    device = logits_SV.device
+    places = torch.arange(8, dtype=torch.uint8, device=device)
+    found = upload(torch.from_numpy(bits_SB), device)[:, :, None] >> places & 1
+    logits_SV.masked_fill_(found.flatten(1)[:, :vocab_size] == 0, -torch.inf)
 
 
 class Constraints:
@@ -128,16 +154,14 @@ class Constraints:
         """
         constrained_SV = self._added(logits_SV, sequences)
         allowed = {
-            row: mask for row, of in enumerate(sequences) if (mask := self._allowed(of)) is not None
+            row: bits for row, of in enumerate(sequences) if (bits := self._allowed(of)) is not None
         }
         if not allowed:
             return constrained_SV
-        banned_KV = upload(torch.from_numpy(~np.stack(list(allowed.values()))), self._device)
         if constrained_SV is logits_SV:
             constrained_SV = logits_SV.clone()
-        # Row by row in place: gathering the rows costs several times as much as the masks.
-        for banned_V, row in zip(banned_KV, allowed, strict=True):
-            constrained_SV[row].masked_fill_(banned_V, -torch.inf)
+        forbid = forbid_by_row if self._device.type == "cpu" else forbid_packed
+        forbid(constrained_SV, allowed)
         return constrained_SV
 
     def binds(self, sampling: Sampling) -> bool:
@@ -167,19 +191,18 @@ class Constraints:
         # rounding.
         return logits_SV.index_put(place, added, accumulate=True)
 
-    def _allowed(self, sequence: Sequence) -> NDArray[np.bool_] | None:
-        """Return bool (V,): the allowed ids; None if all are."""
+    def _allowed(self, sequence: Sequence) -> Bits | None:
+        """Return the allowed ids; None if all are."""
         mask = None if sequence.grammar is None else sequence.grammar.prepared()
-        allowed = None if mask is None else self._unpacked(mask.view(np.uint8))
+        allowed = None if mask is None else self._sized(mask.view(np.uint8))
         compiled = self._of(sequence)
         if compiled is not None and compiled.allowed is not None:
-            named = self._unpacked(compiled.allowed)
-            allowed = named if allowed is None else allowed & named
+            allowed = compiled.allowed if allowed is None else allowed & compiled.allowed
         return allowed
 
-    def _unpacked(self, bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Unpack bits to the model's vocabulary, which may differ from the tokenizer's in size."""
-        found = np.unpackbits(bits, bitorder="little", count=min(8 * len(bits), self._vocab_size))
-        allowed = np.zeros(self._vocab_size, dtype=np.bool_)
-        allowed[: len(found)] = found
-        return allowed
+    def _sized(self, bits: Bits) -> Bits:
+        """Return bits of the model's vocabulary, which may differ from the tokenizer's in size."""
+        found = np.zeros(-(-self._vocab_size // 8), np.uint8)
+        size = min(len(found), len(bits))
+        found[:size] = bits[:size]
+        return found
