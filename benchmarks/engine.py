@@ -5,6 +5,7 @@
     python -m benchmarks.engine --only 'decode .* at 64|prefill 512'
     BENCH_VLLM=venv/bin/python python -m benchmarks.engine
     python -m benchmarks.engine --quantised --no-transformers
+    python -m benchmarks.engine --batch-invariant --no-transformers --layers 4
 
 vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take
 turns for `--rounds` rounds; the table shows the best of each, because what a shared machine adds to
@@ -200,6 +201,7 @@ class Ours:
         max_loras: int = 0,
         speculation: SpeculativeConfig | None = None,
         page_size: int = PAGE_SIZE,
+        batch_invariant: bool | None = None,
     ) -> None:
         settings = EngineSettings(
             model=str(directory),
@@ -208,6 +210,7 @@ class Ours:
             num_threads=threads,
             enable_lora=max_loras > 0,
             max_loras=max(1, max_loras),
+            batch_invariant=batch_invariant,
         )
         self.model = CausalModel.load(settings)
         bounds = EngineLimits(
@@ -415,6 +418,9 @@ def main() -> None:
     parser.add_argument(
         "--page-sizes", type=int, nargs="*", default=[], help="Pages of these sizes too, in turns."
     )
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="With the flag too, beside without it."
+    )
     parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
     ensure("benchmarks.engine")
@@ -435,13 +441,18 @@ def main() -> None:
             max(sum(len(ids) + 128 for ids, _ in case.requests[:32]) for case in wanted) + 2048
         )
         started = time.perf_counter()
-        ours = Ours(directory, options.threads, 32, positions)
+        without = False if options.batch_invariant else None
+        ours = Ours(directory, options.threads, 32, positions, batch_invariant=without)
         loaded = time.perf_counter() - started
         key_bytes = ours.model.page_bytes(1)
         contenders: dict[str, Contender] = {"inlay": ours}
         for size in options.page_sizes:
             contenders[f"pages of {size}"] = Ours(
                 directory, options.threads, 32, positions, page_size=size
+            )
+        if options.batch_invariant:
+            contenders["batch-invariant"] = Ours(
+                directory, options.threads, 32, positions, batch_invariant=True
             )
         if not options.no_transformers:
             contenders["transformers"] = Transformers(directory)
