@@ -107,6 +107,7 @@ def graph_of(folder: Path, name: str, graph: dict[str, Any]) -> Path:
 def by_text(folder: Path) -> Iterator[Served]:
     flags = ["--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     flags += ["--enable-prompt-embeds", "--enable-lora", "--admin-port", str(ADMIN_PORT)]
+    flags += ["--enable-sleep-mode"]
     with serving(graph_of(folder, "text", BY_TEXT), *flags) as found:
         yield found
 
@@ -220,6 +221,27 @@ def test_an_adapter_of_either_model_is_named_as_a_model(
             assert admin.post("unload_lora_adapter", json={"lora_name": "tuned"}).is_success
     assert answer.choices[0].token_ids == expected
     assert list(answer.usage.stages) == ["editor", "drafter"]
+
+
+@slow
+@pytest.mark.parametrize("stage", ["pair/drafter", "pair"])
+def test_a_stage_sleeps_alone_and_wakes_with_the_same_answer(by_text: Served, stage: str) -> None:
+    wanted = ask(by_text).choices[0].token_ids
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
+        assert admin.post("/sleep", params={"model": stage, "level": "2"}).is_success
+        try:
+            other = "pair" if stage != "pair" else "pair/drafter"
+            for name in (stage, other):
+                found = admin.get("/is_sleeping", params={"model": name}).json()
+                assert found["is_sleeping"] == (name == stage)
+            body = {"model": "pair", "messages": CHAT}
+            answer = httpx.post(f"{by_text.v1}/chat/completions", json=body, timeout=60)
+            assert answer.status_code == 503, answer.text
+            assert f"The model `{stage}` is asleep" in answer.json()["error"]["message"]
+            assert answer.headers["retry-after"]
+        finally:
+            assert admin.post("/wake_up", params={"model": stage}).is_success
+    assert ask(by_text).choices[0].token_ids == wanted
 
 
 @slow

@@ -180,6 +180,12 @@ def test_a_stream_brings_the_same_piece_by_piece_and_ends_once(served: Served) -
     assert b"".join(pieces) == base64.b64decode(whole_.data)
     assert len({one.id for one in sent}) == 1
     assert sent[-1].expires_at == chunks[0].created
+    for chunk in chunks:
+        audio = [getattr(choice.delta, "audio", None) for choice in chunk.choices]
+        wanted = [("audio", "omni/vocoder") if one and not one.transcript else ("text", "omni")
+                  for one in audio]  # fmt: skip
+        marks = [(chunk.model_extra["modality"], chunk.model_extra["stage"]) for _ in audio]
+        assert marks == wanted
     ends = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
     assert [end for end in ends if end] == ["length"]
     assert [bool(chunk.usage) for chunk in chunks].count(True) == 1

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -118,6 +119,8 @@ def test_a_stream_has_the_text_then_the_image_then_one_end(client: openai.OpenAI
     assert "".join(texts) == example.answer
     (image,) = [chunk for chunk in chunks if chunk.get("modality") == "image"]
     assert image["stage"] == "inlay-demo/painter"
+    others = [chunk for chunk in chunks if chunk["choices"] and chunk is not image]
+    assert {(chunk["modality"], chunk["stage"]) for chunk in others} == {("text", "inlay-demo")}
     (part,) = image["choices"][0]["delta"]["content"]
     assert seen([part["image_url"]["url"]]) == [(str(example.digit), example.colour)]
     assert [chunk["usage"] is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -127,6 +130,32 @@ def test_a_stream_has_the_text_then_the_image_then_one_end(client: openai.OpenAI
     assert set(stages) == {"writer", "painter"}
     assert stages["writer"] == {name: used[name] for name in ("prompt_tokens", "completion_tokens")}
     assert min(stages["painter"].values()) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_calls_a_tool_is_the_call_without_an_image(
+    served: Served, stream: bool
+) -> None:
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a"],
+    }
+    parameters["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "count", "parameters": parameters}}
+    named = {"type": "function", "function": {"name": "count"}}
+    body = {"messages": messages("Draw two in the colour of ink."), "temperature": 0, **FIELDS}
+    body |= {"tools": [tool], "tool_choice": named, "stream": stream, "max_tokens": 60}
+    answer = httpx.post(f"{served.v1}/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
+    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+    said = [choice["delta"] if "delta" in choice else choice["message"] for choice in choices]
+    calls = [call["function"] for one in said for call in one.get("tool_calls") or ()]
+    assert calls[0]["name"] == "count"
+    assert "".join(call["arguments"] for call in calls).replace(" ", "") == '{"a":1}'
+    assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["stop"]
+    assert "image_url" not in answer.text
 
 
 def test_text_alone_is_a_chat_as_any_other(client: openai.OpenAI) -> None:

@@ -1,7 +1,8 @@
 """Events of a stream of completions or chat completions: what its chunks have in common."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -85,6 +86,7 @@ class Chunks(Generic[C]):
         model: name the response shows.
         request: its `stream_options` say which events have usage.
         generation: what is answered.
+        marks: fields of every chunk with a choice that does not have them otherwise.
 
     Attributes:
         created: Unix time of the response.
@@ -98,8 +100,10 @@ class Chunks(Generic[C]):
         model: str,
         request: GenerationRequest,
         generation: Generation,
+        marks: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._kind = kind
+        self._marks = marks
         self._id = response_id
         self._model = model
         self._generation = generation
@@ -111,6 +115,8 @@ class Chunks(Generic[C]):
         """Return a chunk; that with the response's last piece has the fingerprint."""
         if last and not self.usage.at_end:
             more["system_fingerprint"] = self._generation.fingerprint
+        if choices:
+            more = {**self._marks, **more}
         return self._kind(
             id=self._id, created=self.created, model=self._model, choices=choices, **more
         )

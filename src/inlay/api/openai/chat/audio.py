@@ -37,6 +37,7 @@ class ChatAudio:
 
     Attributes:
         id: of the sound.
+        stage: that makes it.
         usages: of the stages that have ended, by name.
         limited: the sound ends where the talker may make no more of it.
     """
@@ -68,6 +69,7 @@ class ChatAudio:
             return stage_request(call, id_, params[stage], request.priority or 0, stage, inputs)
 
         self.id = f"audio-{secrets.token_hex(12)}"
+        self.stage = speaker.steps[-1].model
         self.usages: Mapping[str, Usage] = {}
         self.limited = False
         self._call = call

@@ -54,7 +54,8 @@ class AudioChatShape:
                 [(choice, bare._replace(finish_reason=None, stop_reason=None))]
             )
             if said.content:
-                events.append(self._chunk(choice, AudioDelta(self._audio.id, said.content)))
+                transcript = AudioDelta(self._audio.id, said.content)
+                events.append(self._text.chunk(_of(choice, transcript)))
             events += self._sounded(choice, self._audio.ready())
         return events
 
@@ -62,11 +63,10 @@ class AudioChatShape:
         if not piece:
             return []
         data = pybase64.b64encode_as_string(piece)
-        return [self._chunk(choice, AudioDelta(self._audio.id, data=data), "audio")]
+        return [self._chunk(choice, AudioDelta(self._audio.id, data=data))]
 
-    def _chunk(self, choice: ChoiceState, delta: AudioDelta, modality: str = "") -> ChatChunk:
-        shown = ChatChunkChoice(choice.index, ChatDelta(audio=delta))
-        return self._text.chunk(shown, **({"modality": modality} if modality else {}))
+    def _chunk(self, choice: ChoiceState, delta: AudioDelta) -> ChatChunk:
+        return self._text.chunk(_of(choice, delta), modality="audio", stage=self._audio.stage)
 
     async def speak(self, stream: EventStream | None) -> None:
         """Wait for the sound; write its events where there is a stream."""
@@ -113,3 +113,7 @@ class AudioChatShape:
         if self._audio.limited:
             said = replace(said, finish_reason="length", stop_reason=None)
         return replace(found, choices=[said])
+
+
+def _of(choice: ChoiceState, delta: AudioDelta) -> ChatChunkChoice:
+    return ChatChunkChoice(choice.index, ChatDelta(audio=delta))

@@ -6,7 +6,6 @@ from functools import partial
 
 import pybase64
 
-from inlay.api.generation.choices import ChoiceState
 from inlay.api.openai.image_prompt import text_payload
 from inlay.api.openai.images import (
     FILE_BYTES_PER_PIXEL,
@@ -71,14 +70,14 @@ class ChatImage:
         self._call = call
         self._writer = model.name
 
-    async def draw(self, choice: ChoiceState, text: str) -> Buffer:
+    async def draw(self, text: str) -> Buffer:
         """Return the file of the image of an answer's text.
 
         Raises:
-            InvalidRequestError: the answer calls a tool, or is empty: there is nothing to draw.
+            InvalidRequestError: the answer is empty: there is nothing to draw.
             InlayError: as `inlay.router.stages.walk`.
         """
-        if choice.calls_tools or not text.strip():
+        if not text.strip():
             raise InvalidRequestError("the model wrote no text to draw", param="modalities")
         given: dict[str | None, Making] = {self._writer: Making([text_payload("text", text)])}
         router, hold = self._call.server.router, self._call.reservation.grow

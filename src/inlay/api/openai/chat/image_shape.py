@@ -46,12 +46,17 @@ class ImageChatShape:
         return self._text.events(kept)
 
     async def draw(self, stream: EventStream | None) -> None:
-        """Draw the image; write its event where there is a stream."""
+        """Draw the image; write its event where there is a stream.
+
+        An answer that calls a tool has none: the one that follows the tool's result has.
+        """
         (choice,) = self._text.choices
+        if choice.calls_tools:
+            return
         if stream is None:
             for piece in choice.pieces:
                 self._written += ParsedOutput.of(piece.output).content
-        file = await self._image.draw(choice, self._written)
+        file = await self._image.draw(self._written)
         self._generation.others |= self._image.usages
         if stream is None:
             self._file = file

@@ -48,7 +48,10 @@ async def chat_completions(call: Call) -> None:
         request,
     )
     del incoming
-    shape = ChatShape(response_id, request, model.name, asked.renderer, asked.generation, asked.use)
+    stage = None if model.card.stage is None else model.card.name
+    shape = ChatShape(
+        response_id, request, model.name, asked.renderer, asked.generation, asked.use, stage
+    )
     if sound is not None:
         audio = ChatAudio(call, request, sound, asked.generation, response_id)
         spoken = AudioChatShape(shape, asked.generation, audio)

@@ -49,6 +49,15 @@ class ChatShape:
     """Chat completions in vLLM 0.32's form.
 
     Fields of a whole answer without a value are null.
+
+    Args:
+        response_id: of the response.
+        request: what was asked.
+        model: name the response shows.
+        renderer: of the model.
+        generation: what is answered.
+        use: of tools.
+        stage: name of the workers where the model is one of a pipeline's, or None.
     """
 
     def __init__(
@@ -59,14 +68,18 @@ class ChatShape:
         renderer: Renderer,
         generation: Generation,
         use: ToolUse,
+        stage: str | None = None,
     ) -> None:
+        marks = {}
+        if request.modalities is not None:
+            marks = {"modality": "text"} | ({} if stage is None else {"stage": stage})
         self._id = response_id
         self._request = request
         self._model = model
         self._renderer = renderer
         self._generation = generation
         self._named = use.choice is ToolChoice.NAMED
-        self._chunks = Chunks(ChatChunk, response_id, model, request, generation)
+        self._chunks = Chunks(ChatChunk, response_id, model, request, generation, marks)
         self.closing_events = self._chunks.closing_events
         self.failure_events = self._chunks.failure_events
         self._begun: set[int] = set()

@@ -178,8 +178,9 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Event of a chat stream.
 
-    The first event of a choice has the prompt's fields, the last one `system_fingerprint`. An event
-    with an image has its `modality` and the `stage` that made it, as vLLM-Omni's have.
+    The first event of a choice has the prompt's fields, the last one `system_fingerprint`. Where a
+    request has `modalities`, events with a choice have the `modality` of what they bring, as
+    vLLM-Omni's have, and the `stage` that made it, by the name of its workers.
     """
 
     id: str
@@ -191,5 +192,5 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_text: msgspec.UnsetType | None = msgspec.UNSET
-    modality: Literal["image", "audio"] | msgspec.UnsetType = msgspec.UNSET
+    modality: Literal["text", "image", "audio"] | msgspec.UnsetType = msgspec.UNSET
     stage: str | msgspec.UnsetType = msgspec.UNSET
