@@ -20,13 +20,14 @@ from inlay.api.openai.chat import route
 from inlay.api.schema.chat import AudioOptions, ChatRequest
 from inlay.card import AudioCard, ModelCard
 from inlay.digest import Secret
-from inlay.errors import EngineError, RateLimitedError
+from inlay.errors import EngineError, OverloadedError, RateLimitedError
 from inlay.http import FrontendSettings
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Server
 from inlay.prompt import Buffer, Rows, Tokens
 from inlay.render import ContentDelta, ReasoningDelta, Renderer
 from inlay.request import Task
+from inlay.router.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage
 from tests.models import EOS_ID, add_thinking, make, tiny
@@ -141,6 +142,46 @@ class Spoken(Writer):
             return replace(super().card, hidden_layers=3)
         audio = AudioCard(voices=("Ethan",), sample_rate=24000, samples_per_code=480)
         return replace(super().card, tasks=(Task.STAGE,), audio=audio)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_while_the_model_that_answers_sleeps_none_before_it_works(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+    # Scripted workers do not sleep.
+    monkeypatch.setattr(Router, "_is_asleep", lambda _, name, task: name == "pair")
+
+    async def prepare(*_: Any) -> Any:
+        asked.set()
+        raise AssertionError("as the test says")
+
+    async with World.around(Writer("drafter"), Writer("editor")) as world:
+        settings = FrontendSettings(port=0, asleep_requests="wait" if waits else "reject")
+        server = Server(world.router, settings, Secret(bytes(32)))
+        stage = server.model("pair", Task.GENERATE).card.stage
+        assert stage is not None
+        with ExitStack() as ending:
+            unparsed: Any = SimpleNamespace()
+            request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair")
+            before = behind_others(
+                call_of(server, ending),
+                ParsedRequest(unparsed, 0, ()),
+                request,
+                stage.graph,
+                {},
+                "id",
+                lambda *_: pytest.fail("nothing is read"),
+                prepare,
+            )
+            if waits:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(before, 0.1)
+            else:
+                with pytest.raises(OverloadedError, match="The model `pair` is asleep"):
+                    await before
+        assert not asked.is_set()
+        server.close()
 
 
 @pytest.mark.parametrize("full", ["pair", "pair/talker", "pair/vocoder"])

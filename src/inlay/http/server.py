@@ -182,6 +182,11 @@ class Server:
             check_task(found.card, *tasks)
         return found
 
+    def check_awake(self, name: str, task: Task | None = None) -> None:
+        """Raise as `Router.check_awake`, unless the settings say that requests wait."""
+        if self.settings.asleep_requests != "wait":
+            self.router.check_awake(name, task)
+
     async def awake(self, name: str, task: Task | None = None) -> None:
         """Wait until a model's workers are awake, if the settings say that requests wait.
 

@@ -107,6 +107,7 @@ async def behind_others(
         ClientGone: the client left.
         InvalidRequestError: embeddings or media before the user's last message.
         RateLimitedError: one of the models is full; none has worked.
+        OverloadedError: one of them is asleep, and requests do not wait for that; likewise.
         InlayError: a model has no worker, or its request was refused or failed.
     """
     server = call.server
@@ -121,8 +122,12 @@ async def behind_others(
     usages: dict[str, Usage] = {}
     wanted = {cards[name].name: 1 for name in graph.before_text}
     wanted[cards[graph.front].name] = request.n or 1
+    for model_name in wanted:
+        server.check_awake(model_name, Task.GENERATE)
     call.ending.enter_context(server.router.admit(wanted, call.client))
     async with RequestScope(server.inflight, call.receive, call.take_clock()):
+        for model_name in wanted:
+            await server.awake(model_name, Task.GENERATE)
         for name, following in pairwise(names):
             own = _request(request, graph, name, adapters.get(name))
             id_ = f"{response_id}-{name}"

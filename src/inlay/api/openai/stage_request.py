@@ -20,9 +20,8 @@ def take_places(call: Call, steps: Sequence[Step], count: int = 1) -> None:
         OverloadedError: a stage is asleep, and requests do not wait for that.
         RateLimitedError: one of them is full.
     """
-    if call.server.settings.asleep_requests != "wait":
-        for step in steps:
-            call.server.router.check_awake(step.model, _task(step))
+    for step in steps:
+        call.server.check_awake(step.model, _task(step))
     call.ending.enter_context(admitted(call.server.router, steps, call.client, count))
 
 
