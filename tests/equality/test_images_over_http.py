@@ -22,11 +22,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from inlay.media.families import spec_of
 from tests.certificates import certificate
-from tests.engine.torch.vision_reference import Parts, Picture, generated, model_of, pixels
+from tests.engine.torch.vision_reference import Parts, Picture, Truth, generated, model_of, pixels
 from tests.scratch import scratch
 from tests.serving import Served, serving
-from tests.vision_models import IMAGE, vision
+from tests.vision_models import vision
 
 TOKENS = 8
 ONE, TWO = Picture(3, 50, 60), Picture(4, 33, 70)
@@ -47,6 +48,15 @@ TEMPLATES = {
     "llava": _TURNS.format(image="<image>\n"),
     "qwen2_5_vl": _TURNS.format(image="<|vision_start|><|image_pad|><|vision_end|>"),
 }
+MORE_TEMPLATES = {
+    "llava_next": _TURNS.format(image="<image>\n"),
+    "internvl": _TURNS.format(image="<IMG_CONTEXT>"),
+    "mistral3": _TURNS.format(image="[IMG]"),
+    "smolvlm": _TURNS.format(image="<image>"),
+    "gemma3": _TURNS.format(image="<start_of_image>"),
+    "qwen3_vl": _TURNS.format(image="<|vision_start|><|image_pad|><|vision_end|>"),
+    "glm4v": _TURNS.format(image="<|begin_of_image|><|image|><|end_of_image|>"),
+}
 
 
 @cache
@@ -54,7 +64,9 @@ def directory(family: str) -> Path:
     """A tiny model of `family` with a template that writes its images, as released ones have."""
     there = scratch("image-models") / family
     shutil.copytree(vision(family), there)
-    (there / "chat_template.jinja").write_text(TEMPLATES[family], encoding="utf-8")
+    (there / "chat_template.jinja").write_text(
+        {**TEMPLATES, **MORE_TEMPLATES}[family], encoding="utf-8"
+    )
     return there
 
 
@@ -133,20 +145,59 @@ def ids_of(answer: Any) -> list[int]:
 
 def expected(family: str, *content: str | Picture) -> list[int]:
     """The tokens of transformers for one user's message of texts and pictures."""
+    return truth(family, *content).ids
+
+
+def truth(family: str, *content: str | Picture) -> Truth:
+    """What transformers generates for one user's message of texts and pictures."""
     tokenizer = AutoTokenizer.from_pretrained(directory(family))
     parts = [text(each) if isinstance(each, str) else {"type": "image"} for each in content]
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": parts}], add_generation_prompt=True, return_dict=False
+    written = tokenizer.apply_chat_template(
+        [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
     )
+    spec = spec_of(directory(family))
+    assert spec is not None
+    token = spec.placeholders["image"]
+    written = written.replace(token.text, token.before + token.text + token.after)
+    ids = tokenizer(written, add_special_tokens=False).input_ids
     pictures = iter([each for each in content if isinstance(each, Picture)])
     split: list[list[int] | Picture] = [[]]
     for id_ in ids:
-        if id_ == IMAGE:
+        if id_ == token.id:
             split += [next(pictures), []]
         else:
             split[-1].append(id_)  # type: ignore[union-attr]
     whole: Parts = [part for part in split if part != []]
-    return generated(family, whole, TOKENS).ids
+    return generated(family, whole, TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", list(MORE_TEMPLATES))
+def test_images_of_every_kind_of_family_are_answered_as_by_transformers(family: str) -> None:
+    """Tiles, learnt rows, tokens between rows, atomic masks, DeepStack and three axes."""
+    before, words = "counts its lanterns", "and writes"
+    with (
+        serving(directory(family), *FLAGS) as served,
+        openai.OpenAI(base_url=served.v1, api_key="unused", max_retries=0) as client,
+    ):
+        there = chat(
+            client, embeds(family, before), image(ONE), text(words), image(TWO), logprobs=True
+        )
+        back = chat(
+            client, image(TWO), text(words), image(ONE), embeds(family, before), logprobs=True
+        )
+    assert_equal(there, truth(family, before, ONE, words, TWO))
+    assert_equal(back, truth(family, TWO, words, ONE, before))
+
+
+def assert_equal(answer: Any, wanted: Truth) -> None:
+    """Assert that an answer has the tokens of transformers, and their logprobs."""
+    assert ids_of(answer) == wanted.ids
+    logprobs = wanted.logits.log_softmax(-1)
+    for at, (id_, token) in enumerate(
+        zip(wanted.ids, answer.choices[0].logprobs.content, strict=True)
+    ):
+        assert abs(token.logprob - float(logprobs[at, id_])) < 2e-4
 
 
 def test_one_image_is_answered_as_by_transformers(client: openai.OpenAI, family: str) -> None:
