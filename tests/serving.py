@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 START_SECONDS = 180.0
 
@@ -36,6 +37,27 @@ class Served:
     def v1(self) -> str:
         """The `base_url` of the `openai` client."""
         return self.url + "/v1"
+
+
+@contextmanager
+def peak_growth(*processes: int) -> Iterator[list[int]]:
+    """Yield a list that has at the end the most memory, in bytes, that these took beyond before.
+
+    Each process counts by its own peak, whenever it was.
+    """
+    before = []
+    for process in processes:
+        Path(f"/proc/{process}/clear_refs").write_text("5", encoding="utf-8")  # forgets its peak
+        before.append(_memory(process, "VmRSS"))
+    found: list[int] = []
+    yield found
+    found.append(sum(_memory(process, "VmHWM") for process in processes) - sum(before))
+
+
+def _memory(process: int, name: str) -> int:
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    (kilobytes,) = [line.split()[1] for line in lines if line.startswith(name)]
+    return int(kilobytes) * 1024
 
 
 def free_port() -> int:

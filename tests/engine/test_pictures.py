@@ -1,5 +1,6 @@
 """Files to pictures: what the tables of hostile and odd files say."""
 
+import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from inlay.engine.pictures import decode
+from inlay.engine.pictures import decode, rgb_array
 from inlay.errors import InvalidRequestError
 from inlay.media.image import read_image_header
+from tests.serving import peak_growth
 
 RGB = np.random.default_rng(1).integers(0, 256, (10, 14, 3), dtype=np.uint8)
 
@@ -77,6 +79,35 @@ def test_what_is_transparent_is_white(mode: str) -> None:
     found = decoded(saved(image.convert(mode)))
     assert found[:, :4].max() == 0
     assert found[:, 4:].min() == 255
+
+
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "one bit": ("1", "PNG", {}),
+    "grey of 16 bits": ("I;16", "PNG", {}),
+    "colour": ("RGB", "PNG", {}),
+    "alpha": ("RGBA", "PNG", {}),
+    "palette": ("P", "GIF", {}),
+    "jpeg": ("RGB", "JPEG", {}),
+    "print, progressive": ("CMYK", "JPEG", {"progressive": True, "subsampling": 0}),
+    "turned": ("RGB", "JPEG", {"exif": True}),
+    "webp": ("RGB", "WEBP", {"lossless": True}),
+    "webp with alpha": ("RGBA", "WEBP", {}),
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_decoding_takes_no_more_memory_than_the_header_says(kind: str) -> None:
+    mode, format_, options = KINDS[kind]
+    if options.get("exif"):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        options = {"exif": exif}
+    colour = (0, 0, 0, 90) if mode == "RGBA" else 0
+    data = saved(Image.new(mode, (2200, 2200), colour), format_, **options)
+    header = read_image_header(data)
+    with peak_growth(os.getpid()) as grown:
+        assert rgb_array(decode(memoryview(data), header)).shape == (2200, 2200, 3)
+    assert grown[0] < header.decoding_bytes + (12 << 20)  # strips, and what Pillow always takes
 
 
 def test_the_first_frame_of_an_animation_is_taken() -> None:

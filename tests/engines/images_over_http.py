@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import torch
 from transformers import AutoTokenizer
 
@@ -23,7 +22,7 @@ from tests.engine.torch.vision_reference import Picture
 from tests.engines import images
 from tests.equality.test_images_over_http import TOKENS, chat, data_url, ids_of, image, saved, text
 from tests.security.test_hostile_images import bomb, by_embeds
-from tests.serving import Served
+from tests.serving import Served, peak_growth
 
 ONE, TWO = Picture(3, 50, 60), Picture(4, 33, 70)
 MIB = 1 << 20
@@ -132,19 +131,6 @@ def named(picture: Picture | None, name: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": url, "uuid": name}
 
 
-@contextmanager
-def growth(server: Served) -> Iterator[list[int]]:
-    """The most memory that the process that speaks HTTP takes meanwhile, in bytes, at the end."""
-    folder = Path(f"/proc/{server.process.pid}")
-    (folder / "clear_refs").write_text("5", encoding="utf-8")  # forgets the peak so far
-    before = psutil.Process(server.process.pid).memory_info().rss
-    found: list[int] = []
-    yield found
-    lines = (folder / "status").read_text(encoding="utf-8").splitlines()
-    (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM")]
-    found.append(int(peak) * 1024 - before)
-
-
 WORDS = text("the town on the hill counts its lanterns")
 
 
@@ -183,7 +169,7 @@ def harm_is_a_400_and_nobody_else_notices(
 ) -> None:
     part, reason = REFUSED[name]
     wanted = expected("is it?", ONE)
-    with growth(server) as grown:
+    with peak_growth(server.process.pid) as grown:
         answer = answered(server.url, part, WORDS)
     assert answer.status_code == 400, answer.text
     assert reason in answer.json()["error"]["message"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from io import BytesIO
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from inlay.errors import InvalidRequestError
@@ -27,6 +28,9 @@ _BROKEN = (
 _WHITE = (255, 255, 255, 255)
 _LEVELS = 257
 """Factor from 8 to 16 bits."""
+
+_STRIP = 1 << 20
+"""Pixels that are converted at a time: copies of a large picture would be most of its memory."""
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -89,7 +93,32 @@ def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image
         raise InvalidRequestError(f"a video cannot be decoded: {error}") from error
 
 
+def rgb_array(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an RGB image, [height, width, 3], copied a strip at a time."""
+    found = np.empty((image.height, image.width, 3), np.uint8)
+    for top, strip in _strips(image):
+        found[top : top + strip.height] = np.asarray(strip)
+    return found
+
+
 def _in_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    if image.mode == "RGB" and not image.has_transparency_data:  # `convert` would copy it
+        return image
+    found = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        found.paste(_strip_in_rgb(strip), (0, top))
+    return found
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Cut an image into strips of whole lines; the first line of each, and its pixels."""
+    step = max(1, _STRIP // image.width)
+    for top in range(0, image.height, step):
+        yield top, image.crop((0, top, image.width, min(top + step, image.height)))
+
+
+def _strip_in_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16 bits; Pillow would clip them
         levels = np.asarray(image)
         if levels.dtype.itemsize > 2:
@@ -98,9 +127,6 @@ def _in_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
-    if image.mode == "RGB":  # `convert` would copy it
-        image.load()
-        return image
     return image.convert("RGB")
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from inlay.engine.pictures import rgb_array
 from inlay.errors import InvalidRequestError
 from inlay.media.model_files import Section
 
@@ -26,7 +27,7 @@ _MODES = {
 
 def pixels_of(image: Image.Image) -> Tensor:
     """Return the pixels of an RGB image: uint8 [3, height, width], interleaved in memory."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return torch.from_numpy(rgb_array(image)).permute(2, 0, 1)
 
 
 def mode_of(resample: object) -> str:

@@ -20,6 +20,7 @@ from transformers.image_transforms import get_resize_output_image_size, get_size
 from transformers.image_utils import ChannelDimension, SizeDict
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
+from inlay.engine.pictures import rgb_array
 from inlay.engine.torch.media.pixels import Normalization, mode_of, resized
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.model_files import ModelFiles
@@ -71,8 +72,13 @@ class ImageProcessor:
             image: the image.
             settings: arguments of the processor beside the model's own.
         """
-        images = [[image]] if self._nested else [image]
-        found = self._process(images, return_tensors="pt", **{**self._settings, **settings})
+        pixels = rgb_array(image)  # transformers would copy them three times
+        found = self._process(
+            [[pixels]] if self._nested else [pixels],
+            return_tensors="pt",
+            input_data_format=ChannelDimension.LAST,
+            **{**self._settings, **settings},
+        )
         return {name: torch.as_tensor(found[name]) for name in _INPUTS if name in found}
 
 
