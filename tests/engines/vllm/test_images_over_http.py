@@ -37,7 +37,6 @@ from tests.engines.images_over_http import (
     a_url_of_this_machine_is_not_fetched,
     answered,
     files_mix_with_embeddings_of_both_kinds,
-    growth,
     harm_is_a_400_and_nobody_else_notices,
     images_are_answered_as_by_transformers,
     inside,
@@ -47,7 +46,7 @@ from tests.engines.images_over_http import (
 from tests.engines.vllm.serving import vllm_server
 from tests.engines.vllm.test_over_http import serve
 from tests.equality.test_images_over_http import TOKENS, chat, data_url, ids_of, image, text
-from tests.serving import Served
+from tests.serving import Served, peak_growth
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +138,7 @@ def test_vllm_alone_is_harmed_by_images_and_in_the_end_dead(path: Path) -> None:
         assert said(url, WORDS) == before
         # 10 KB of a bomb, and 13 KB of a grid, become hundreds of megabytes.
         for part in (BOMB, HUGE_GRID):
-            with growth(server) as grown:
+            with peak_growth(server.process.pid) as grown:
                 answered(url, part, WORDS)
             assert grown[0] > 300 * MIB
         # What is not a number stays in the cache, where other prompts come to stand.
