@@ -44,7 +44,7 @@ test-again: install
 UNIT := $(filter-out tests/test_preloaded.py tests/test_engine_suites.py,$(wildcard tests/test_*.py)) tests/tensors tests/render tests/router tests/media tests/embedding
 
 test-unit: install
-	$(PYTEST) -m "not slow and not engines and not gpu and not deploy" $(UNIT)
+	$(PYTEST) --hypothesis-profile=quick -m "not slow and not engines and not gpu and not deploy" $(UNIT)
 
 test-fast: install
 	$(PYTEST) -m "not engines and not gpu and not deploy and not slow"

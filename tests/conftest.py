@@ -10,17 +10,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import preloaded
+from tests.examples import FULL, QUICK
 
 # Modules and tests are no garbage: no collection looks at them, now or while tests run.
 gc.disable()
 
-settings.register_profile(
-    "inlay",
-    derandomize=True,
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+for name, number in {"inlay": FULL, "quick": QUICK}.items():
+    settings.register_profile(
+        name,
+        derandomize=True,
+        max_examples=number,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("inlay")
 
 # As `make test` sets it: processes are forked where what they read at their start is as here.

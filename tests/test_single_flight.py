@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.single_flight import SingleFlight
+from tests.examples import examples
 
 KEYS = "ab"
 STEPS = st.lists(
@@ -92,7 +93,7 @@ async def _follow(steps: list[tuple[str, str | int | None]], *, finishes: bool) 
             assert isinstance(task.exception(), ValueError | None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(steps=STEPS, finishes=st.booleans())
 def test_callers_are_answered_and_computations_are_single(
     steps: list[tuple[str, str | int | None]], finishes: bool

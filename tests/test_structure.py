@@ -90,6 +90,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Dotted names `path` imports anywhere, also inside functions."""
     names: set[str] = set()

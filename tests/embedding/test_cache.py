@@ -129,7 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestCache.settings = settings(stateful_step_count=25, deadline=None)
 
 
 async def computed(

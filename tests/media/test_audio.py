@@ -26,6 +26,7 @@ from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioHeader, read_audio_header
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec, audio_layout
+from tests.examples import examples
 from tests.media.processors import tokenizer
 
 
@@ -146,7 +147,7 @@ def test_a_header_is_what_libsndfile_decodes(
     assert tuple(found) == (format_.removesuffix("EX"), rate, channels, samples)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.integers(3000, 100_000), RATES, st.integers(1, 2))
 def test_the_frames_of_an_mp3_are_what_libsndfile_decodes(
     samples: int, rate: int, channels: int
@@ -228,7 +229,7 @@ def test_an_mp3_is_counted_no_further_than_allowed() -> None:
         read_audio_header(frame * 10_000, max_seconds=0.1)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.data())
 def test_no_bytes_raise_anything_but_a_refusal_or_give_more_than_they_hold(
     data: st.DataObject,
@@ -247,7 +248,7 @@ def test_no_bytes_raise_anything_but_a_refusal_or_give_more_than_they_hold(
         assert found.seconds <= 600
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     st.binary(max_size=100),
     st.sampled_from([b"", b"RIFF\0\0\0\0WAVE", b"fLaC", b"ID3", b"\xff\xfb"]),

@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 
 from inlay.errors import InvalidRequestError
 from inlay.media.image import FORMATS, read_image_header
+from tests.examples import examples
 
 ORIENTATION = 0x0112
 
@@ -90,7 +91,7 @@ def pillow_size(data: bytes) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_the_size_of_a_file_is_pillows(kind: str, width: int, height: int) -> None:
     found = read_image_header(encoded((width, height), **KINDS[kind]))
@@ -189,14 +190,14 @@ def test_a_file_that_contradicts_itself_is_refused() -> None:
         read_image_header(small)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=200), st.sampled_from([sample[:12] for sample in SAMPLES] + [b""]))
 def test_no_bytes_raise_anything_but_a_refusal(tail: bytes, head: bytes) -> None:
     with contextlib.suppress(InvalidRequestError):
         read_image_header(head + tail)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 @given(st.data())
 def test_a_mutated_file_has_pillows_size_or_is_refused(data: st.DataObject) -> None:
     mutated = bytearray(data.draw(st.sampled_from(SAMPLES)))

@@ -12,6 +12,7 @@ from inlay.media.image_families import IMAGE_FAMILIES
 from inlay.media.spec import layout, media_segments
 from inlay.media.tiles import Lines
 from inlay.prompt import Buffer, Media, Prompt
+from tests.examples import examples
 from tests.media import processors
 from tests.media.processors import Case
 
@@ -83,7 +84,7 @@ def test_no_family_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - UNCOUNTED))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(SIDES, SIDES)
 @example(1, 1)
 @example(1, 6000)
@@ -99,7 +100,14 @@ def test_an_image_has_as_many_positions_as_for_transformers(
     assert laid is None or laid.positions == found.tokens(height, width)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The processor scales every image to 5,000 pixels.
+        pytest.param(name, marks=pytest.mark.slow) if name == "smolvlm-largest" else name
+        for name in CASES
+    ],
+)
 @settings(deadline=None, max_examples=8)
 @given(st.integers(8, 500), st.integers(8, 500))
 def test_an_image_is_the_tokens_and_rows_that_transformers_makes_of_pixels(
@@ -148,7 +156,7 @@ def test_an_image_that_takes_gigabytes_to_resize_is_refused(
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(SIDES, SIDES)
 def test_low_detail_never_takes_more_rows(name: str, height: int, width: int) -> None:
     found = case(name)

@@ -28,6 +28,7 @@ from inlay.media.positions import (
     rope_positions,
 )
 from inlay.prompt import Buffer, Field, Media, Prompt, Rows, Segment, Tokens
+from tests.examples import examples
 
 MERGE = 2
 TOKENS_PER_SECOND = 4
@@ -82,7 +83,7 @@ def segments_of(
     ],
     ids=["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v"],
 )
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(mixtures, st.integers(0, 5))
 def test_positions_are_those_of_transformers(
     model: Any, split: bool, timed: bool, mixture: Any, tail: int
@@ -137,7 +138,7 @@ heard_and_seen = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(heard_and_seen, st.integers(0, 5))
 def test_positions_by_the_clock_are_those_of_transformers(mixture: Any, tail: int) -> None:
     prompt: list[Segment] = []

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.render import Renderer
+from tests.examples import examples
 from tests.render.directories import CORPUS, KINDS, renderer
 
 
@@ -22,7 +23,7 @@ def pieces(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_pieces_join_to_what_decoding_all_ids_gives(kind: str, data: st.DataObject) -> None:
     of = renderer(kind)
@@ -35,7 +36,7 @@ def test_pieces_join_to_what_decoding_all_ids_gives(kind: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_bytes_in_any_order_are_as_in_decoding_all_ids(kind: str, data: st.DataObject) -> None:
     """Single bytes: whole characters, broken ones, surrogates, overlong forms, between text and special tokens."""

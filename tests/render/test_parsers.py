@@ -312,7 +312,9 @@ def test_any_text_says_the_same_whatever_pieces_it_comes_in(
 
 @given(
     st.dictionaries(
-        st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
+        st.text(),
+        st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=8),
+        max_size=4,
     )
 )
 def test_any_arguments_come_back_as_they_were_written(arguments: dict[str, Any]) -> None:

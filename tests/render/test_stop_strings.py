@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inlay.errors import InvalidRequestError
 from inlay.render import StopMatcher, StopStrings
 from inlay.render.stop_strings import STATE_BYTES
+from tests.examples import examples
 
 
 def naive(text: str, stops: Sequence[str], *, include: bool) -> tuple[str, str | None]:
@@ -49,7 +50,7 @@ letters = st.text("ab", max_size=14)
 some_stops = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(letters, some_stops, st.booleans(), st.lists(st.integers(0, 14), max_size=6))
 def test_any_cutting_of_the_text_gives_what_a_search_of_the_whole_gives(
     text: str, stops: list[str], include: bool, cuts: list[int]
@@ -112,7 +113,7 @@ def test_an_empty_stop_string_is_refused() -> None:
         StopStrings(["a", ""])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(letters, min_size=1, max_size=4), some_stops, st.booleans())
 def test_choices_that_share_an_automaton_do_not_notice_each_other(
     texts: list[str], stops: list[str], include: bool

@@ -98,7 +98,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.tuples(events, st.booleans(), st.booleans()), max_size=25))
 def test_after_the_next_message_that_arrives_everything_is_known_whatever_was_lost(
     told: list[tuple[KvEvent, bool, bool]],

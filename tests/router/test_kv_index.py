@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from inlay.router.key_table import Keys, KeyTable
 from inlay.router.kv_index import KvIndex, keys_of
+from tests.examples import examples
 
 SMALL = 16
 """Slots of the smallest table: copied every few changes."""
@@ -88,7 +89,7 @@ class Index(RuleBasedStateMachine):
         assert found.tolist() == expected.tolist()
 
 
-Index.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+Index.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
 TestIndex = Index.TestCase
 
 

@@ -71,7 +71,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(steps, max_size=30))
 def test_once_everybody_has_said_everything_all_agree(
     taken: list[tuple[str, str, int, int, bool]],

@@ -143,7 +143,7 @@ async def test_a_denoiser_that_is_lost_is_begun_anew_and_nothing_is_shown_twice(
         await settled(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     scripts=st.lists(st.one_of(scripts, scripts, broken), min_size=6, max_size=6),
     aborts=st.lists(st.one_of(st.none(), st.integers(0, TURNS)), min_size=1, max_size=10),

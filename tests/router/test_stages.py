@@ -365,7 +365,7 @@ scripts = st.lists(st.sampled_from([0, 1, 2, 5, 9]), min_size=1, max_size=5)
 broken = st.lists(st.sampled_from([0, 1, 3, 9, 9, 9, -1]), min_size=1, max_size=9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     scripts=st.lists(st.one_of(scripts, scripts, broken), min_size=6, max_size=6),
     aborts=st.lists(st.one_of(st.none(), st.integers(0, TURNS)), min_size=1, max_size=10),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inlay.prompt import Buffer
 from inlay.tensors import Tensor, read
+from tests.examples import examples
 from tests.tensors.containers import Record, name, safetensors_file, tensor, torch_file
 from tests.tensors.hostile import DATA, ROWS, saved
 from tests.tensors.hostile_pickles import PLAIN
@@ -235,7 +236,7 @@ def strided(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(strided())
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=examples(150), derandomize=True, deadline=None)
 def test_any_strided_view_is_read_as_torch_would(wanted: torch.Tensor) -> None:
     got = read(saved(wanted))
     assert_same(got, wanted)

@@ -19,6 +19,7 @@ from inlay.errors import EmbeddingsError
 from inlay.prompt import Buffer
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows, write
 from inlay.tensors.cast import first_at_least, largest_magnitude
+from tests.examples import examples
 from tests.tensors.hostile import saved
 
 SOURCES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -120,7 +121,7 @@ def test_float32_around_every_midpoint_casts_as_in_torch(target: str) -> None:
     ),
     st.sampled_from(TARGETS),
 )
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300), derandomize=True, deadline=None)
 def test_float64_is_rounded_once_to_the_nearest_even(values: Any, target: str) -> None:
     dtype = np.dtype(
         {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}[target]
@@ -267,7 +268,7 @@ def _shaped(shape: tuple[int, ...]) -> Tensor:
     bits=hnp.arrays(np.uint8, st.integers(1, 30).map(lambda n: n * 8)),
     size=st.sampled_from([1, 2, 4, 8]),
 )
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=examples(200), derandomize=True, deadline=None)
 def test_the_largest_magnitude_is_that_of_the_bits_without_the_sign(bits: Any, size: int) -> None:
     elements = bits.view(f"<u{size}")
     sign = 1 << (8 * size - 1)

@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from inlay.errors import EmbeddingsError
 from inlay.tensors import read, write
+from tests.examples import examples
 
 DTYPES = {
     "float64": np.float64,
@@ -38,7 +39,7 @@ ARRAY: np.ndarray[Any, Any] = np.arange(48, dtype=np.float32).reshape(3, 16)
     table_id=st.none()
     | st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=128),
 )
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=examples(200), derandomize=True, deadline=None)
 def test_what_is_written_is_read(bits: Any, dtype: str, format: Any, table_id: str | None) -> None:
     array = bits.view(DTYPES[dtype])
     if format == "npy" and (

@@ -1,0 +1,11 @@
+"""Numbers of examples of property tests, by the profile they run under."""
+
+from hypothesis import settings
+
+FULL, QUICK = 60, 12
+"""Examples of a test that names no number: in `make test`, and in `make test-unit`."""
+
+
+def examples(number: int) -> int:
+    """Return `number` in `make test`, and the same share of it as of others in `make test-unit`."""
+    return max(5, number * settings().max_examples // FULL)
