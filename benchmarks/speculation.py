@@ -1,16 +1,17 @@
-"""Speculative decoding: one request with it beside the same without.
+"""Speculative decoding: requests with it beside the same without.
 
-    python -m benchmarks.speculation                by n-gram look-up; a random model of
-                                                    Qwen3-0.6B's shape in bfloat16
-    python -m benchmarks.speculation --layers 4 --rounds 2 --tokenizer DIR
+    python -m benchmarks.speculation                by n-gram look-up and by grammars; a random
+                                                    model of Qwen3-0.6B's shape in bfloat16
+    python -m benchmarks.speculation --layers 4 --rounds 2 --tokenizer DIR --only json
     python -m benchmarks.speculation --draft-layers 2
                                                     by a draft model
 
-A random model has nothing to say, so a grammar that allows one text holds both to it: the edited
-file, the summary. How many drafts are accepted is then a property of the texts. The masks of the
-grammar are computed for every token, with and without. Times are CPU seconds of the process from
-the first token to the last, the best of the rounds. Without `--tokenizer` one of 32,000 tokens is
-trained on installed Python packages.
+A random model has nothing to say, so its masks hold it to texts: the edited file, the summary, the
+JSON. How many drafts are accepted is then a property of the texts. Drafts come from what the texts'
+own grammars force (JSON of a schema), or from n-grams, never from these masks. Texts of shuffled
+words have n-grams that are not continued as before: what look-up costs where it does not pay. The
+engines take turns; times are CPU seconds of the process from the first token to the last, the best
+of the rounds. Without `--tokenizer` one of 32,000 tokens is trained on installed Python packages.
 
 A draft model here is the first layers of the served one, with a vocabulary of 32,000. How often it
 guesses right is set by how little the layers behind them add (`--share`): this shows what a given
@@ -19,23 +20,32 @@ acceptance is worth, not what acceptance a trained pair has.
 
 import argparse
 import json
+import random
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from llguidance import LLMatcher
 from safetensors.torch import load_file, save_file
 
 from benchmarks._environment import ensure
 from benchmarks.engine import Ours, write_model
-from benchmarks.structured import EOS_ID, VOCAB_SIZE, train
+from benchmarks.structured import EOS_ID, instance_of, schema_of, train
+from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
 from inlay.engine.speculation import SpeculativeConfig
-from inlay.engine.torch.grammar.grammars import Grammars
+from inlay.engine.torch.grammar.state import GrammarState, Mask
+from inlay.prompt import Prompt, Tokens
 from inlay.render.tokenizer import load_tokenizer
-from inlay.request import Grammar
+from inlay.request import Grammar, Request, Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = SpeculativeConfig(method="ngram")
+GUIDED = SpeculativeConfig(method="grammar")
 
 
 def edit() -> tuple[str, str]:
@@ -59,6 +69,124 @@ def summary() -> tuple[str, str]:
         "same queue, retries, deadlines and counters."
     )
     return f"{page}\n\nSummarise this page in a paragraph.\n\n", told
+
+
+class Told(GrammarState):
+    """A grammar whose masks hold an output to one text that it allows."""
+
+    def __init__(self, matcher: LLMatcher, grammar: Grammar, ids: list[int], size: int) -> None:
+        super().__init__(matcher, grammar, (), size)
+        self._ids = ids
+
+    def mask(self) -> Mask | None:
+        """As `GrammarState`, at the cost of its mask."""
+        found = super().mask()
+        if found is not None:
+            id_ = self._ids[min(self._seen, len(self._ids) - 1)]
+            found[:] = 0
+            found[id_ >> 5] = np.uint32(1 << (id_ & 31))
+        return found
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that decode together.
+
+    Attributes:
+        name: of the load.
+        texts: prompt, schema (None for any text) and answer of each.
+        method: of speculation.
+    """
+
+    name: str
+    texts: list[tuple[str, dict[str, Any] | None, str]]
+    method: Literal["ngram", "grammar"]
+
+
+def loads() -> Iterator[Load]:
+    """Yield what is measured."""
+    for name, (asked, answer) in {"code edit": edit(), "summary": summary()}.items():
+        yield Load(name, [(asked, None, answer)], "ngram")
+    draw = random.Random(3)
+    page, _ = summary()
+    words = page.split()
+    for batch in (1, 8, 32):
+        mixed = [" ".join(draw.choices(words, k=150)) for _ in range(batch)]
+        yield Load(f"shuffled {batch}", [(page[:2000], None, text) for text in mixed], "ngram")
+    for batch in (1, 8):
+        schemas = [schema_of(draw, 14, 1) for _ in range(batch)]
+        texts = [json.dumps(instance_of(schema, draw)) for schema in schemas]
+        yield Load(
+            f"json {batch}",
+            [(page[:1000], *of) for of in zip(schemas, texts, strict=True)],
+            "grammar",
+        )
+
+
+class Bench:
+    """Engines, with and without speculation, and the tokenizer of the texts."""
+
+    def __init__(self, directory: Path, tokens: Path) -> None:
+        self._tokenizer = load_tokenizer(tokens).tokenizer
+        self._matching = tokenizer_of(tokens, (EOS_ID,))
+        self.engines = {
+            "plain": Ours(directory, 1, 32, 32 * 1024),
+            "ngram": Ours(directory, 1, 32, 32 * 1024, speculation=CONFIG),
+            "grammar": Ours(directory, 1, 32, 32 * 1024, speculation=GUIDED),
+        }
+
+    def _ids(self, text: str) -> list[int]:
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    def measure(self, engine: Ours, load: Load) -> tuple[float, int]:
+        """Return the CPU seconds of the tokens after the first ones, and their number."""
+        count = 0
+        for place, (asked, schema, answer) in enumerate(load.texts):
+            source = (
+                LLMatcher.grammar_from_regex("(?s:.*)")
+                if schema is None
+                else LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            )
+            grammar = Grammar("regex" if schema is None else "json_schema", source)
+            ids = self._ids(answer)
+            count += len(ids) - 1
+            matcher = matcher_of(self._matching, source)
+            state = Told(matcher, grammar, ids, self._matching.vocab_size)
+            sampling = Sampling(
+                max_tokens=len(ids), temperature=0.0, ignore_eos=True, grammar=grammar
+            )
+            prompt = Prompt.of(Tokens(self._ids(asked)))
+            request = Request(id=str(place), prompts=(prompt,), params=sampling)
+            engine.core.admit(request, grammar=state)
+        begun: set[str] = set()
+        while len(begun) < len(load.texts):
+            begun.update(output.request_id for output in engine.core.step() if output.token_ids)
+        start, before = time.process_time(), engine.core.stats().generated_tokens
+        while len(engine.core):
+            engine.core.step()
+        took = time.process_time() - start
+        return took, engine.core.stats().generated_tokens - before
+
+    def report(self, load: Load, rounds: int) -> None:
+        """Print the gain of a load."""
+        best: dict[str, float] = {}
+        drafted = accepted = 0
+        for _ in range(rounds):
+            for kind in ("plain", load.method):
+                stats = self.engines[kind].core.stats()
+                took, count = self.measure(self.engines[kind], load)
+                best[kind] = min(took / count, best.get(kind, took / count))
+                now = self.engines[kind].core.stats()
+                drafted += now.num_draft_tokens - stats.num_draft_tokens
+                accepted += now.num_accepted_tokens - stats.num_accepted_tokens
+        plain, other = best["plain"], best[load.method]
+        print(
+            f"{load.name:12} {load.method:8} {count:6} {1 / plain:8.1f} {1 / other:8.1f} tokens/s "
+            f"{plain / other:5.3f}x  {drafted / rounds:6.0f} drafted, "
+            f"{accepted / max(1, drafted):4.0%} accepted",
+            flush=True,
+        )
 
 
 def measure(engine: Ours, prompt: list[int], count: int) -> float:
@@ -126,6 +254,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--only", default="", help="Loads whose names hold this.")
     parser.add_argument("--draft-layers", type=int, help="A draft model of so many layers.")
     parser.add_argument("--share", type=float, default=0.3, help="Of what other layers add.")
     parser.add_argument("--most", type=int, default=5, help="Most drafts of a step.")
@@ -141,32 +270,10 @@ def main() -> None:
         tokens = options.tokenizer or directory
         if tokens is directory:
             train(directory, files=600, vocab_size=32_000)
-        tokenizer = load_tokenizer(tokens).tokenizer
-        grammars = Grammars(tokens, VOCAB_SIZE, (EOS_ID,))
-        engines = {
-            "plain": Ours(directory, 1, 4, 8192),
-            "ngram": Ours(directory, 1, 4, 8192, speculation=CONFIG),
-        }
-        print(f"{'load':10} {'tokens':>6} {'plain':>9} {'ngram':>9} {'gain':>6} {'accepted':>9}")
-        for load, (asked, answer) in {"code edit": edit(), "summary": summary()}.items():
-            prompt, told = (
-                tokenizer.encode(text, add_special_tokens=False).ids for text in (asked, answer)
-            )
-            grammar = Grammar("choice", json.dumps([answer]))
-            best: dict[str, float] = {}
-            for _ in range(options.rounds):
-                for kind, engine in engines.items():
-                    engine.bind(grammar, grammars)
-                    took = measure(engine, prompt, len(told))
-                    best[kind] = min(took, best.get(kind, took))
-            stats = engines["ngram"].core.stats()
-            per_token = {kind: took / (len(told) - 1) * 1e3 for kind, took in best.items()}
-            print(
-                f"{load:10} {len(told):6} {per_token['plain']:6.1f} ms {per_token['ngram']:6.1f} ms "
-                f"{best['plain'] / best['ngram']:5.2f}x "
-                f"{stats.num_accepted_tokens / max(1, stats.num_draft_tokens):8.0%}"
-            )
-        grammars.close()
+        bench = Bench(directory, tokens)
+        for load in loads():
+            if options.only in load.name:
+                bench.report(load, options.rounds)
 
 
 if __name__ == "__main__":

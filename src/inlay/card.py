@@ -189,6 +189,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Chunks with drafts; then drafted tokens, and those of them that became output."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forced_draft_tokens: int = 0
+    """Of those, what was drafted because a grammar allowed nothing else."""
+    num_forced_accepted_tokens: int = 0
     progress: int = 0
     """Positions computed since the start.
 

@@ -140,7 +140,8 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}, by a
     smaller model: {"model": "DIRECTORY"}, by an EAGLE-3 head: {"method": "eagle3", "model":
     "DIRECTORY"}, or by DeepSeek-V3's layer for it: {"method": "mtp"}; of the drafts it computes as
-    many as pay."""
+    many as pay. Ids that a grammar forces are drafted unless {"method": "none"} is set (on a GPU,
+    with another method only)."""
     kv_events_config: str | None = None
     """Endpoints to publish KV cache events on, as JSON with vLLM's keys: enable_kv_cache_events,
     publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic."""

@@ -9,9 +9,13 @@ from inlay.errors import InvalidRequestError
 
 
 class SpeculativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Speculation of the torch engine. Names and meaning are vLLM's."""
+    """Speculation of the torch engine. Names and meaning are vLLM's, but for two methods.
 
-    method: Literal["ngram", "draft_model", "eagle3", "mtp"] = "draft_model"
+    With "grammar" nothing is drafted but what a grammar forces, which all methods draft; with
+    "none" that is not either.
+    """
+
+    method: Literal["ngram", "draft_model", "eagle3", "mtp", "grammar", "none"] = "draft_model"
     model: str | None = None
     revision: str | None = None
     num_speculative_tokens: int = Field(default=8, ge=1, le=64)
@@ -31,7 +35,7 @@ class SpeculativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     def _check(self) -> "SpeculativeConfig":
         if self.method in ("draft_model", "eagle3") and self.model is None:
             raise ValueError(f"{self.method} needs model, a directory or a name on the hub")
-        if self.method in ("ngram", "mtp") and self.model is not None:
+        if self.method not in ("draft_model", "eagle3") and self.model is not None:
             raise ValueError(f"{self.method} has no model of its own")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(

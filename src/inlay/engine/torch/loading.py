@@ -71,10 +71,13 @@ def core_of(
         EngineError: there is not enough memory.
     """
     settings = _with_large_pages(settings, model)
+    on_gpu = model.device.type == "cuda"
+    overlap = on_gpu if settings.async_scheduling is None else settings.async_scheduling
     speculation = speculative_config(settings)
+    if speculation is None and not overlap:
+        speculation = SpeculativeConfig(method="grammar")
     source = None if speculation is None else draft_source_of(settings, speculation, model)
     if num_blocks is None:
-        on_gpu = model.device.type == "cuda"
         num_blocks = num_pages(
             settings,
             page_bytes=model.page_bytes(settings.block_size)
@@ -93,7 +96,6 @@ def core_of(
         page_size=settings.block_size,
         num_pages=num_blocks,
     )
-    on_gpu = model.device.type == "cuda"
     return Core(
         model,
         bounds,
@@ -101,7 +103,7 @@ def core_of(
         prefix_caching=settings.enable_prefix_caching,
         capture=CudaCapture() if on_gpu and captures(settings, model, speculation) else None,
         events=events,
-        overlap=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
+        overlap=overlap,
         max_cpu_loras=settings.cpu_loras,
         encode=encode,
         speculator=speculator_of(speculation, source, bounds, model),
@@ -174,16 +176,17 @@ def speculator_of(
     model: CausalModel,
 ) -> Speculator | None:
     """Return the speculator of a core within `bounds`; None if none is set."""
-    if speculation is None:
+    if speculation is None or speculation.method == "none":
         return None
     most, size = speculation.num_speculative_tokens, bounds.page_size
     if source is None:
-        return Speculator(NgramDrafter(speculation), most)
+        drafter = NgramDrafter(speculation) if speculation.method == "ngram" else None
+        return Speculator(drafter, most)
     if isinstance(source, CausalModel):
         group = model.windows.index(None)
         return Speculator(DraftModel(source, bounds.num_pages, size, model.vocab_size, group), most)
-    drafter = HeadDrafter(source, model, bounds.num_pages, size)
-    return Speculator(drafter, most, drafter)
+    head = HeadDrafter(source, model, bounds.num_pages, size)
+    return Speculator(head, most, head)
 
 
 def largest_step(model: CausalModel, settings: EngineSettings) -> tuple[Batch, Pages]:

@@ -1,7 +1,7 @@
 """The plan of a step: chunks of sequences to compute; totals of steps."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Rows
@@ -68,6 +68,12 @@ class PartialPlan:
     resting: frozenset[str]
     chunks: dict[Sequence, ScheduledChunk] = field(default_factory=dict)
     preempted: set[Sequence] = field(default_factory=set)
+
+    def add_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        """Add drafts to the chunk of a sequence, which has none yet."""
+        chunk = self.chunks[sequence]
+        self.chunks[sequence] = replace(chunk, count=chunk.count + len(drafts), drafts=drafts)
+        self.left -= len(drafts)
 
     def lacks(self, sequence: Sequence) -> bool:
         """True if `sequence` may be planned and is not."""

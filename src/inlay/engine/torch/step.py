@@ -277,6 +277,8 @@ class Core:
             num_drafts=drafts.drafts,
             num_draft_tokens=drafts.draft_tokens,
             num_accepted_tokens=drafts.accepted_tokens,
+            num_forced_draft_tokens=drafts.forced_draft_tokens,
+            num_forced_accepted_tokens=drafts.forced_accepted_tokens,
             **asdict(self._totals),
         )
 
@@ -427,7 +429,11 @@ class Core:
             self._totals.add_prompt(sequence)
         self._totals.generated_tokens += 1
         sequence.append(choice.token_id)
-        return self._finish_reason(sequence)
+        reason = self._finish_reason(sequence)
+        if reason is None and self._speculator is not None:
+            # What the grammar forces is to be known when the next step is planned.
+            self._chooser.expect(sequence)
+        return reason
 
     def _emit_run(self, sequence: Sequence, run: AcceptedRun) -> list[Output]:
         """Emit the tokens of a chunk with drafts, and the failure of the next one."""

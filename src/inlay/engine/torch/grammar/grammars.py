@@ -153,7 +153,11 @@ class Grammars:
             size = self._tokenizer.result().vocab_size
             known = tuple(id_ for id_ in stop_token_ids if id_ < size)
             state = GrammarState(
-                waiting.job.done.result().matcher.deep_copy(), grammar, known, size
+                waiting.job.done.result().matcher.deep_copy(),
+                grammar,
+                known,
+                size,
+                self._vocab_size,
             )
             state.read(output)
         except BaseException as error:  # its waiter gets it, whatever it is

@@ -39,6 +39,21 @@ class MaskedSequence(Protocol):
 _S = TypeVar("_S", bound=MaskedSequence)
 
 
+def forced_tokens(sequences: Iterable[_S]) -> dict[_S, tuple[int, ...]]:
+    """Return the ids that must come next, where a grammar allows no other and tells in time."""
+    until = time.monotonic() + GRACE
+    found: dict[_S, tuple[int, ...]] = {}
+    for sequence in sequences:
+        if (state := sequence.grammar) is None:
+            continue
+        wait = 0.0 if state.slow else max(0.0, until - time.monotonic())
+        forced = state.forced(len(sequence.output), wait)
+        state.slow = state.slow or forced is None
+        if forced:
+            found[sequence] = forced
+    return found
+
+
 class Masks:
     """Computes them; clients take turns.
 

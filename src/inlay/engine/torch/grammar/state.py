@@ -5,7 +5,9 @@ A function of the grammar and the output alone.
 
 import time
 from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
@@ -32,6 +34,9 @@ ALLOWANCE = 5.0
 A_TOKEN = 0.002
 """Seconds: ten usual masks."""
 
+MAX_FORCED = 16
+"""Ids that are told in advance, at most."""
+
 
 class GrammarState:
     """The matcher of one sequence, and how much of the sequence's output it has read.
@@ -47,6 +52,7 @@ class GrammarState:
     """
 
     __slots__ = (
+        "_forced",
         "_job",
         "_mask",
         "_masks",
@@ -57,12 +63,18 @@ class GrammarState:
         "_start",
         "_started",
         "_stop_token_ids",
+        "_usable_ids",
         "after",
         "slow",
     )
 
     def __init__(
-        self, matcher: LLMatcher, grammar: Grammar, stop_token_ids: tuple[int, ...], vocab_size: int
+        self,
+        matcher: LLMatcher,
+        grammar: Grammar,
+        stop_token_ids: tuple[int, ...],
+        vocab_size: int,
+        usable_ids: int | None = None,
     ) -> None:
         """At the start of an output.
 
@@ -72,6 +84,7 @@ class GrammarState:
             stop_token_ids: may be chosen wherever the grammar may end, as the model's end tokens
                 may.
             vocab_size: ids in a mask.
+            usable_ids: ids of the model, if they are not as many.
         """
         self.after = grammar.after
         self.slow = False
@@ -81,6 +94,8 @@ class GrammarState:
         self._start: int | None = None if grammar.after else 0
         self._seen = 0
         self._job: Task[Mask | None] | None = None
+        self._forced: Future[tuple[int, ...]] = Future()
+        self._usable_ids = vocab_size if usable_ids is None else usable_ids
         self._old = -1
         self._masks = 0
         self._spent = 0.0
@@ -132,7 +147,8 @@ class GrammarState:
         if self._old != len(output):
             self._old = len(output)
             self._started = None
-            self._job = Task(partial(self._compute, list(output)))
+            self._forced = Future()
+            self._job = Task(partial(self._compute, list(output), self._forced))
             turns.submit(self._job, client)
 
     def drop(self, turns: FairExecutor[Mask | None], client: Hashable) -> None:
@@ -144,11 +160,39 @@ class GrammarState:
             turns.unsubscribe(self._job, client)
             self._job = None
 
-    def _compute(self, output: list[int]) -> Mask | None:
+    def forced(self, length: int, timeout: float) -> tuple[int, ...] | None:
+        """Return the only ids that may come next, up to `MAX_FORCED`, after an output of `length`.
+
+        Waits at most `timeout` seconds; None if they are not known then. Empty if several ids may
+        come next, or no mask after such an output is prepared.
+        """
+        if self._job is None or self._old != length:
+            return ()
+        try:
+            return self._forced.result(timeout)
+        except TimeoutError:
+            return None
+
+    def _only_ids(self) -> tuple[int, ...]:
+        """Return the ids that must come next, one after another.
+
+        The matcher keeps what it found: the mask after it takes no longer for it.
+        """
+        if self._start is None or self._matcher.is_stopped():
+            return ()
+        ids = self._matcher.compute_ff_tokens()[:MAX_FORCED]
+        return tuple(takewhile(lambda id_: id_ < self._usable_ids, ids))
+
+    def _compute(self, output: list[int], forced: "Future[tuple[int, ...]]") -> Mask | None:
         self._started = time.monotonic()
         # Of this thread alone: what others do to it is not the grammar's doing.
         began = time.thread_time()
-        self.read(output)
+        try:
+            self.read(output)
+            forced.set_result(self._only_ids())
+        finally:
+            if not forced.done():
+                forced.set_result(())
         mask = self.mask()
         self._masks += 1
         self._spent += time.thread_time() - began

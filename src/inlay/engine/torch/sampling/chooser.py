@@ -58,6 +58,10 @@ class TokenChooser:
         """Begin to compute the masks for the tokens after `spans`."""
         self._masks.prepare(span.sequence for span in spans)
 
+    def expect(self, sequence: Sequence) -> None:
+        """Begin to compute the mask for the next token of `sequence`, which is not planned yet."""
+        self._masks.prepare([sequence])
+
     def choose(self, logits: Tensor, spans: Run[ScheduledChunk]) -> ChosenTokens:
         """Sample the next token of the sequence of each of `spans`; all earlier ones are known.
 

@@ -1,7 +1,7 @@
 """`Speculator`: drafts for the decoding sequences of a step, as many as pay."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inlay.engine.torch.cache.table import PageTable
+from inlay.engine.torch.grammar.masks import forced_tokens
 from inlay.engine.torch.hidden_states import StateReader
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk
 from inlay.engine.torch.sampling.chooser import ChosenTokens
@@ -152,11 +153,15 @@ class SpeculationCounts:
         drafts: chunks with drafts.
         draft_tokens: drafted tokens.
         accepted_tokens: those that became output.
+        forced_draft_tokens: drafted tokens that a grammar forced.
+        forced_accepted_tokens: those of them that became output.
     """
 
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    forced_draft_tokens: int = 0
+    forced_accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -177,20 +182,56 @@ class AcceptedRun:
         return max(0, len(self.tokens) - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _SparePages:
+    """Pages for drafts of a step.
+
+    Attributes:
+        table: gives them.
+        page_size: positions in a page.
+        running: number of running sequences. Pages are left for each, which may need one in the
+            next step.
+    """
+
+    table: PageTable
+    page_size: int
+    running: int
+
+    def take(self, chunk: ScheduledChunk, count: int) -> int:
+        """Grow the sequence of `chunk` for up to `count` drafts; return for how many it has."""
+        runs = chunk.sequence.pages
+        spare = max(0, self.table.available // len(runs) - self.running)
+        room = (runs[0].end + spare) * self.page_size - chunk.start - 1
+        count = min(count, max(0, room))
+        stop = chunk.start + 1 + count
+        self.table.grow(runs, max(0, -(-stop // self.page_size) - runs[0].end))
+        return count
+
+
 class Speculator:
     """Has tokens drafted, and learns how often they are accepted and what they cost.
 
-    Keeps state of a sequence until `forget`.
+    Where a grammar allows one id only, that is the draft, and needs no drafter: it becomes output,
+    so it is always worth its row. Keeps state of a sequence until `forget`.
 
     Attributes:
         counts: totals.
         reader: gets hidden states of the served model, or None.
     """
 
-    def __init__(self, drafter: Drafter, most: int, reader: StateReader | None = None) -> None:
-        """Start without knowledge of costs; `most` drafts of a sequence in a step at most."""
+    def __init__(
+        self, drafter: Drafter | None, most: int, reader: StateReader | None = None
+    ) -> None:
+        """Start without knowledge of costs.
+
+        Args:
+            drafter: guesses what no grammar forces; None for nothing else.
+            most: drafts of a sequence in a step, at most, that no grammar forces.
+            reader: as the attribute.
+        """
         self._drafter = drafter
         self._most = most
+        self._forced: frozenset[Sequence] = frozenset()
         self.reader = reader
         self._costs = StepCosts()
         self._acceptance: dict[Sequence, float] = {}
@@ -203,7 +244,8 @@ class Speculator:
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of `sequence`, if any."""
         self._acceptance.pop(sequence, None)
-        self._drafter.forget(sequence)
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
 
     def extend(self, plan: PartialPlan, table: PageTable, page_size: int, running: int) -> None:
         """Add drafts to the sequences of a plan that decode, where they pay.
@@ -225,31 +267,36 @@ class Speculator:
             sequence: min(plan.left, sequence.sampling.max_tokens - len(sequence.output) - 1)
             for sequence in decoding
         }
+        pages = _SparePages(table, page_size, running)
+        forced = forced_tokens(decoding)
+        self._forced = frozenset(forced)
+        for sequence, ids in forced.items():
+            count = pages.take(decoding[sequence], min(len(ids), limits[sequence], plan.left))
+            plan.add_drafts(sequence, ids[:count])
+            limits[sequence] = 0
+        if self._drafter is None:
+            return
         rows = sum(chunk.count for chunk in plan.chunks.values())
         # Drafts may cost more than they give: what a step takes without them must be known.
         unknown = rows == len(plan.chunks) and not self._costs.measured(rows)
-        counts = self._counts(limits, rows, 0 if unknown else plan.left)
-        for sequence, count in counts.items():
-            chunk, runs = decoding[sequence], sequence.pages
-            spare = max(0, table.available // len(runs) - running)
-            room = (runs[0].end + spare) * page_size - chunk.start - 1
-            counts[sequence] = min(count, max(0, room))
-            stop = chunk.start + 1 + counts[sequence]
-            table.grow(runs, max(0, -(-stop // page_size) - runs[0].end))
+        paying = self._counts(self._drafter, limits, rows, 0 if unknown else plan.left)
+        counts = {
+            sequence: pages.take(decoding[sequence], count) for sequence, count in paying.items()
+        }
         counts = {sequence: count for sequence, count in counts.items() if count}
         left = plan.left - sum(counts.values())
         for sequence, drafts in self._drafter.draft(counts, left).items():
-            chunk = decoding[sequence]
-            plan.chunks[sequence] = replace(chunk, count=1 + len(drafts), drafts=drafts)
-            plan.left -= len(drafts)
+            plan.add_drafts(sequence, drafts)
 
-    def _counts(self, limits: Mapping[Sequence, int], rows: int, room: int) -> dict[Sequence, int]:
+    def _counts(
+        self, drafter: Drafter, limits: Mapping[Sequence, int], rows: int, room: int
+    ) -> dict[Sequence, int]:
         """Return how many drafts of sequences that decode pay, without those of which none do."""
         sequences = list(limits)
         chances = {
             place: (
                 self._acceptance.setdefault(sequence, PRIOR),
-                self._drafter.available(sequence, min(limits[sequence], self._most)),
+                drafter.available(sequence, min(limits[sequence], self._most)),
             )
             for place, sequence in enumerate(sequences)
         }
@@ -300,6 +347,10 @@ class Speculator:
         self.counts.drafts += 1
         self.counts.draft_tokens += drafted
         self.counts.accepted_tokens += accepted
+        if chunk.sequence in self._forced:
+            self.counts.forced_draft_tokens += drafted
+            self.counts.forced_accepted_tokens += accepted
+            return
         chance = self._acceptance.get(chunk.sequence)
         if chance is not None:
             # The draft after the last accepted one was tried too; those behind it tell nothing.
@@ -309,6 +360,8 @@ class Speculator:
 
     def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
         """Learn from the time of a step, if all its sequences decoded."""
+        if self._drafter is None:
+            return
         rows = 0
         for chunk in chunks:
             if chunk.count != 1 + len(chunk.drafts):
