@@ -19,6 +19,7 @@ from inlay.errors import EmbeddingsError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Output, Pooling, Request, Sampling, Task
 from inlay.router import Router
+from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.worker.host import EngineHost
 from tests.router.sending import send
 from tests.transport.direct import DirectPlane
@@ -77,6 +78,31 @@ async def test_requests_with_rows_go_where_they_are_taken_and_others_everywhere(
     for stream in streams:
         async for _ in stream:
             pass
+
+
+async def test_rows_of_a_stage_go_on_at_another_worker_that_takes_none_of_clients(
+    settings: EngineSettings,
+) -> None:
+    stages = {name: Stage(kind="generate", model="m") for name in ("reader", "writer")}
+    graph = Graph(
+        name="m",
+        stages=stages,
+        edges=["reader.hidden -> writer.hidden"],
+        inputs={"prompt": "reader.prompt"},
+        outputs={"text": "writer.text"},
+    )
+    stage = StageCard(graph, "writer")
+    host = partial(EngineHost, prompt_embeds=False, stage=stage)
+    engines: list[Engine] = [EchoEngine(settings, SECRET) for _ in range(2)]
+    plane = await DirectPlane.around(*engines, host=host)
+    router = Router(plane, secret=SECRET)
+    (stream,) = await router.send("m", [make_request(ROWS)])
+    (number,) = [at for at, one in enumerate(plane.workers()) if one.id == stream.worker]
+    plane.worker_ends[number].close()
+    outputs = [output async for batch in stream for output in batch]
+    assert outputs[-1].finish_reason == "length"
+    assert stream.worker == plane.workers()[0].id
+    await plane.close()
 
 
 async def test_a_worker_refuses_rows_that_are_sent_to_it_all_the_same(

@@ -293,8 +293,11 @@ class Router:
     def _equivalent_workers(
         self, card: ModelCard, request: Request
     ) -> Callable[[], Sequence[Worker]]:
-        adapter, rows = request.adapter, request.has_embeds
-        return lambda: self._catalog.equivalent_workers(card, adapter, rows=rows)
+        def found() -> Sequence[Worker]:
+            rows = self._fleet.pool(card).needs_rows(request)
+            return self._catalog.equivalent_workers(card, request.adapter, rows=rows)
+
+        return found
 
     def _resend(
         self, workers: Sequence[Worker], request: Request, holder: ModelCard | None

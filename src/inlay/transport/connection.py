@@ -44,9 +44,14 @@ WRITE_BYTES = 512 * 1024
 """Bytes handed to the socket in a turn of the event loop, about."""
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 """Bytes of small messages that may wait for a peer that does not read."""
+FREED_SECONDS = 5.0
+"""Seconds after a request has ended, by a lost process too, within which nothing is kept of it."""
 PING_SECONDS = 1.0
-SILENCE_SECONDS = 3.0
-"""A peer from which nothing came for so long is gone, counted while this process ran itself."""
+SILENCE_SECONDS = FREED_SECONDS - 2 * PING_SECONDS
+"""A peer from which nothing came for so long is gone, counted while this process ran itself.
+
+Each looks once in `PING_SECONDS`, so it is found before `FREED_SECONDS`.
+"""
 HANDSHAKE_SECONDS = 5.0
 
 
