@@ -22,6 +22,8 @@ from inlay.client import (
     load_media,
 )
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay.media.families import spec_of
+from inlay.media.spec import layout
 from tests.engine.torch.encode_reference import damaged, features
 from tests.engine.torch.vision_reference import Picture
 from tests.equality.test_images_over_http import FLAGS, chat, directory, expected, ids_of, text
@@ -116,6 +118,20 @@ def test_the_command_writes_a_file_that_is_the_image(
         "image_embeds": base64.b64encode(there.read_bytes()).decode(),
     }
     assert ids_of(chat(client, plain, text("It is"))) == expected(FAMILY, ONE, "It is")
+
+
+@pytest.mark.parametrize("family", ["mistral3", "smolvlm"])
+def test_the_file_of_an_image_with_tokens_between_its_rows_has_their_grid(
+    family: str, path: Path, tmp_path: Path
+) -> None:
+    there, model = tmp_path / "image.safetensors", directory(family)
+    words = ["embeds", "encode", "--image", str(path), "--model", str(model)]
+    assert main([*words, "--output", str(there)], {}) == 0
+    spec = spec_of(model)
+    assert spec is not None
+    image, laid = load_media(there), layout(spec, ONE.height, ONE.width)
+    assert image.num_tokens == laid.rows < laid.positions
+    assert image.grid == laid.given_grid
 
 
 def test_a_damaged_image_is_said_in_one_line(

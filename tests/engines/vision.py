@@ -6,8 +6,7 @@ from typing import Any
 
 from inlay.digest import with_digests
 from inlay.media.embeds import embeds_segments
-from inlay.media.spec import MediaSpec
-from inlay.media.tiles import Lines, Split
+from inlay.media.spec import MediaSpec, layout
 from inlay.prompt import Buffer, Prompt, Rows, Segment, Tokens
 from inlay.tensors import Tensor
 from tests.engine.conformance import Receiver, make_request, run
@@ -49,17 +48,16 @@ class Vision:
 
     def embeds(self, picture: Picture) -> list[Segment]:
         """The segments of an image that a client encoded."""
-        rows, grid = images.rows_of(self.directory, picture, self.processing)
+        rows, _ = images.rows_of(self.directory, picture, self.processing)
         tensor = Tensor(Buffer(rows.numpy().tobytes()), "float32", tuple(rows.shape), "npy")
         hidden = self.engine.card.hidden_size
-        given = None if grid is None else (grid[0], grid[1], grid[2])
-        return embeds_segments(self.spec, tensor, grid=given, hidden_size=hidden, dtype="float32")
+        grid = layout(self.spec, picture.height, picture.width).given_grid
+        return embeds_segments(self.spec, tensor, grid=grid, hidden_size=hidden, dtype="float32")
 
     @property
     def takes_embeds(self) -> bool:
         """True if images of this model may come as rows that a client made."""
-        apart = isinstance(self.spec.image, Lines | Split)
-        return self.engine.card.prompt_embeds is None and not apart
+        return self.engine.card.prompt_embeds is None
 
     def rows(self, ids: list[int]) -> Rows:
         return as_rows(images.looked_up(self.directory, ids))

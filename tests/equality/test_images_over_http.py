@@ -22,6 +22,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from inlay.client import MediaEncoder, PromptEmbedder
 from inlay.media.families import spec_of
 from tests.certificates import certificate
 from tests.engine.torch.vision_reference import Parts, Picture, Truth, generated, model_of, pixels
@@ -56,6 +57,7 @@ MORE_TEMPLATES = {
     "gemma3": _TURNS.format(image="<start_of_image>"),
     "qwen3_vl": _TURNS.format(image="<|vision_start|><|image_pad|><|vision_end|>"),
     "glm4v": _TURNS.format(image="<|begin_of_image|><|image|><|end_of_image|>"),
+    "llama4": _TURNS.format(image="<|image|>"),
 }
 
 
@@ -174,7 +176,10 @@ def truth(family: str, *content: str | Picture) -> Truth:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", list(MORE_TEMPLATES))
 def test_images_of_every_kind_of_family_are_answered_as_by_transformers(family: str) -> None:
-    """Tiles, learnt rows, tokens between rows, atomic masks, DeepStack and three axes."""
+    """Tiles, learnt rows, tokens between rows, atomic masks, DeepStack and three axes.
+
+    As files, and as the rows that a server encoded for the client.
+    """
     before, words = "counts its lanterns", "and writes"
     with (
         serving(directory(family), *FLAGS) as served,
@@ -186,8 +191,14 @@ def test_images_of_every_kind_of_family_are_answered_as_by_transformers(family: 
         back = chat(
             client, image(TWO), text(words), image(ONE), embeds(family, before), logprobs=True
         )
+        one = PromptEmbedder.from_pretrained(directory(family)).image_part(
+            ONE.data, encoder=MediaEncoder(served.v1, model="m")
+        )
+        assert one["type"] == "image_embeds"
+        own = chat(client, text(words), one, text(before), image(TWO), logprobs=True)
     assert_equal(there, truth(family, before, ONE, words, TWO))
     assert_equal(back, truth(family, TWO, words, ONE, before))
+    assert_equal(own, truth(family, words, ONE, before, TWO))
 
 
 def assert_equal(answer: Any, wanted: Truth) -> None:

@@ -78,13 +78,14 @@ class Case:
     Attributes:
         spec: as inlay reads it from files.
         tokens: transformers' number of positions of an image of (height, width), by its own arithmetic.
-        ids: transformers' token ids of a real image of (height, width).
+        ids: transformers' token ids of a real image of (height, width); `given` makes of it what its
+            processor is given.
         text: ids of the texts that a family puts before and after.
     """
 
     spec: MediaSpec
     tokens: Callable[[int, int], int]
-    ids: Callable[[int, int], list[int]]
+    ids: Callable[..., list[int]]
     text: tuple[list[int], list[int]] = ([], [])
 
     def flat(self, laid: Layout) -> list[int]:
@@ -136,10 +137,12 @@ def make(
         found = processor._get_num_multimodal_tokens(image_sizes=[(height, width)])
         return int(found["num_image_tokens"][0])
 
-    def ids(height: int, width: int) -> list[int]:
+    def ids(
+        height: int, width: int, given: Callable[[Any], list[Any]] = lambda picture: [picture]
+    ) -> list[int]:
         picture = np.zeros((3, height, width), np.uint8)
         found = image_processor(
-            [picture], return_tensors="np", **getattr(processor, "images_kwargs", {})
+            given(picture), return_tensors="np", **getattr(processor, "images_kwargs", {})
         )
         return list(
             tokens(processor.replace_image_token(found, 0), add_special_tokens=False).input_ids

@@ -14,8 +14,8 @@ from inlay.digest import Secret, row_digests
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.media.embeds import embeds_segments, parse_embeds, read_grid
 from inlay.media.positions import rope_positions
-from inlay.media.spec import MediaSpec, layout
-from inlay.prompt import Prompt, Rows, Tokens
+from inlay.media.spec import MediaSpec, layout, media_segments
+from inlay.prompt import Media, Prompt, Rows, Tokens
 from inlay.tensors import read
 from inlay.tensors.integers import read_integers
 from tests.media import processors
@@ -50,6 +50,8 @@ def spec_of(family: str) -> MediaSpec:
         "gemma4": lambda: processors.gemma4(4, 70),
         "internvl": lambda: processors.internvl(16, 5, 3),
         "mistral3": lambda: processors.pixtral("mistral3", 14, 2, 1540),
+        "smolvlm": lambda: processors.idefics3("smolvlm", 100, 24, 5),
+        "llama4": lambda: processors.llama4(56, 7),
     }[family]().spec
 
 
@@ -180,6 +182,30 @@ def test_markers_of_a_family_stand_around_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "height", "width", "grid"),
+    [
+        ("mistral3", 84, 140, (1, 3, 5)),
+        ("mistral3", 20, 20, (1, 1, 1)),
+        ("smolvlm", 40, 90, (1, 3, 5)),
+        ("llama4", 56, 112, (1, 1, 2)),
+        ("llama4", 30, 30, (1, 1, 1)),
+    ],
+)
+def test_tokens_between_the_rows_of_an_image_follow_from_its_grid(
+    family: str, height: int, width: int, grid: tuple[int, int, int]
+) -> None:
+    laid = layout(spec_of(family), height, width)
+    assert laid.given_grid == grid
+    given = Prompt.of(*made(family, laid.rows, grid))
+    picture = Prompt.of(*media_segments(laid, bytes(16)))
+    assert [(type(part), len(part)) for part in given.segments if isinstance(part, Rows)] == [
+        (Rows, len(part)) for part in picture.segments if isinstance(part, Media)
+    ]
+    assert given.token_ids() == picture.token_ids()
+    assert len(given) == laid.positions
+
+
+@pytest.mark.parametrize(
     ("family", "rows", "grid", "width", "message"),
     [
         ("qwen2_vl", 12, (1, 8, 8), HIDDEN, "have 12 rows; this model's have 16 for"),
@@ -195,7 +221,16 @@ def test_markers_of_a_family_stand_around_the_rows() -> None:
         ("internvl", 7, None, HIDDEN, "a multiple of 3, at most 18"),
         ("internvl", 21, None, HIDDEN, "a multiple of 3, at most 18"),
         ("gemma4", 71, None, HIDDEN, "at most 70"),
-        ("mistral3", 4, None, HIDDEN, "tokens stand between the rows"),
+        ("mistral3", 4, None, HIDDEN, r"need image_grid_thw, .* in rows, as tokens stand between"),
+        ("mistral3", 4, (2, 2, 1), HIDDEN, "at most 55 lines of 55 rows, got"),
+        ("mistral3", 4, (1, 2, 3), HIDDEN, "have 4 rows; this model's have 6 for"),
+        ("mistral3", 56, (1, 56, 1), HIDDEN, "at most 55 lines of 55 rows, got"),
+        ("mistral3", 4, (1, 2**31 - 1, 2**31 - 1), HIDDEN, "at most 55 lines"),
+        ("smolvlm", 5, None, HIDDEN, "in tiles, as tokens stand between"),
+        ("smolvlm", 20, (1, 2, 2), HIDDEN, "have 20 rows; this model's have 25 for"),
+        ("smolvlm", 5, (1, 80_000, 80_000), HIDDEN, "at most 36 tiles"),
+        ("smolvlm", 45, (1, 1, 8), HIDDEN, "at most 6 lines have names"),
+        ("llama4", 4, (1, 2, 4), HIDDEN, "at most 7 tiles"),
     ],
 )
 def test_rows_that_the_model_could_not_have_made_are_refused(

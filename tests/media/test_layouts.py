@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inlay.errors import InvalidRequestError
-from inlay.media.geometry import Layout
+from inlay.media.geometry import AnyResolution, Layout
 from inlay.media.image_families import IMAGE_FAMILIES
 from inlay.media.spec import layout, media_segments
 from inlay.media.tiles import Lines
@@ -116,6 +116,25 @@ def test_an_image_is_the_tokens_and_rows_that_transformers_makes_of_pixels(
     found = case(name)
     laid = laid_out(found, height, width)
     assert laid is None or found.flat(laid) == found.ids(height, width)
+
+
+@pytest.mark.parametrize("name", ["llava_onevision", "llava_onevision-tiny"])
+@pytest.mark.parametrize(("height", "width"), [(300, 400), (31, 90), (900, 40)])
+def test_an_image_of_llava_onevision_is_cut_also_beside_others(
+    name: str, height: int, width: int
+) -> None:
+    """As by transformers of a list of images, and by vLLM.
+
+    Of images in a list by conversation transformers sees the base view and one learnt row.
+    """
+    found = case(name)
+    geometry = found.spec.image
+    assert isinstance(geometry, AnyResolution)
+    laid = layout(found.spec, height, width)
+    listed = found.ids(height, width, given=lambda picture: [picture, picture])
+    assert found.flat(laid) == listed
+    joint = found.ids(height, width, given=lambda picture: [[picture, picture]])
+    assert len(joint) == geometry.base_rows + 1 < laid.rows
 
 
 @pytest.mark.parametrize("name", CASES)

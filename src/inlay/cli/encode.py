@@ -137,6 +137,7 @@ async def _here(model: str, data: bytes, kind: Kind, detail: Detail | None) -> E
     """Encode a file with the encoder of a model, in this process."""
     from inlay.api.openai.encode import media_rows
     from inlay.engine import EngineSettings, create
+    from inlay.media.embeds import grid_beside
     from inlay.media.items import audio_item, image_item
 
     secret = Secret(secrets.token_bytes(32))
@@ -158,5 +159,6 @@ async def _here(model: str, data: bytes, kind: Kind, detail: Detail | None) -> E
         await engine.close()
     if output.error is not None:
         raise output.error.to_error()
-    grid = next(part.grid for part in prompt.segments if isinstance(part, Media))
+    run = next(part for part in prompt.segments if isinstance(part, Media))
+    grid = grid_beside(spec, run)
     return EmbeddedMedia(media_rows({each.port: each for each in output.payloads}), grid, kind)

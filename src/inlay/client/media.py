@@ -28,7 +28,8 @@ class EmbeddedMedia:
     Attributes:
         rows: (num_tokens, width). The width is the model's hidden size; inner features of an image
             follow where the model has them.
-        grid: (time, height, width) in patches; None for audio and for models without a grid.
+        grid: (time, height, width) in patches, or in rows or tiles where tokens stand between
+            these; None for audio and for models without a grid.
         kind: "image" or "audio".
     """
 

@@ -1,7 +1,7 @@
 """Ready-made embeddings of images and audio: vLLM's JSON forms, and checks before any engine.
 
-A client that runs its own encoder sends rows and, for models that number positions by a grid, the
-grid. Rows that do not fill their grid, of another width or not finite are refused here, and every
+A client that runs its own encoder sends rows and, for models that number positions by a grid or
+have tokens between the rows, the grid. Rows that do not fill their grid, of another width or not finite are refused here, and every
 size is compared as an integer before anything is allocated by it.
 
     "image_embeds": "<base64>"
@@ -9,7 +9,9 @@ size is compared as an integer before anything is allocated by it.
     "image_embeds": an element of the answer of `/v1/encode`
     "audio_embeds": "<base64>"
 
-A tensor is a file as for `prompt_embeds`; a grid in base64 is one of three integers.
+A tensor is a file as for `prompt_embeds`; a grid in base64 is one of three integers: a time and,
+along the height and width, patches, or what tokens stand between: rows (Mistral 3, Pixtral) or
+tiles (Idefics3, SmolVLM, Llama 4). vLLM takes no embeddings for the latter.
 """
 
 import binascii
@@ -21,10 +23,11 @@ import pybase64
 from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.media.audio import AudioChunks, AudioFrames, AudioGeometry
 from inlay.media.geometry import AnyResolution, FixedSize, Grid, Layout, PatchGrid, layout_of
+from inlay.media.image import read_image_header
 from inlay.media.positions import grid_field, line_field
-from inlay.media.spec import ImageGeometry, Kind, MediaSpec
-from inlay.media.tiles import Canvas, Pooled
-from inlay.prompt import DTYPE_SIZES, Buffer, Field, Rows, Segment, Tokens
+from inlay.media.spec import Detail, ImageGeometry, Kind, MediaSpec, layout
+from inlay.media.tiles import Canvas, Chunks, Lines, Split
+from inlay.prompt import DTYPE_SIZES, Buffer, Field, Media, Rows, Segment, Tokens
 from inlay.tensors import Tensor, to_rows
 from inlay.tensors.integers import MAX_BYTES, read_integers
 
@@ -39,7 +42,7 @@ class EmbedsPart(NamedTuple):
 
     Attributes:
         source: the embeddings as the body held them.
-        grid: (time, height, width) in patches, or None where none was given.
+        grid: (time, height, width) in patches, rows or tiles, or None where none was given.
     """
 
     source: Any
@@ -99,6 +102,23 @@ def read_grid(value: object) -> Grid:
             f"{GRID} is three integers from 1, got {str(list(numbers))[:100]}", param=GRID
         )
     return numbers[0], numbers[1], numbers[2]
+
+
+def grid_beside(spec: MediaSpec, run: Media) -> Grid | None:
+    """The grid that an image's rows need beside them, or None where they need none.
+
+    Args:
+        spec: of the model.
+        run: of the image, with its file.
+
+    Raises:
+        InvalidRequestError: no image that the model takes.
+    """
+    if run.kind != "image" or run.data is None:
+        return run.grid
+    header = read_image_header(run.data.view, max_pixels=spec.max_pixels)
+    detail: Detail | None = "low" if run.detail == "low" else None
+    return layout(spec, header.height, header.width, detail).given_grid
 
 
 def embeds_segments(
@@ -198,6 +218,8 @@ def _image(geometry: ImageGeometry | None, rows: int, grid: Grid | None) -> Layo
         raise InvalidRequestError("this model takes no image_embeds")
     if isinstance(geometry, PatchGrid):
         return _patch_grid(geometry, rows, grid)
+    if isinstance(geometry, Lines | Split | Chunks):
+        return _arranged(geometry, rows, grid)
     if grid is not None:
         raise InvalidRequestError(f"image_embeds of this model take no {GRID}", param=GRID)
     if isinstance(geometry, FixedSize):
@@ -217,13 +239,8 @@ def _image(geometry: ImageGeometry | None, rows: int, grid: Grid | None) -> Layo
         most = (geometry.max_tiles + 1) * geometry.rows
         whole = rows % geometry.rows == 0
         _check(whole and rows <= most, rows, f"a multiple of {geometry.rows}, at most {most}")
-    elif isinstance(geometry, Pooled):
-        _check(rows <= geometry.max_rows, rows, f"at most {geometry.max_rows}")
     else:
-        raise InvalidRequestError(
-            "image_embeds are not supported for this model: tokens stand between the rows of an "
-            "image, by its size"
-        )
+        _check(rows <= geometry.max_rows, rows, f"at most {geometry.max_rows}")
     return layout_of([Tokens((geometry.start,)), rows, Tokens((geometry.end,))], (0, 0))
 
 
@@ -242,6 +259,35 @@ def _patch_grid(geometry: PatchGrid, rows: int, grid: Grid | None) -> Layout:
     wanted = lines * columns // merge**2
     _check(rows == wanted, rows, f"{wanted} for {GRID} {list(grid)}")
     return layout_of([rows], (lines * geometry.patch, columns * geometry.patch), grid)
+
+
+def _arranged(geometry: Lines | Split | Chunks, rows: int, grid: Grid | None) -> Layout:
+    """The layout of rows that tokens stand between."""
+    parts = "rows" if isinstance(geometry, Lines) else "tiles"
+    if grid is None:
+        raise InvalidRequestError(
+            f"image_embeds of this model need {GRID}, [1, height, width] in {parts}, as tokens "
+            "stand between",
+            param=GRID,
+        )
+    times, lines, columns = grid
+    tiles = lines * columns
+    if isinstance(geometry, Lines):
+        most = -(-geometry.max_height // geometry.patch), -(-geometry.max_width // geometry.patch)
+        fits = lines <= most[0] and columns <= most[1]
+        wanted, bound = tiles, f"at most {most[0]} lines of {most[1]} rows"
+    else:
+        most_tiles = geometry.max_tiles if isinstance(geometry, Chunks) else geometry.most_tiles
+        fits, bound = tiles <= most_tiles, f"at most {most_tiles} tiles"
+        wanted = (tiles + (tiles > 1)) * geometry.rows
+    if times != 1 or not fits:
+        raise InvalidRequestError(
+            f"{GRID} of an image of this model is [1, height, width] with {bound}, got "
+            f"{list(grid)}",
+            param=GRID,
+        )
+    _check(rows == wanted, rows, f"{wanted} for {GRID} {list(grid)}")
+    return geometry.arranged(lines, columns)
 
 
 def _audio(geometry: AudioGeometry | None, rows: int) -> Layout:

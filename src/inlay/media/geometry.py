@@ -39,12 +39,19 @@ class Layout(NamedTuple):
             where it is cut into tiles, of the canvas they are cut from.
         grid: patches, for models that number positions by it.
         resizing: pixels of the largest picture between the file's and the encoder's.
+        shape: (lines, columns) of rows or of tiles, where tokens stand between them.
     """
 
     parts: tuple[Part, ...]
     size: tuple[int, int]
     grid: Grid | None = None
     resizing: int = 0
+    shape: tuple[int, int] | None = None
+
+    @property
+    def given_grid(self) -> Grid | None:
+        """The grid that a client gives beside an image's rows."""
+        return self.grid if self.shape is None else (1, *self.shape)
 
     @property
     def rows(self) -> int:

@@ -104,11 +104,15 @@ class Lines(msgspec.Struct, frozen=True, kw_only=True, tag="lines"):
         ratio = max(height / self.max_height, width / self.max_width)
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
-        lines, columns = -(-height // self.patch), -(-width // self.patch)
+        return self.arranged(-(-height // self.patch), -(-width // self.patch))
+
+    def arranged(self, lines: int, columns: int) -> Layout:
+        """The layout of `lines` x `columns` rows."""
         parts: list[Part] = [columns, Tokens((self.line_end,))] * (lines if columns else 0)
         if parts:
             parts[-1] = Tokens((self.end,))
-        return layout_of(parts, (lines * self.patch, columns * self.patch))
+        laid = layout_of(parts, (lines * self.patch, columns * self.patch))
+        return laid._replace(shape=(lines, columns))
 
     def low(self) -> "Lines":
         """The same within `LOW_SIDE` pixels."""
@@ -156,20 +160,28 @@ class Split(msgspec.Struct, frozen=True, kw_only=True, tag="split"):
         Raises:
             InvalidRequestError: more tiles than the vocabulary has names for.
         """
-        lines, columns = self._shape(height, width) if self.cut else (1, 1)
+        return self.arranged(*(self._shape(height, width) if self.cut else (1, 1)))
+
+    def arranged(self, lines: int, columns: int) -> Layout:
+        """The layout of `lines` x `columns` tiles.
+
+        Raises:
+            InvalidRequestError: more than the vocabulary has names for.
+        """
         parts: list[Part] = []
         if lines * columns > 1:
             if lines > len(self.names) or columns > len(self.names[0]):
                 raise InvalidRequestError(
-                    f"an image of {width} x {height} pixels is cut into {lines} x {columns} tiles; "
-                    f"at most {len(self.names)} lines have names"
+                    f"an image is cut into {lines} x {columns} tiles; at most {len(self.names)} "
+                    "lines have names"
                 )
             for line in range(lines):
                 for name in self.names[line][:columns]:
                     parts += [Tokens((self.around, *name)), self.rows]
                 parts.append(Tokens(self.line_end if line < lines - 1 else self.last_line_end))
         parts += [Tokens((self.around, *self.whole)), self.rows, Tokens((self.around,))]
-        return layout_of(parts, (lines * self.tile, columns * self.tile))
+        laid = layout_of(parts, (lines * self.tile, columns * self.tile))
+        return laid._replace(shape=(lines, columns))
 
     def _shape(self, height: int, width: int) -> tuple[int, int]:
         """Lines and columns of tiles."""
@@ -195,6 +207,11 @@ class Split(msgspec.Struct, frozen=True, kw_only=True, tag="split"):
             height = math.ceil(height / self.tile) * self.tile
             width = int(height * shape)
         return max(1, math.ceil(height / self.tile)), max(1, math.ceil(width / self.tile))
+
+    @property
+    def most_tiles(self) -> int:
+        """Tiles of the largest arrangement that has names, without the small view."""
+        return len(self.names) ** 2 if self.cut else 1
 
     def low(self) -> "Split":
         """The small view alone."""
@@ -234,14 +251,18 @@ class Chunks(msgspec.Struct, frozen=True, kw_only=True, tag="chunks"):
 
     def layout(self, height: int, width: int) -> Layout:
         """The layout of an image of `height` x `width` pixels."""
-        lines, columns = self._shape(height, width)
+        return self.arranged(*self._shape(height, width))
+
+    def arranged(self, lines: int, columns: int) -> Layout:
+        """The layout of `lines` x `columns` tiles."""
         parts: list[Part] = [Tokens((self.start,))]
         if lines * columns > 1:
             for _ in range(lines):
                 line: list[Part] = [self.rows, Tokens((self.column_end,))] * columns
                 parts += [*line[:-1], Tokens((self.line_end,))]
         parts += [Tokens((self.whole,)), self.rows, Tokens((self.end,))]
-        return layout_of(parts, (lines * self.tile, columns * self.tile))
+        laid = layout_of(parts, (lines * self.tile, columns * self.tile))
+        return laid._replace(shape=(lines, columns))
 
     def _shape(self, height: int, width: int) -> tuple[int, int]:
         """Lines and columns of tiles. Ratios are float32, as those of the processor are."""

@@ -396,8 +396,12 @@ def test_missing_inner_features_would_be_seen(family: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl", "glm4v", "qwen2_5_omni"]
-)
+    "family",
+    [
+        "llava", "gemma3", "qwen2_vl", "qwen3_vl", "glm4v", "qwen2_5_omni", "mistral3", "pixtral",
+        "idefics3", "smolvlm", "llama4",
+    ],
+)  # fmt: skip
 def test_rows_that_a_client_made_with_the_same_encoder_give_the_same(family: str) -> None:
     parts: list[Segment] = []
     for part in prompts(family)["both"]:
@@ -416,7 +420,7 @@ def test_rows_that_a_client_made_with_the_same_encoder_give_the_same(family: str
         parts += embeds_segments(
             spec(family),
             tensor,
-            grid=laid.grid,
+            grid=laid.given_grid,
             hidden_size=load(family).hidden_size,
             dtype="float32",
         )

@@ -28,6 +28,8 @@ from inlay.http.parsed_request import read_request
 from inlay.http.quoting import shown_at, shown_value
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import JSON_HEADER, Call
+from inlay.media.embeds import grid_beside
+from inlay.media.spec import MediaSpec
 from inlay.outputs import payloads_of
 from inlay.prompt import DTYPE_SIZES, Media, Prompt
 from inlay.request import PORTS, Payload, Pooling, Task
@@ -65,6 +67,8 @@ async def encode(call: Call) -> None:
     prompts = await server.prepare(size, _prompts, embeddings, sources)
     del incoming, embeddings
     call.memory.settle(prompts, 0)
+    spec = model.card.media
+    assert spec is not None, "only models with media have an encoder"
     count = sum(_media(prompt).total for prompt in prompts)
     call.reservation.grow(count * _row_bytes(model, request.encoding_format))
     found = await _Encoding(call, model, request).payloads(prompts)
@@ -77,7 +81,7 @@ async def encode(call: Call) -> None:
                 created=int(time.time()),
                 model=model.name,
                 data=[
-                    _element(index, _media(prompt), payloads, request.encoding_format)
+                    _element(index, spec, _media(prompt), payloads, request.encoding_format)
                     for index, (prompt, payloads) in enumerate(zip(prompts, found, strict=True))
                 ],
                 usage=EncodeUsage(count, count),
@@ -178,7 +182,11 @@ class _Encoding:
 
 
 def _element(
-    index: int, run: Media, payloads: dict[str, Payload], encoding_format: str
+    index: int,
+    spec: MediaSpec,
+    run: Media,
+    payloads: dict[str, Payload],
+    encoding_format: str,
 ) -> EncodedImage | EncodedAudio:
     """Return one element of the response. CPU work."""
     rows = media_rows(payloads)
@@ -191,10 +199,11 @@ def _element(
         )
     if run.kind == "audio":
         return EncodedAudio(index=index, audio_embeds=shown, num_tokens=len(rows))
+    grid = grid_beside(spec, run)
     return EncodedImage(
         index=index,
         image_embeds=shown,
-        image_grid_thw=None if run.grid is None else list(run.grid),
+        image_grid_thw=None if grid is None else list(grid),
         num_tokens=len(rows),
     )
 

@@ -86,8 +86,8 @@ class ImageEmbedsPart(_Part, frozen=True, tag="image_embeds"):
     Attributes:
         image_embeds: base64 of a tensor file of shape (rows, hidden size), wider where the model
             has inner features; or an object of it and `image_grid_thw`, such as an element that
-            `/v1/encode` answers with. Models that number positions by a grid need it, there or in
-            the file. Needs --enable-mm-embeds.
+            `/v1/encode` answers with. Models that number positions by a grid, or have tokens
+            between the rows, need it, there or in the file. Needs --enable-mm-embeds.
         uuid: accepted and not used.
     """
 

@@ -32,7 +32,8 @@ class EncodedImage(
         index: of the image in `input`.
         image_embeds: base64 of a tensor file of shape (num_tokens, width), or the numbers. The
             width is the hidden size; inner features of the image follow where the model has them.
-        image_grid_thw: [time, height, width] in patches; null for models without a grid.
+        image_grid_thw: [time, height, width] in patches, or in rows or tiles where tokens stand
+            between these; null for models without a grid.
         num_tokens: positions that the image's rows take in a prompt.
     """
 
