@@ -40,6 +40,8 @@ def test_a_model_alone_gets_every_default() -> None:
     assert got.frontend.port == 8000
     assert got.engine.enable_prefix_caching
     assert not got.frontend.enable_prompt_embeds
+    # Images stay where they are in a message, said or not.
+    assert serve("m", "--interleave-mm-strings") == got
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,10 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
         ),
         (("m", "--enable-prompt-embeds=yes"), "--enable-prompt-embeds takes no value"),
         (("m", "--no-port"), "unknown option --no-port"),
+        (
+            ("m", "--no-interleave-mm-strings"),
+            "--no-interleave-mm-strings: images always stay where they are in a message",
+        ),
         (("--model", "m"), "MODEL is given by its place, without --model"),
         (("m", "n"), "unexpected word 'n'"),
         (("m", "--config", "missing.yaml"), "config file 'missing.yaml': No such file"),

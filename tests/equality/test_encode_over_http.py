@@ -27,6 +27,7 @@ from tests.models import tiny
 from tests.serving import Served, serving
 from tests.vision_models import vision
 
+CACHE_BYTES = 500_000
 ONE, TWO = Picture(3, 50, 60), Picture(4, 33, 70)
 
 
@@ -37,7 +38,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def encoder(family: str) -> Iterator[Served]:
-    flags = ("--task", "encode", "--served-model-name", "tower", "--max-media-bytes", 20_000)
+    flags = ("--task", "encode", "--served-model-name", "tower", "--max-media-bytes", 20_000,
+             "--encoder-cache-bytes", CACHE_BYTES)  # fmt: skip
     with serving(directory(family), *flags) as served:
         yield served
 
@@ -129,6 +131,27 @@ def test_many_images_come_back_in_order_and_a_second_time_from_the_cache(
     assert between[misses] - before[misses] == 40
     assert after[misses] == between[misses]
     assert after[hits] - between[hits] == 40
+
+
+def test_rows_are_kept_up_to_a_bound_in_bytes(family: str, encoder: Served) -> None:
+    pictures = [Picture(200 + seed, 40, 56) for seed in range(160)]
+    urls = [data_url(picture.data) for picture in pictures]
+    one = features(family, pictures[0]).rows
+    assert one.nbytes * 40 < CACHE_BYTES < one.nbytes * len(urls)
+    first = encode(encoder, urls).json()["data"]
+    full = counters(encoder)
+    assert CACHE_BYTES - 2 * one.nbytes < full["inlay:image_cache_bytes"] <= CACHE_BYTES
+    assert full["inlay:image_cache_evictions_total"] >= len(urls) - CACHE_BYTES // one.nbytes
+    # The last one used stays, the first one has gone and is encoded again.
+    assert encode(encoder, urls[-1]).json()["data"][0]["image_embeds"] == first[-1]["image_embeds"]
+    kept = counters(encoder)
+    misses = "inlay:image_cache_misses_total"
+    assert kept[misses] == full[misses]
+    (again,) = encode(encoder, urls[0]).json()["data"]
+    torch.testing.assert_close(tensor(again), one, atol=2e-5, rtol=1e-4)
+    found = counters(encoder)
+    assert found[misses] == full[misses] + 1
+    assert found["inlay:image_cache_bytes"] <= CACHE_BYTES
 
 
 def test_a_damaged_file_is_named_and_harms_no_other_request(encoder: Served) -> None:

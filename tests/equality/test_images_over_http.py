@@ -34,7 +34,7 @@ TOKENS = 8
 ONE, TWO = Picture(3, 50, 60), Picture(4, 33, 70)
 FLAGS = (
     "--served-model-name", "m", "--enable-prompt-embeds", "--enable-mm-embeds",
-    "--limit-mm-per-prompt", '{"image": 3}',
+    "--limit-mm-per-prompt", '{"image": 3}', "--interleave-mm-strings",
 )  # fmt: skip
 
 _TURNS = (

@@ -18,12 +18,14 @@ from PIL import Image
 from tests.engine.torch.encode_reference import damaged
 from tests.equality.test_sound_and_video_over_http import directory
 from tests.media.test_audio import flac, wav
+from tests.scratch import scratch
 from tests.security.test_hostile_images import (
     GOOD,
     MIB,
     PICTURE,
     Part,
     by_data,
+    by_url,
     chat,
     encoded,
     hardly_growing,
@@ -42,7 +44,8 @@ def listening() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def watching() -> Iterator[Served]:
-    with serving(directory("qwen2_5_vl+video"), *FLAGS) as served:
+    allowed = "--allowed-local-media-path", scratch("allowed-media")
+    with serving(directory("qwen2_5_vl+video"), *FLAGS, *allowed) as served:
         yield served
 
 
@@ -92,6 +95,7 @@ SOUNDS: dict[str, tuple[Part, str]] = {
     "Ogg": (sound(b"OggS\x00\x02" + bytes(99)), "looks like Ogg"),
     "WAV that says more": (sound(wav(said=10**9)), "says 1000000000 bytes of samples and holds"),
     "WAV without channels": (sound(wav(channels=0)), "0 channels"),
+    "WAV of 12 bits": (sound(wav(bits=12)), "read are integers of 8 to 32 bits"),
     "WAV at 4 GHz": (sound(wav(rate=2**32 - 1)), "at 4294967295 Hz"),
     "WAV of eleven minutes": (sound(wav(data=bytes(16_000 * 2 * 660))), "660.0 s long"),
     "WAV at 1 Hz": (sound(wav(rate=1, data=bytes(2000))), "1 channels at 1 Hz"),
@@ -123,6 +127,11 @@ VIDEOS: dict[str, tuple[Part, str]] = {
     "GIF of a large side": (
         cache(lambda: clip(animated(2, 7000))),
         "7000 x 7000 pixels; allowed: 40000000",
+    ),
+    "a file elsewhere": (by_url("file:///etc/hostname"), "below the allowed path has this file:"),
+    "a thin picture": (
+        by_data(encoded(Image.new("RGB", (1000, 4)))),
+        "may be at most 200 times the shorter",
     ),
     "a sound": (GOOD_SOUND, "takes no audio; it takes text, image, video"),
 }

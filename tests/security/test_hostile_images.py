@@ -114,6 +114,18 @@ def bomb(side: int, colour: int = 0, text: int = 0) -> bytes:
     return file + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
+def arithmetic() -> bytes:
+    """A JPEG that says to be arithmetic-coded."""
+    return encoded(PICTURE, "JPEG").replace(b"\xff\xc0", b"\xff\xc9", 1)
+
+
+def odd_bmp() -> bytes:
+    """A BMP that says to have two bits a pixel."""
+    data = bytearray(encoded(PICTURE, "BMP"))
+    data[28:30] = struct.pack("<H", 2)
+    return bytes(data)
+
+
 def black(side: int, kind: str, **options: Any) -> bytes:
     return encoded(Image.new("RGB", (side, side)), kind, **options)
 
@@ -159,6 +171,8 @@ BAD: dict[str, tuple[Part, str]] = {
     "eps": (by_data(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "PostScript"),
     "svg": (by_data(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "SVG"),
     "tiff": (by_data(encoded(PICTURE, "TIFF")), "TIFF"),
+    "arithmetic jpeg": (by_data(arithmetic()), "baseline and progressive JPEG are read"),
+    "bmp of two bits": (by_data(odd_bmp()), "read are 1 to 32 bits"),
     "empty": (by_data(b""), "empty"),
     "no image": (by_data(bytes(range(200))), "no known format"),
     "too many bytes": (by_data(GOOD + bytes(MIB)), "allowed: 1048576"),
@@ -173,6 +187,7 @@ BAD: dict[str, tuple[Part, str]] = {
     "metadata of a cloud": (by_url("https://169.254.169.254/a"), "cannot be fetched"),
     "a password": (by_url("https://a:b@example.com/a.png"), "no plain host"),
     "no url": (by_url(None), "must be a string, a URL"),
+    "a long url": (by_url("https://example.com/" + "a" * 9000), "characters; allowed"),
     "an empty url": (by_url(""), "must be a string, a URL"),
     "a number": (by_url(5), "got 5"),
     "a uuid alone": (
@@ -343,6 +358,29 @@ def test_odd_files_that_are_images_are_seen_as_they_are(
     assert [token for token, _ in found] == [token for token, _ in wanted]
     assert np.allclose([value for _, value in found], [value for _, value in wanted], atol=1e-5)
     assert found != likely(client, GOOD) or name == "webp"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "bad", "phrase"),
+    [
+        ("gemma4", by_data(encoded(Image.new("1", (1, 12_000)))), "that this model cannot see"),
+        ("mistral3", by_data(encoded(Image.new("1", (1, 6_000)))), "is too small to be seen"),
+        (
+            "smolvlm",
+            by_embeds({"image_embeds": rows(99, HIDDEN), "image_grid_thw": [1, 1, 32]}),
+            "lines have names",
+        ),
+    ],
+)
+def test_a_shape_that_a_family_has_no_layout_for_is_refused(
+    family: str, bad: Part, phrase: str
+) -> None:
+    with (
+        serving(vision(family), "--served-model-name", "m", "--enable-mm-embeds") as served,
+        openai.OpenAI(base_url=served.v1, api_key="unused", max_retries=0) as client,
+    ):
+        refused(served, client, bad, phrase, by_data(GOOD))
 
 
 def test_more_images_than_allowed_are_refused(client: openai.OpenAI) -> None:
