@@ -319,24 +319,15 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True, tag="pooled"):
     end: int
 
     def layout(self, height: int, width: int) -> Layout:
-        """The layout of an image of `height` x `width` pixels.
-
-        Raises:
-            InvalidRequestError: so long that nothing of it would be left.
-        """
+        """The layout of an image of `height` x `width` pixels."""
         side = self.patch * self.pool
-        target = self.max_rows * self.pool**2 * self.patch**2
-        factor = math.sqrt(target / (height * width))
+        factor = math.sqrt(self.max_rows * side**2 / (height * width))
         lines = math.floor(factor * height / side)
         columns = math.floor(factor * width / side)
         if not lines and columns:
             lines, columns = 1, min(math.floor(width / height), self.max_rows)
         elif lines and not columns:
             lines, columns = min(math.floor(height / width), self.max_rows), 1
-        if not lines or not columns or lines * columns * side**2 > target:
-            raise InvalidRequestError(
-                f"an image of {width} x {height} pixels has a shape that this model cannot see"
-            )
         return layout_of(
             [Tokens((self.start,)), lines * columns, Tokens((self.end,))],
             (lines * side, columns * side),
