@@ -1,8 +1,9 @@
 """Ready-made embeddings of images and audio: vLLM's JSON forms, and checks before any engine.
 
 A client that runs its own encoder sends rows and, for models that number positions by a grid or
-have tokens between the rows, the grid. Rows that do not fill their grid, of another width or not finite are refused here, and every
-size is compared as an integer before anything is allocated by it.
+have tokens between the rows, the grid. Rows that do not fill their grid, of another width or not
+finite are refused here, and every size is compared as an integer before anything is allocated by
+it.
 
     "image_embeds": "<base64>"
     "image_embeds": {"image_embeds": "<base64>", "image_grid_thw": [1, 8, 8] or "<base64>"}
