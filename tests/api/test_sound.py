@@ -14,6 +14,7 @@ import pytest_asyncio
 import soundfile
 from msgspec.structs import replace
 
+from inlay.api.generation.choices import ChoicePiece
 from inlay.api.openai.chat.audio_shape import AudioChatShape
 from inlay.api.openai.images import painter_of
 from inlay.api.openai.sound_files import FinishedFile, SampledFile
@@ -24,6 +25,7 @@ from inlay.errors import InvalidRequestError
 from inlay.http import FrontendSettings
 from inlay.http.server import OFFLOAD_BYTES, Server, check_task
 from inlay.prompt import Buffer
+from inlay.render import ContentDelta, ToolCallDelta
 from inlay.request import Payload, Task
 from inlay.stages.graph import Graph, Stage
 from tests.router.scripted_stages import ScriptedStage, World, card_of
@@ -36,9 +38,18 @@ class Sound:
     def __init__(self, *pieces: bytes) -> None:
         self._left = [*pieces]
         self.usages: dict[str, Any] = {}
+        self.id, self.stage = "audio-1", "omni/vocoder"
+        self.may_drop = True
+        self.limited = self.dropped = False
 
     async def next(self) -> bytes | None:
         return self._left.pop(0) if self._left else None
+
+    def ready(self) -> bytes:
+        return self._left.pop(0) if self._left else b""
+
+    def drop(self) -> None:
+        self.dropped = True
 
 
 async def test_the_bytes_of_a_whole_sound_have_it_encoded_in_a_thread() -> None:
@@ -47,9 +58,32 @@ async def test_the_bytes_of_a_whole_sound_have_it_encoded_in_a_thread() -> None:
         SimpleNamespace(bulk=0, others={}),
     )
     sound: Any = Sound(b"x" * OFFLOAD_BYTES, b"y")
+    text.choices[0].calls_tools = False
     shape = AudioChatShape(text, generation, sound)  # type: ignore[arg-type]
     await shape.speak(None)
     assert generation.bulk == OFFLOAD_BYTES + 1
+
+
+async def test_the_text_before_a_call_of_a_tool_is_heard_and_the_call_is_not() -> None:
+    choice: Any = SimpleNamespace(index=0, calls_tools=False, pieces=[])
+    shown: list[Any] = []
+    text: Any = SimpleNamespace(
+        choices=[choice],
+        created=1,
+        chunk=lambda one, **_: one.delta.audio.transcript or one.delta.audio.data,
+        events=lambda pieces: [(piece.output, piece.finish_reason) for _, piece in pieces],
+        closing_events=list,
+    )
+    sound: Any = Sound(b"one", b"two", b"three")
+    shape = AudioChatShape(text, SimpleNamespace(others={}), sound)  # type: ignore[arg-type]
+    call = ToolCallDelta(0, "id", "count", "{}")
+    for output, end in (((), None), ((ContentDelta("I look"),), None), ((call,), "stop")):
+        choice.calls_tools = call in output
+        shown += shape.events([(choice, ChoicePiece("", output, (), (), end, None, 1, 0))])
+    await shape.speak(None)
+    shown += shape.closing_events()
+    assert shown == [((), None), ((), None), "I look", "b25l", ((call,), None), ((), "stop")]
+    assert sound.dropped
 
 
 def test_a_model_that_speaks_says_where_to_ask() -> None:

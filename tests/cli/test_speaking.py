@@ -80,6 +80,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("omni") / "omni.yaml"
     path.write_text(yaml.safe_dump(graph_of_the_page(path.parent / "vocoder")))
     flags = ["--enable-prompt-embeds", "--enable-mm-embeds", "--enable-sleep-mode"]
+    flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     with serving(path, "--dtype", "float32", *flags, "--admin-port", ADMIN_PORT) as found:
         yield found
 
@@ -190,6 +191,51 @@ def test_a_stream_brings_the_same_piece_by_piece_and_ends_once(served: Served) -
     assert [end for end in ends if end] == ["length"]
     assert [bool(chunk.usage) for chunk in chunks].count(True) == 1
     assert set(chunks[-1].usage.stages) == {"thinker", "talker", "vocoder"}
+
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"const": 1}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "count", "parameters": PARAMETERS},
+}
+NAMED = {"type": "function", "function": {"name": "count"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "end"), [(NAMED, "stop"), ("required", "tool_calls")])
+def test_an_answer_that_calls_a_tool_is_the_call_without_a_sound(
+    served: Served, choice: Any, end: str, stream: bool
+) -> None:
+    fields = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = ask(served, **fields, max_tokens=90, stream=stream)
+    events = answer if stream else [answer]
+    choices = [choice for event in events for choice in event.choices]
+    said = [choice.delta if stream else choice.message for choice in choices]
+    calls = [call.function for one in said for call in one.tool_calls or ()]
+    assert calls[0].name == "count"
+    assert "".join(call.arguments for call in calls).replace(" ", "") == '{"a":1}'
+    assert [one.finish_reason for one in choices if one.finish_reason] == [end]
+    assert not any(getattr(one, "audio", None) or one.content for one in said)
+    if not stream:
+        assert set(answer.usage.model_extra.get("stages", ["thinker"])) == {"thinker"}
+    nothing_is_kept(served)
+
+
+def test_an_answer_that_might_have_called_a_tool_is_spoken_as_without(served: Served) -> None:
+    wanted = ask(served).choices[0].message.audio
+    message = ask(served, tools=[TOOL]).choices[0].message
+    assert (message.audio.transcript, message.audio.data) == (wanted.transcript, wanted.data)
+    chunks = ask(served, tools=[TOOL], stream=True)
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    sent = [delta.audio for delta in deltas if getattr(delta, "audio", None)]
+    assert sent[0].transcript
+    pieces = [base64.b64decode(one.data) for one in sent if one.data]
+    assert b"".join(pieces) == base64.b64decode(wanted.data)
 
 
 def test_a_prompt_that_is_embeddings_is_spoken_as_its_text(served: Served) -> None:

@@ -28,7 +28,7 @@ _WAITING = 16
 _PCM = "pcm16"
 _FORMATS = (*(name for name in FORMATS if name != "pcm"), _PCM)
 """Formats by the names that chats have for them."""
-_NOT_WITH_AUDIO = ("logprobs", "tools", "response_format", "structured_outputs", "stop")
+_NOT_WITH_AUDIO = ("logprobs", "response_format", "structured_outputs", "stop")
 """Fields of what is shown with text. Behind a stop string the talker would go on to hear."""
 
 
@@ -40,6 +40,7 @@ class ChatAudio:
         stage: that makes it.
         usages: of the stages that have ended, by name.
         limited: the sound ends where the talker may make no more of it.
+        may_drop: the answer may be a call of a tool, which is not spoken.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ChatAudio:
         self.stage = speaker.steps[-1].model
         self.usages: Mapping[str, Usage] = {}
         self.limited = False
+        self.may_drop = bool(request.tools)
         self._call = call
         self._file = plan.file
         self._writer = plan.writer
@@ -109,6 +111,11 @@ class ChatAudio:
     async def _put(self, piece: bytes) -> None:
         if piece:
             await self._pieces.put(piece)
+
+    def drop(self) -> None:
+        """Have the text go on unheard: it calls a tool."""
+        self._speaking.cancel()
+        self._making.unread()
 
     def ready(self) -> bytes:
         """Return what has come of the file since it was last asked for."""

@@ -18,13 +18,14 @@ from inlay.api.openai.schema.chat import (
 )
 from inlay.errors import InlayError
 from inlay.http.sse import Event, EventStream
-from inlay.render import ParsedOutput
+from inlay.render import ParsedOutput, ToolCallDelta
 
 
 class AudioChatShape:
     """A `ChatShape` whose text is the transcript of a sound, and whose end waits for that.
 
-    An answer whose sound is cut off ends by "length", as one whose text is.
+    An answer whose sound is cut off ends by "length", as one whose text is. One that calls a tool
+    is the call and the text before it: it has no sound, but in a stream that of the text so far.
 
     Args:
         text: shape of the text.
@@ -40,6 +41,7 @@ class AudioChatShape:
         self._written = ""
         self._file: list[bytes] = []
         self._end: tuple[ChoiceState, ChoicePiece] | None = None
+        self._dropped = False
 
     def events(self, pieces: Pieces) -> list[Event]:
         """As `ResponseShape`; the end of the text is kept back."""
@@ -47,17 +49,29 @@ class AudioChatShape:
         for choice, piece in pieces:
             said = ParsedOutput.of(piece.output)
             self._written += said.content
-            bare = piece._replace(text="", output=(), token_ids=(), logprobs=())
+            calls = tuple(one for one in piece.output if isinstance(one, ToolCallDelta))
+            bare = piece._replace(text="", output=calls, token_ids=(), logprobs=())
             if piece.finish_reason is not None:
-                self._end = choice, bare
+                self._end = choice, bare._replace(output=())
             events += self._text.events(
                 [(choice, bare._replace(finish_reason=None, stop_reason=None))]
             )
             if said.content:
                 transcript = AudioDelta(self._audio.id, said.content)
                 events.append(self._text.chunk(_of(choice, transcript)))
-            events += self._sounded(choice, self._audio.ready())
+            if self._calls_tools(choice):
+                continue
+            # Until there is text it may be a call, and what has come is its sound.
+            if self._written or not self._audio.may_drop:
+                events += self._sounded(choice, self._audio.ready())
         return events
+
+    def _calls_tools(self, choice: ChoiceState) -> bool:
+        """Return True if there is no sound, or no more of it."""
+        if choice.calls_tools and not self._dropped:
+            self._dropped = True
+            self._audio.drop()
+        return self._dropped
 
     def _sounded(self, choice: ChoiceState, piece: bytes) -> list[Event]:
         if not piece:
@@ -69,8 +83,10 @@ class AudioChatShape:
         return self._text.chunk(_of(choice, delta), modality="audio", stage=self._audio.stage)
 
     async def speak(self, stream: EventStream | None) -> None:
-        """Wait for the sound; write its events where there is a stream."""
+        """Wait for the sound, if there is one; write its events where there is a stream."""
         (choice,) = self._text.choices
+        if self._calls_tools(choice):
+            return
         if stream is None:
             for piece in choice.pieces:
                 self._written += ParsedOutput.of(piece.output).content
@@ -86,12 +102,13 @@ class AudioChatShape:
     def closing_events(self) -> list[Event]:
         """As `ResponseShape`: the end of the sound and of the text, then usage."""
         (choice,) = self._text.choices
-        events: list[Event] = [
-            self._chunk(choice, AudioDelta(self._audio.id, expires_at=self._text.created))
-        ]
+        events: list[Event] = []
+        if not self._dropped:
+            expires = AudioDelta(self._audio.id, expires_at=self._text.created)
+            events.append(self._chunk(choice, expires))
         if self._end is not None:
             choice, piece = self._end
-            if self._audio.limited:
+            if self._audio.limited and not self._dropped:
                 piece = piece._replace(finish_reason="length", stop_reason=None)
             events += self._text.events([(choice, piece)])
         return [*events, *self._text.closing_events()]
@@ -103,6 +120,8 @@ class AudioChatShape:
     def response(self) -> Struct:
         """As `ResponseShape`: as OpenAI's, the text is the transcript of the sound."""
         found: ChatCompletion = self._text.response()
+        if self._dropped:
+            return found
         (choice,) = found.choices
         file = b"".join(self._file)
         sound = ChatAudioData(
