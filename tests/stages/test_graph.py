@@ -1,14 +1,19 @@
 """Graphs: what is read, and one line that names the place of what is wrong."""
 
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
+from inlay import demo as bundled
 from inlay.cli.pipeline import Deployment, read_deployment, read_graph, stage_settings
 from inlay.errors import InvalidRequestError
 from inlay.stages.graph import Graph, check
@@ -185,6 +190,22 @@ def test_the_page_of_pipelines_has_the_ports_of_every_kind_and_their_types() -> 
             for ports in (kind.inputs, kind.outputs)
         )
         assert f"\n| `{name}` | {' or '.join(takes)} | {', '.join(gives)} | " in page
+
+
+def test_the_page_has_a_graph_for_every_kind_of_stage_and_all_of_them_load(tmp_path: Path) -> None:
+    """Each is run by a test of its own: `documented` of tests/cli, and the demo."""
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    blocks = re.findall(r"^    # [a-z]+\.yaml\n((?:    .*\n)+)", page, re.MULTILINE)
+    save_file({"0.weight": np.zeros((4, 4), np.float32)}, tmp_path / "projector.safetensors")
+    graphs = [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
+    graphs = [graph for graph in graphs if "edges" in graph]
+    kinds = [
+        stage.kind
+        for graph in graphs
+        for stage in read_graph(write(tmp_path, graph)).stages.values()
+    ]
+    assert set(kinds) == set(KINDS)
+    assert yaml.safe_load((bundled.pipeline_dir() / "graph.yaml").read_text()) in graphs
 
 
 def test_parts_of_unlike_pipelines_do_not_meet(tmp_path: Path) -> None:
