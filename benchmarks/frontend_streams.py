@@ -44,7 +44,7 @@ from inlay.request import (
 )
 from inlay.router import Router
 from inlay.transport.local import LocalPlane
-from inlay.transport.output_queue import OutputQueue
+from inlay.transport.output_queue import Deliveries, OutputQueue
 from inlay.worker import spawn
 
 BODIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -72,6 +72,7 @@ class PacedWorker:
         self.card = card
         self._streams: set[PacedStream] = set()
         self._clock: asyncio.Task[None] | None = None
+        self._deliveries = Deliveries()
 
     def workers(self) -> "list[PacedWorker]":
         return [self]
@@ -79,7 +80,7 @@ class PacedWorker:
     def send(self, request: Request) -> "PacedStream":
         if self._clock is None:
             self._clock = asyncio.create_task(self._run())
-        return PacedStream(request, self._streams)
+        return PacedStream(request, self._streams, self._deliveries)
 
     async def _run(self) -> None:
         while True:
@@ -104,12 +105,12 @@ class PacedWorker:
 
 
 class PacedStream:
-    def __init__(self, request: Request, open_: "set[PacedStream]") -> None:
+    def __init__(self, request: Request, open_: "set[PacedStream]", deliveries: Deliveries) -> None:
         self._work = request
         self._open = open_
         self._ids = request.prompt.token_ids()
         self._sent = 0
-        self._queue = OutputQueue()
+        self._queue = OutputQueue(deliveries)
         open_.add(self)
 
     def step(self) -> None:

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
-from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.generation import Generation, Kept
 from inlay.errors import EngineError, ErrorFrame, InvalidRequestError, OverloadedError
 from inlay.prompt import Prompt, Tokens
 from inlay.render import Begins, OutputFormat, ParsedOutput, ReasoningIds, Renderer, StopStrings
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.hermes import HermesParser
 from inlay.request import Output, Request, Sampling, Usage
-from inlay.transport.output_queue import OutputQueue
+from inlay.transport.output_queue import Deliveries, OutputQueue
 from tests.models import EOS_ID, TURN, tiny
 from tests.render.directories import qwen_like
 
@@ -208,11 +208,11 @@ async def ended_by(output: Output) -> "weakref.ref[Generation]":
     generation._sending = [sent]
     stream.put(output)
 
-    async def refuse(pieces: Pieces) -> None:
+    def refuse(size: int) -> None:
         raise InvalidRequestError("too large")
 
     with suppress(InvalidRequestError):
-        await generation.each(refuse)
+        await generation.each(Kept(refuse))
     generation.close()
     return weakref.ref(generation)
 
@@ -244,3 +244,98 @@ async def test_the_end_of_a_cancelled_request_does_not_hide_why_it_was_cancelled
     assert [output.token_ids for output in await anext(queue)] == [(5,)]
     with pytest.raises(InvalidRequestError, match="too slow"):
         await anext(queue)
+
+
+async def reading(queue: OutputQueue) -> "tuple[list[Output], asyncio.Task[None]]":
+    """Outputs that a reader gets, and the reader, which waits."""
+    got: list[Output] = []
+
+    async def read() -> None:
+        async for outputs in queue:
+            got.extend(outputs)
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    return got, reader
+
+
+async def turns() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_while_a_reader_waits_is_taken_once_a_turn() -> None:
+    deliveries = Deliveries()
+    queues = [OutputQueue(deliveries), OutputQueue(deliveries)]
+    taken: list[Output] = []
+    readers = [await reading(queue) for queue in queues]
+
+    def take(output: Output) -> bool:
+        taken.append(output)
+        return True
+
+    for queue in queues:
+        queue.offer(take)
+    queues[0].put(Output("a", 0, 0, (5,)))
+    queues[1].put(Output("b", 0, 0, (7,)))
+    queues[0].put(Output("a", 0, 1, (6,)))
+    assert not taken
+    await turns()
+    assert taken == [Output("a", 0, 0, (5, 6)), Output("b", 0, 0, (7,))]
+    for _, reader in readers:
+        reader.cancel()
+    await turns()
+    queues[0].put(Output("a", 0, 2, (8,)))
+    await turns()
+    assert len(taken) == 2, "its reader is gone"
+    assert [got for got, _ in readers] == [[], []]
+
+
+async def test_a_reader_gets_what_is_not_taken_and_all_behind_it() -> None:
+    queue = OutputQueue()
+    taken: list[Output] = []
+    got, reader = await reading(queue)
+
+    def take(output: Output) -> bool:
+        if output.token_ids[0] == 6:
+            # It comes before the reader has run.
+            queue.put(Output("w", 0, 2, (7,)))
+            return False
+        taken.append(output)
+        return True
+
+    queue.offer(take)
+    for offset, id_ in ((0, 5), (1, 6), (3, 8)):
+        queue.put(Output("w", 0, offset, (id_,)))
+        await turns()
+    queue.offer(None)
+    queue.put(Output("w", 0, 4, (9,), (), "length"))
+    await asyncio.wait_for(reader, 10)
+    assert [output.token_ids for output in taken] == [(5,), (8,)]
+    assert [id_ for output in got for id_ in output.token_ids] == [6, 7, 9]
+
+
+async def test_an_error_in_taking_ends_the_request_that_it_belongs_to() -> None:
+    times: Any = SimpleNamespace(
+        tokens=lambda *_: None, ended=lambda *_: None, finished=lambda _: None
+    )
+    generation = Generation([choice(DisplayOptions())], 1, times, fingerprint="")
+    stream: Any = Following()
+    sent = asyncio.get_running_loop().create_future()
+    sent.set_result([stream])
+    generation._sending = [sent]
+    sizes: list[int] = []
+
+    def refuse(size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 2:
+            raise InvalidRequestError("too large")
+
+    following = asyncio.create_task(generation.each(Kept(refuse)))
+    await turns()
+    stream.put(Output("w", 0, 0, (5,)))
+    await turns()
+    stream.put(Output("w", 0, 1, (6,)))
+    with pytest.raises(InvalidRequestError, match="too large"):
+        await asyncio.wait_for(following, 10)
+    generation.close()

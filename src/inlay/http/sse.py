@@ -51,6 +51,23 @@ class TextEvents:
         """Return the event with `text`."""
         return self._before + _encode(text) + self._after
 
+    def writer(self, exchange: Exchange) -> Callable[[str], None]:
+        """Return what writes such events on a connection while that is writable."""
+        write = exchange.chunk_writer(self._before, self._after)
+        return lambda text: write(_encode(text))
+
+
+class TextWriter(NamedTuple):
+    """Writer of events that differ in one text.
+
+    Attributes:
+        ready: returns True if an event can be written at once.
+        write: writes one with a text; only if `ready` says so.
+    """
+
+    ready: Callable[[], bool]
+    write: Callable[[str], None]
+
 
 class Framing(NamedTuple):
     """Encoding of an API's events.
@@ -91,6 +108,17 @@ class EventStream:
         self._framing = framing
         self._exchange = exchange
         self.started = False
+
+    def ready(self) -> bool:
+        """Return True if `write_now` would write."""
+        return self.started and self._exchange is not None and self._exchange.writable()
+
+    def text_writer(self, events: TextEvents) -> TextWriter | None:
+        """Return what writes such events once the stream has started; None where it cannot."""
+        exchange = self._exchange
+        if exchange is None or not self.started:
+            return None
+        return TextWriter(exchange.writable, events.writer(exchange))
 
     def write_now(self, events: Sequence[Event]) -> bool:
         """Write further events to the connection at once; False where that takes `write`."""

@@ -55,10 +55,13 @@ class LoadReservation:
 
     def take(self, outputs: Sequence[Output]) -> None:
         """The worker has said so much."""
+        self.add(sum([len(output.token_ids) for output in outputs]))
+
+    def add(self, tokens: int) -> None:
+        """The worker has made so many tokens."""
         if self._ended is None:
             return
-        for output in outputs:
-            self._new += len(output.token_ids)
+        self._new += tokens
         if not self._decode and self._new:
             self._decode = self._length
             self._pool.change(self._member, prefill=-self._prefill, decode=self._length)

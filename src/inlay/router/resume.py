@@ -32,6 +32,7 @@ from inlay.router.halves import with_partners
 from inlay.router.handover import Handover
 from inlay.router.load_reservation import LoadReservation
 from inlay.transport.api import Stream, Worker
+from inlay.transport.output_queue import OutputQueue, TakeOutput
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class ResumingStream:
         self._first = self._request = request
         self._sent = sent
         self._outputs = aiter(sent.stream)
+        self._take: TakeOutput | None = None
         self._ended = False
         self._failure: Exception | None = None
         self._workers = workers
@@ -175,6 +177,19 @@ class ResumingStream:
         self._sent.cancel()
         self._stop_prefetch()
         self._end_handover()
+
+    def offer(self, take: TakeOutput | None) -> None:
+        """Offer outputs with nothing but the next ids to `take`, while the reader waits for some.
+
+        The reader gets the rest, and each attempt's first. None ends it: who holds whom is a cycle.
+        """
+        self._take = take
+        if take is None:
+            self._offer(None)
+
+    def _offer(self, take: TakeOutput | None) -> None:
+        if isinstance(self._outputs, OutputQueue):
+            self._outputs.offer(take)
 
     def _stop_prefetch(self) -> None:
         """Stop what brings the prompt's pages to where it was to go on: that one has begun, too."""
@@ -231,7 +246,11 @@ class ResumingStream:
                     if self._prefetching is not None and self._handover is None:
                         self._stop_prefetch()
                     sent.load.take(outputs)
-                    if len(outputs) == 1 and self._follows(outputs[0]):
+                    if self._take is not None:
+                        self._offer(self._take_next)
+                    if len(outputs) == 1 and self._is_next(outputs[0]):
+                        self._shown += outputs[0].token_ids
+                        self._empty_attempts = 0
                         return outputs
                     batch, self._failure = self._kept_of(outputs)
                     if batch:
@@ -257,16 +276,20 @@ class ResumingStream:
             self._stop_prefetch()
             raise
 
-    def _follows(self, output: Output) -> bool:
-        """Note an output that has nothing but the next ids, the usual case; False for others."""
-        if (
-            not (output.only_tokens and output.token_ids)
-            or self._handover is not None
-            or output.attempt != self._request.attempt
-            or output.offset != len(self._shown)
-        ):
+    def _is_next(self, output: Output) -> bool:
+        """True if an output has nothing but the next ids, the usual case."""
+        if self._handover is not None or output.attempt != self._request.attempt:
             return False
-        self._shown += output.token_ids
+        return output.offset == len(self._shown) and output.only_tokens and bool(output.token_ids)
+
+    def _take_next(self, output: Output) -> bool:
+        """Have an output taken where it has come, without waking the reader."""
+        take = self._take
+        if take is None or not self._is_next(output) or not take(output):
+            return False
+        ids = output.token_ids
+        self._sent.load.add(len(ids))
+        self._shown += ids
         self._empty_attempts = 0
         return True
 
@@ -397,6 +420,7 @@ class ResumingStream:
             ticket=ticket,
         )
         self._sent = self._send(workers, self._request, holder)
+        self._offer(None)
         self._outputs, self._failure = aiter(self._sent.stream), None
 
     async def _hand_over(self) -> None:

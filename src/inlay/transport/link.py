@@ -33,7 +33,7 @@ from inlay.transport.messages import (
     Submit,
     WatchCache,
 )
-from inlay.transport.output_queue import OutputQueue
+from inlay.transport.output_queue import Deliveries, OutputQueue
 from inlay.transport.pending_calls import PendingCalls, snapshot_of
 
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class RequestStream:
     def __init__(self, link: "Link", request: Request) -> None:
         self._link = link
         self._request = request
-        self._outputs = OutputQueue()
+        self._outputs = OutputQueue(link.deliveries)
         self._cancelled = False
         self.sent: Any = None
         self.lent: Lent | None = None
@@ -91,6 +91,7 @@ class Link:
     Attributes:
         alive: the connection holds.
         failure: the worker's own reason why it will never be ready, or is not any more.
+        deliveries: of its streams.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Link:
         self._gone = asyncio.Event()
         self._card: ModelCard | None = None
         self._streams: dict[str, RequestStream] = {}
+        self.deliveries = Deliveries()
         self._ids = count()
         numbers = count()
         self._calls = PendingCalls[Any](numbers)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.outputs import coalesce
@@ -14,20 +15,61 @@ MAX_LOGPROBS = 1 << 18
 """Log-probabilities that may wait for a reader; ids are bounded by the model's context."""
 
 
+TakeOutput: TypeAlias = Callable[[Output], bool]
+"""Takes an output in place of a stream's reader; False, and nothing has happened, if it cannot."""
+
+
+class Deliveries:
+    """Queues of one connection whose outputs are to be taken at the end of this turn of the loop.
+
+    One callback takes those of all streams, where each reader would be a task to wake. What comes
+    for one stream within a turn is taken together.
+    """
+
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due: list[OutputQueue] = []
+
+    def add(self, queue: "OutputQueue") -> None:
+        """Have a queue deliver, once."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._deliver)
+        self._due.append(queue)
+
+    def _deliver(self) -> None:
+        due, self._due = self._due, []
+        for queue in due:
+            queue.deliver()
+
+
 class OutputQueue:
     """Outputs in the order they came, for one reader.
+
+    Args:
+        deliveries: of all queues of a connection; None where it has no other queue.
 
     Attributes:
         waiting: those it has not read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deliveries: Deliveries | None = None) -> None:
         self.waiting: deque[Output] = deque()
+        self._deliveries = deliveries or Deliveries()
+        self._take: TakeOutput | None = None
+        self._is_due = False
         self._single = 0
         self._num_logprobs = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: InlayError | None = None
         self._ended = False
+
+    def offer(self, take: TakeOutput | None) -> None:
+        """Offer what comes while the reader waits to `take`, which must not raise.
+
+        The reader gets what is not taken, and all behind it until it waits again. None ends it.
+        """
+        self._take = take
 
     def put(self, output: Output) -> bool:
         """Add an output; False, with an error for the reader, where too much waits already.
@@ -52,8 +94,25 @@ class OutputQueue:
             newest = [self.waiting.pop() for _ in range(MERGED)]
             self.waiting.extend(coalesce(newest[::-1]))
             self._single = 0
-        self._wake()
+        if self._take is None:
+            self._wake()
+        elif self._waiter is not None and not self._is_due:
+            self._is_due = True
+            self._deliveries.add(self)
         return True
+
+    def deliver(self) -> None:
+        """Have what waits taken, or wake the reader for it."""
+        self._is_due = False
+        waiting, take = self.waiting, self._take
+        if self._waiter is None or not waiting or take is None:
+            return  # the reader does not wait any more
+        outputs = waiting if len(waiting) == 1 else coalesce([*waiting])
+        if len(outputs) == 1 and take(outputs[0]):
+            waiting.clear()
+            self._single = self._num_logprobs = 0
+        else:
+            self._wake()
 
     def fail(self, error: InlayError) -> None:
         """End with `error` after what has come."""
@@ -80,7 +139,10 @@ class OutputQueue:
             if self._error is not None:
                 raise self._taken_error()
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         self._single = self._num_logprobs = 0
         if len(self.waiting) == 1 and self.waiting[0].error is None:
             self._ended = self.waiting[0].finish_reason is not None

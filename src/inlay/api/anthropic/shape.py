@@ -80,6 +80,10 @@ class MessagesShape:
                 events += self._take(delta)
         return events
 
+    def texts(self, choice: ChoiceState) -> TextEvents | None:
+        """Return the events of further text in the block that is open, if it is one of text."""
+        return self._texts
+
     def closing_events(self) -> list[Event]:
         """Return the events of the last block's end and of the message's."""
         # Clients read the first block; an answer without a word is an empty text.

@@ -14,6 +14,11 @@ The way out: `respond.respond` runs a `Generation`, which reads the router's str
 `respond.ResponseShape` (`CompletionShape`, `ChatShape`, `ResponsesShape`) makes the API's JSON. A
 stream is read no faster than its client takes the events.
 
+Outputs with nothing but the next ids, the usual case of one choice, wake no task. They are taken
+where they have come, all streams of a connection in one loop (`OutputQueue.offer`,
+`ResumingStream.offer`, `Generation.each`), while the `Sink` is ready. What is not taken so is left
+to the task: first and last outputs, errors, and all that comes while the client reads slowly.
+
 Prompt logprobs: the engine sends them in `Output.prompt_logprobs`, in chunks, before the first
 output id. Only the first choice of each prompt requests them; `logprobs.PromptScores` serves them
 to all choices.

@@ -198,6 +198,16 @@ class ChoiceState:
             self.reasoning_tokens,
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """True if all text is content, and no stop string is looked for."""
+        return self._stops is None and self._reasoning is None and not self._may_call
+
+    def further_text(self, ids: tuple[int, ...]) -> str:
+        """Take ids that are not the last ones, and return their text; for plain choices alone."""
+        self.completion_tokens += len(ids)
+        return self._detokenizer.push(ids)
+
     def _further(self, delta: Output) -> ChoicePiece:
         """Take an output that has nothing but ids, where no stop string is looked for."""
         ids = delta.token_ids

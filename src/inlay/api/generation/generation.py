@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from blake3 import blake3
@@ -12,23 +12,64 @@ from blake3 import blake3
 from inlay import __version__, refusals
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
-from inlay.api.generation.logprobs import PromptScores, reserve
+from inlay.api.generation.logprobs import PromptScores, reserve, size_of_logprobs
 from inlay.api.generation.sampling import candidates_of, each_choice, stops_of
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.metrics.requests import RequestTimes
 from inlay.http.server import Call
+from inlay.http.sse import TextWriter
 from inlay.prompt import Prompt
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
-from inlay.request import Request, Sampling
+from inlay.request import Output, Request, Sampling
 from inlay.request import Usage as WorkerUsage
 from inlay.router import Router, ServedModel
 from inlay.router.resume import ResumingStream
+from inlay.transport.output_queue import TakeOutput
 
 Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
-TakePieces: TypeAlias = Callable[[Pieces], Awaitable[None] | None]
-"""Takes pieces, at once where it returns None."""
+
+
+class Sink(Protocol):
+    """Taker of the pieces of a generation."""
+
+    def ready(self) -> bool:
+        """Return True if `take` would return None now."""
+
+    def take(self, pieces: Pieces) -> Awaitable[None] | None:
+        """Take pieces, at once where it returns None."""
+
+    def texts(self, choice: ChoiceState) -> TextWriter | None:
+        """Return what takes further pieces of a choice that are nothing but text.
+
+        None where pieces have more, and before the first.
+        """
+
+
+class Kept:
+    """`Sink` of a whole response: pieces are kept with their choices.
+
+    Args:
+        grow: reserves bytes for their logprobs, or raises.
+    """
+
+    def __init__(self, grow: Callable[[int], None] = lambda _: None) -> None:
+        self._grow = grow
+
+    def ready(self) -> bool:
+        """As `Sink.ready`."""
+        return True
+
+    def take(self, pieces: Pieces) -> None:
+        """As `Sink.take`. Raises as `grow`."""
+        self._grow(sum(size_of_logprobs(piece.logprobs) for _, piece in pieces))
+        for choice, piece in pieces:
+            choice.pieces.append(piece)
+
+    def texts(self, choice: ChoiceState) -> None:
+        """Return None: pieces are kept whole."""
+
 
 _QUEUED = 64
 """Batches of outputs that may wait between the streams of a request and its response."""
@@ -127,10 +168,10 @@ class Generation:
         ]
         await self._sending[0]
 
-    async def each(self, take: TakePieces) -> None:
-        """Call `take` with the pieces that have arrived, until every choice has ended.
+    async def each(self, sink: Sink) -> None:
+        """Give `sink` the pieces that have arrived, until every choice has ended.
 
-        The next pieces are read once `take` has returned: a slow client is a slow reader.
+        The next pieces are read once it has taken them: a slow client is a slow reader.
 
         Raises:
             InlayError: a request was refused or failed.
@@ -138,7 +179,7 @@ class Generation:
         if len(self.choices) == 1:
             # In a task of its own each wake passes through a few frames, not all those of the call.
             # It is not kept: with an error its frames would hold the request until a collection.
-            await asyncio.create_task(self._follow(self.choices[0], take))
+            await asyncio.create_task(self._follow(self.choices[0], sink.take, sink))
             return
         queue: asyncio.Queue[Pieces | BaseException] = asyncio.Queue(_QUEUED)
         self._tasks = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
@@ -154,7 +195,7 @@ class Generation:
                 if queue.empty():
                     break
                 item = queue.get_nowait()
-            waits = take(batch)
+            waits = sink.take(batch)
             if waits is not None:
                 await waits
 
@@ -166,43 +207,99 @@ class Generation:
         except Exception as error:  # raised again where the pieces are read
             await queue.put(error)
 
-    async def _follow(self, choice: ChoiceState, take: TakePieces) -> None:
+    async def _follow(
+        self,
+        choice: ChoiceState,
+        take: Callable[[Pieces], Awaitable[None] | None],
+        sink: Sink | None = None,
+    ) -> None:
+        """Read a choice's stream; what `sink` can take at once does not wake this task."""
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
         scores = self.scores_of(choice)
         kept = choice.kept
         if kept is not None:
             kept.made_by(stream)
-        async for outputs in stream:
-            choice.worker = stream.worker
-            if kept is not None:
-                outputs = [kept.told(output) for output in outputs]
-            piece = choice.take(outputs)
-            ended = piece.finish_reason is not None
-            if ended and kept is None:
-                stream.cancel()
-            if scores is not None and choice.request.sampling.prompt_logprobs is not None:
-                scores.take_all(outputs, complete=bool(piece.token_ids) or ended)
-            if piece.token_ids:
-                self._times.tokens(choice.index, len(piece.token_ids))
-            elif not ended:
-                continue
-            if piece.finish_reason is not None:
-                self._times.ended(
-                    choice.index,
-                    piece.finish_reason,
-                    choice.completion_tokens,
-                    choice.queued_seconds,
-                )
-            if scores is not None:
-                # The first piece shows the prompt's logprobs, which may come with the request of
-                # another choice.
-                await scores.complete.wait()
-            waits = take([(choice, piece)])
-            if waits is not None:
-                await waits
-            if ended:
-                return
+        early: list[ChoicePiece | Exception] = []
+        if sink is not None and kept is None and scores is None:
+            stream.offer(self._taker(choice, sink, early))
+        try:
+            async for outputs in stream:
+                choice.worker = stream.worker
+                if kept is not None:
+                    outputs = [kept.told(output) for output in outputs]
+                piece = _made(early.pop()) if early else choice.take(outputs)
+                ended = piece.finish_reason is not None
+                if ended and kept is None:
+                    stream.cancel()
+                if scores is not None and choice.request.sampling.prompt_logprobs is not None:
+                    scores.take_all(outputs, complete=bool(piece.token_ids) or ended)
+                if not self._count(choice, piece):
+                    continue
+                if scores is not None:
+                    # The first piece shows the prompt's logprobs, which may come with the request
+                    # of another choice.
+                    await scores.complete.wait()
+                waits = take([(choice, piece)])
+                if waits is not None:
+                    await waits
+                if ended:
+                    return
+        finally:
+            stream.offer(None)
+
+    def _count(self, choice: ChoiceState, piece: ChoicePiece) -> bool:
+        """Measure a piece; False if it has neither tokens nor an end."""
+        if piece.token_ids:
+            self._times.tokens(choice.index, len(piece.token_ids))
+        if piece.finish_reason is not None:
+            self._times.ended(
+                choice.index,
+                piece.finish_reason,
+                choice.completion_tokens,
+                choice.queued_seconds,
+            )
+            return True
+        return bool(piece.token_ids)
+
+    def _taker(
+        self, choice: ChoiceState, sink: Sink, early: list[ChoicePiece | Exception]
+    ) -> TakeOutput:
+        """Return what takes further outputs of a choice without its task.
+
+        A piece that ends the choice is left to the task in `early`, and so is an error.
+        """
+        times, index, plain = self._times, choice.index, choice.is_plain
+        texts: TextWriter | None = None
+
+        def take(output: Output) -> bool:
+            nonlocal texts
+            try:
+                if plain and not output.logprobs:
+                    texts = texts or sink.texts(choice)
+                    if texts is not None:
+                        if not texts.ready():
+                            return False
+                        ids = output.token_ids
+                        text = choice.further_text(ids)
+                        times.tokens(index, len(ids))
+                        if text:
+                            texts.write(text)
+                        return True
+                if not sink.ready():
+                    return False
+                piece = choice.take((output,))
+                if piece.finish_reason is not None:
+                    early.append(piece)
+                    return False
+                if self._count(choice, piece):
+                    sink.take([(choice, piece)])
+            except Exception as error:  # raised again where the stream is read
+                early.append(error)
+                return False
+            return True
+
+        return take
 
     def close(self) -> None:
         """Cancel the requests that are still running."""
@@ -250,6 +347,12 @@ class Generation:
             choice.cached_tokens,
             reasoning if choice.counts_reasoning else None,
         )
+
+
+def _made(early: ChoicePiece | Exception) -> ChoicePiece:
+    if isinstance(early, Exception):
+        raise early
+    return early
 
 
 def generation_of(

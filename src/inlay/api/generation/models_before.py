@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from inlay.api.generation.choices import ChoiceState, joined
-from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.generation import Generation, Kept
 from inlay.api.generation.messages import MessageReader, ReadMessages
 from inlay.api.generation.sampling import check_request
 from inlay.api.schema.chat import ChatRequest
@@ -236,14 +236,10 @@ def _ask_for_hidden(choice: ChoiceState, graph: Graph, stage: str, card: ModelCa
 
 
 async def _run(call: Call, generation: Generation, model: str) -> None:
-    async def keep(pieces: Pieces) -> None:
-        for choice, piece in pieces:
-            choice.pieces.append(piece)
-
     with closing(generation):
         await call.server.awake(model)
         await generation.start(call.server.router, model, session=None)
-        await generation.each(keep)
+        await generation.each(Kept())
 
 
 def _text(choice: ChoiceState) -> str:

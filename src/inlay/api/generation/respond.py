@@ -7,15 +7,15 @@ from typing import Protocol
 
 import msgspec
 
-from inlay.api.generation.generation import Generation, Pieces
+from inlay.api.generation.choices import ChoiceState
+from inlay.api.generation.generation import Generation, Kept, Pieces
 from inlay.api.generation.grammars import own_fields
-from inlay.api.generation.logprobs import size_of_logprobs
 from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call
-from inlay.http.sse import UNNAMED, Event, EventStream, Framing
+from inlay.http.sse import UNNAMED, Event, EventStream, Framing, TextEvents, TextWriter
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -29,6 +29,12 @@ class ResponseShape(Protocol):
 
     def events(self, pieces: Pieces) -> Sequence[Event]:
         """Return the events for some pieces."""
+
+    def texts(self, choice: ChoiceState) -> TextEvents | None:
+        """Return the events of a choice's pieces that have nothing but text.
+
+        None if such a piece is not one event, or its choice has not begun.
+        """
 
     def closing_events(self) -> Sequence[Event]:
         """Return the events after the last choice's end."""
@@ -88,6 +94,47 @@ def _session_of(call: Call, request: GenerationRequest) -> str | None:
     return f"{call.caller.tenant.id}/{named}"
 
 
+class _Written:
+    """Pieces as events of a stream."""
+
+    def __init__(
+        self,
+        call: Call,
+        generation: Generation,
+        shape: ResponseShape,
+        stream: EventStream,
+        named: NamedWorkers | None,
+    ) -> None:
+        self._prepare = call.server.prepare
+        self._generation = generation
+        self._shape = shape
+        self._stream = stream
+        self._named = named
+
+    def ready(self) -> bool:
+        """As `Sink.ready`."""
+        return self._stream.ready() and self._generation.bulk < OFFLOAD_BYTES
+
+    def take(self, pieces: Pieces) -> Awaitable[None] | None:
+        """As `Sink.take`."""
+        if self._generation.bulk >= OFFLOAD_BYTES:
+            return self._take_bulk(pieces)
+        events = self._with_workers(pieces, self._shape.events(pieces))
+        return None if self._stream.write_now(events) else self._stream.write(events)
+
+    async def _take_bulk(self, pieces: Pieces) -> None:
+        events = await self._prepare(self._generation.bulk, self._shape.events, pieces)
+        await self._stream.write(self._with_workers(pieces, events))
+
+    def _with_workers(self, pieces: Pieces, events: Sequence[Event]) -> Sequence[Event]:
+        return events if self._named is None else [*self._named.of(pieces), *events]
+
+    def texts(self, choice: ChoiceState) -> TextWriter | None:
+        """As `Sink.texts`."""
+        events = self._shape.texts(choice)
+        return None if events is None else self._stream.text_writer(events)
+
+
 async def respond(
     call: Call,
     request: GenerationRequest,
@@ -111,31 +158,18 @@ async def respond(
     shows_workers = call.caller.admin and b"x-show-workers" in call.headers
     named = NamedWorkers() if shows_workers else None
 
-    def write(pieces: Pieces) -> Awaitable[None] | None:
-        if generation.bulk >= OFFLOAD_BYTES:
-            return write_bulk(pieces)
-        events = shape.events(pieces)
-        if named is not None:
-            events = [*named.of(pieces), *events]
-        return None if stream.write_now(events) else stream.write(events)
-
-    async def write_bulk(pieces: Pieces) -> None:
-        events = await call.server.prepare(generation.bulk, shape.events, pieces)
-        await stream.write(events if named is None else [*named.of(pieces), *events])
-
-    async def keep(pieces: Pieces) -> None:
-        size = sum(size_of_logprobs(piece.logprobs) for _, piece in pieces)
+    def grow(size: int) -> None:
         call.reservation.grow(size)
         generation.bulk += size
-        for choice, piece in pieces:
-            choice.pieces.append(piece)
 
+    streams = bool(request.stream)
+    sink = _Written(call, generation, shape, stream, named) if streams else Kept(grow)
     try:
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
             call.sent = time.perf_counter()
             await generation.start(call.server.router, model.card.name, session=session)
-            await generation.each(write if request.stream else keep)
+            await generation.each(sink)
             if rest is not None:
                 await rest(stream if request.stream else None)
     except (InlayError, ClientGone) as error:

@@ -121,18 +121,17 @@ class Chunks(Generic[C]):
             id=self._id, created=self.created, model=self._model, choices=choices, **more
         )
 
-    def text(self, index: int, text: str, part: Callable[[int, str], msgspec.Struct]) -> bytes:
-        """Return the event of a chunk that has nothing but the text of one choice.
+    def texts(self, index: int, part: Callable[[int, str], msgspec.Struct]) -> TextEvents:
+        """Return the events of chunks that have nothing but the text of one choice.
 
         Args:
             index: of the choice.
-            text: further text.
             part: makes the chunk's choice of an index and a text.
         """
         events = self._texts.get(index)
         if events is None:
             events = self._texts[index] = TextEvents(lambda mark: self.chunk([part(index, mark)]))
-        return events.event(text)
+        return events
 
     def usage_of(
         self, choice: ChoiceState, piece: ChoicePiece | None

@@ -99,17 +99,31 @@ class Exchange:
         cycle = self._cycle
         return None if cycle.more_body or cycle.disconnected else bytes(self._begin())
 
-    def write_chunk(self, data: bytes) -> bool:
-        """Write a part of a response that has begun.
+    def writable(self) -> bool:
+        """Return True if a part of the response can be written at once.
 
-        False, and nothing is written, if that takes ASGI's `send`: the client reads slowly or has
-        left, or the response is not chunked.
+        False if that takes ASGI's `send`: the client reads slowly or has left, or the response has
+        not begun or is not chunked.
         """
         cycle = self._cycle
-        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+        return not (cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding)
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a part of the response if it is `writable`; False if nothing is written."""
+        if not self.writable():
             return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    def chunk_writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
+        """Return what writes chunks of these bytes and what is between, while it is `writable`."""
+        fixed, write = len(before) + len(after), self._cycle.transport.write
+        end = after + b"\r\n"
+
+        def write_between(data: bytes) -> None:
+            write(b"%x\r\n%b%b%b" % (fixed + len(data), before, data, end))
+
+        return write_between
 
     async def fill(self, view: memoryview, progress: Callable[[int], None]) -> None:
         """Read a body of exactly `len(view)` bytes into `view`, from the start.

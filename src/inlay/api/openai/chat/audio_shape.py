@@ -99,6 +99,9 @@ class AudioChatShape:
                 await stream.write(self._sounded(choice, more))
         self._generation.others |= self._audio.usages
 
+    def texts(self, choice: ChoiceState) -> None:
+        """Return None: a text is more than one event."""
+
     def closing_events(self) -> list[Event]:
         """As `ResponseShape`: the end of the sound and of the text, then usage."""
         (choice,) = self._text.choices

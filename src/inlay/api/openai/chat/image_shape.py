@@ -73,6 +73,9 @@ class ImageChatShape:
     def _part(self, file: Buffer) -> ImagePart:
         return ImagePart(ImageUrl(self._image.url(file)))
 
+    def texts(self, choice: ChoiceState) -> None:
+        """Return None: the text is kept too."""
+
     def closing_events(self) -> list[Event]:
         """As `ResponseShape`: the end of the text, then its usage."""
         ended = [] if self._end is None else self._text.events([self._end])

@@ -27,7 +27,7 @@ from inlay.api.openai.schema.chat import (
     TopLogprob,
 )
 from inlay.api.schema.chat import ChatRequest
-from inlay.http.sse import Event
+from inlay.http.sse import Event, TextEvents
 from inlay.render import ContentDelta, ParsedOutput, Renderer, ToolCallDelta
 
 _UNSET = msgspec.UNSET
@@ -82,13 +82,17 @@ class ChatShape:
         self._chunks = Chunks(ChatChunk, response_id, model, request, generation, marks)
         self.closing_events = self._chunks.closing_events
         self.failure_events = self._chunks.failure_events
+        self._more_than_text = (
+            bool(request.return_token_ids)
+            or self._chunks.usage.continuous
+            or bool(request.logprobs)
+        )
         self._begun: set[int] = set()
 
     def events(self, pieces: Pieces) -> list[Event]:
         """Return an event for each piece, preceded by one with the role at a choice's start."""
         events: list[Event] = []
         chunks, with_ids = self._chunks, bool(self._request.return_token_ids)
-        more_than_text = with_ids or chunks.usage.continuous or bool(self._request.logprobs)
         for choice, piece in pieces:
             if choice.index not in self._begun:
                 self._begun.add(choice.index)
@@ -99,10 +103,11 @@ class ChatShape:
                     chunks.chunk([role], prompt_token_ids=ids, prompt_text=None, usage=usage)
                 )
             ends = piece.finish_reason is not None
-            if not (ends or more_than_text) and len(piece.output) == 1:
+            texts = None if ends or len(piece.output) != 1 else self.texts(choice)
+            if texts is not None:
                 (only,) = piece.output
                 if isinstance(only, ContentDelta):
-                    events.append(chunks.text(choice.index, only.text, _content))
+                    events.append(texts.event(only.text))
                     continue
             delta = self._delta(piece)
             # Clients expect the finish reason of a call in an event after its last piece.
@@ -119,6 +124,12 @@ class ChatShape:
                 end = ChatChunkChoice(choice.index, ChatDelta(), token_ids=None)
                 events.append(self._piece(choice, piece, end, last=True))
         return events
+
+    def texts(self, choice: ChoiceState) -> TextEvents | None:
+        """Return the events of a choice's pieces that have nothing but text, if they are such."""
+        if self._more_than_text or choice.index not in self._begun:
+            return None
+        return self._chunks.texts(choice.index, _content)
 
     @property
     def choices(self) -> Sequence[ChoiceState]:

@@ -16,7 +16,7 @@ from inlay.api.openai.schema.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from inlay.http.sse import Event
+from inlay.http.sse import Event, TextEvents
 from inlay.prompt import Prompt
 from inlay.render import Detokenizer, Renderer
 from inlay.request import TokenLogprobs
@@ -42,7 +42,9 @@ class CompletionShape:
         self.closing_events = self._chunks.closing_events
         self.failure_events = self._chunks.failure_events
         self._with_ids = bool(request.return_token_ids)
-        self._texts_alone = not (self._chunks.usage.continuous or request.logprobs is not None)
+        self._texts_alone = not (
+            self._chunks.usage.continuous or request.logprobs is not None or self._with_ids
+        )
         self._begun: set[int] = set()
         self._offsets: dict[int, _Offsets] = {}
         self._echoed: dict[int, str] = {}
@@ -56,8 +58,9 @@ class CompletionShape:
             if not (ends or piece.logprobs or self._with_ids):
                 if not piece.text:
                     continue
-                if self._texts_alone and choice.index in self._begun:
-                    events.append(chunks.text(choice.index, piece.text, CompletionChunkChoice))
+                texts = self.texts(choice)
+                if texts is not None:
+                    events.append(texts.event(piece.text))
                     continue
             text, logprobs, prompt, ids = self._parts(choice, piece)
             part = CompletionChunkChoice(
@@ -75,6 +78,12 @@ class CompletionShape:
                 usage = msgspec.structs.replace(usage, completion_tokens_details=msgspec.UNSET)
             events.append(chunks.chunk([part], last=ends, usage=usage))
         return events
+
+    def texts(self, choice: ChoiceState) -> TextEvents | None:
+        """Return the events of a choice's pieces that have nothing but text, if they are such."""
+        if not self._texts_alone or choice.index not in self._begun:
+            return None
+        return self._chunks.texts(choice.index, CompletionChunkChoice)
 
     def response(self) -> msgspec.Struct:
         """Return the whole response."""

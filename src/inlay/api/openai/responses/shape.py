@@ -80,6 +80,9 @@ class ResponsesShape:
             events += self._take(piece)
         return list[msgspec.Struct](events)
 
+    def texts(self, choice: ChoiceState) -> None:
+        """Return None: each event has a number of its own."""
+
     def _opening_events(self) -> list[ResponseEvent]:
         return [
             Created(sequence_number=self._next(), response=self._opening),
