@@ -21,7 +21,7 @@ from inlay.render import Begins, OutputFormat, ParsedOutput, ReasoningIds, Rende
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.hermes import HermesParser
 from inlay.request import Output, Request, Sampling, Usage
-from inlay.transport.output_queue import Deliveries, OutputQueue
+from inlay.transport.output_queue import OutputQueue
 from tests.models import EOS_ID, TURN, tiny
 from tests.render.directories import qwen_like
 
@@ -236,83 +236,9 @@ async def test_what_an_error_has_ended_is_free_without_a_collection(output: Outp
         gc.enable()
 
 
-async def test_the_end_of_a_cancelled_request_does_not_hide_why_it_was_cancelled() -> None:
-    queue = OutputQueue()
-    queue.put(Output("w", 0, 0, (5,)))
-    queue.fail(InvalidRequestError("too slow"))
-    assert not queue.put(Output("w", 0, 1, (), (), "abort"))
-    assert [output.token_ids for output in await anext(queue)] == [(5,)]
-    with pytest.raises(InvalidRequestError, match="too slow"):
-        await anext(queue)
-
-
-async def reading(queue: OutputQueue) -> "tuple[list[Output], asyncio.Task[None]]":
-    """Outputs that a reader gets, and the reader, which waits."""
-    got: list[Output] = []
-
-    async def read() -> None:
-        async for outputs in queue:
-            got.extend(outputs)
-
-    reader = asyncio.create_task(read())
-    await asyncio.sleep(0)
-    return got, reader
-
-
 async def turns() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
-
-
-async def test_what_comes_while_a_reader_waits_is_taken_once_a_turn() -> None:
-    deliveries = Deliveries()
-    queues = [OutputQueue(deliveries), OutputQueue(deliveries)]
-    taken: list[Output] = []
-    readers = [await reading(queue) for queue in queues]
-
-    def take(output: Output) -> bool:
-        taken.append(output)
-        return True
-
-    for queue in queues:
-        queue.offer(take)
-    queues[0].put(Output("a", 0, 0, (5,)))
-    queues[1].put(Output("b", 0, 0, (7,)))
-    queues[0].put(Output("a", 0, 1, (6,)))
-    assert not taken
-    await turns()
-    assert taken == [Output("a", 0, 0, (5, 6)), Output("b", 0, 0, (7,))]
-    for _, reader in readers:
-        reader.cancel()
-    await turns()
-    queues[0].put(Output("a", 0, 2, (8,)))
-    await turns()
-    assert len(taken) == 2, "its reader is gone"
-    assert [got for got, _ in readers] == [[], []]
-
-
-async def test_a_reader_gets_what_is_not_taken_and_all_behind_it() -> None:
-    queue = OutputQueue()
-    taken: list[Output] = []
-    got, reader = await reading(queue)
-
-    def take(output: Output) -> bool:
-        if output.token_ids[0] == 6:
-            # It comes before the reader has run.
-            queue.put(Output("w", 0, 2, (7,)))
-            return False
-        taken.append(output)
-        return True
-
-    queue.offer(take)
-    for offset, id_ in ((0, 5), (1, 6), (3, 8)):
-        queue.put(Output("w", 0, offset, (id_,)))
-        await turns()
-    queue.offer(None)
-    queue.put(Output("w", 0, 4, (9,), (), "length"))
-    await asyncio.wait_for(reader, 10)
-    assert [output.token_ids for output in taken] == [(5,), (8,)]
-    assert [id_ for output in got for id_ in output.token_ids] == [6, 7, 9]
 
 
 async def test_an_error_in_taking_ends_the_request_that_it_belongs_to() -> None:

@@ -4,10 +4,13 @@ import asyncio
 import itertools
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from benchmarks import frontend_streams
 from benchmarks.frontend_streams import PacedStream, PacedWorker, exchange, wait_ready
 from msgspec.structs import replace
 
@@ -20,6 +23,7 @@ from inlay.http.serve import serve
 from inlay.request import Output, Request, TokenLogprobs, Usage
 from inlay.router import Router
 from inlay.router.resume import ResumingStream
+from inlay.transport import output_queue
 from tests.models import tiny
 from tests.serving import free_port
 
@@ -91,8 +95,15 @@ class Worker(PacedWorker):
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[int]:
-    settings = EngineSettings(model=str(tiny("llama")), served_model_name=["m"], engine="echo")
+def shown() -> str:
+    """Name of the model in responses."""
+    return "m"
+
+
+@pytest.fixture
+async def port(shown: str) -> AsyncIterator[int]:
+    names = list({shown: 0, "m": 0})
+    settings = EngineSettings(model=str(tiny("llama")), served_model_name=names, engine="echo")
     secret, frontend = Secret.random(), FrontendSettings(port=free_port())
     engine = EchoEngine(settings, secret)
     await engine.start()
@@ -132,3 +143,110 @@ async def test_both_ways_make_the_same_bytes(
         assert len({tuple(sorted(re.findall(b"data: .*", answer))) for answer in pair}) == 1
     else:
         assert pair[0] == pair[1]
+
+
+async def test_an_error_in_taking_ends_its_request_alone_and_is_logged(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take_next = ResumingStream._take_next
+
+    def broken(self: ResumingStream, output: Output) -> bool:
+        if self._first.sampling.max_tokens == 41 and output.offset > 3:
+            raise ZeroDivisionError("here")
+        return take_next(self, output)
+
+    monkeypatch.setattr(ResumingStream, "_take_next", broken)
+    bodies = [
+        json.dumps({**TEXT, "stream": stream, "max_tokens": limit}).encode()
+        for stream, limit in ((True, 40), (True, 41), (True, 40), (False, 41), (False, 40))
+    ]
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*[exchange(port, COMPLETIONS, body) for body in bodies])
+    for answer in answers[0], answers[2]:
+        assert b"[DONE]" in answer
+        assert b'"length"' in answer
+    assert b'"type":"server_error"' in answers[1]
+    assert answers[1].count(b'"text"') in range(2, 6)
+    assert answers[3].startswith(b"HTTP/1.1 500")
+    assert answers[4].startswith(b"HTTP/1.1 200")
+    id_ = re.search(rb"x-request-id: (.*)\r\n", answers[1])
+    assert id_ is not None
+    logged = [record for record in caplog.records if record.exc_info]
+    assert [type(record.exc_info[1]) for record in logged if record.exc_info] == [
+        ZeroDivisionError,
+        ZeroDivisionError,
+    ]
+    assert any(id_[1].decode() in record.getMessage() for record in logged)
+
+
+LONG = 400
+NAME = "m" * 100_000
+"""Each event has it, so that few of them fill the system's buffers."""
+
+
+@asynccontextmanager
+async def slow_reader(port: int, **fields: Any) -> AsyncIterator[asyncio.StreamReader]:
+    """Ask for a stream of `LONG` tokens, and read no more than a small buffer takes."""
+    ours = socket.socket()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    ours.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(ours, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 16)
+    body = json.dumps({**TEXT, "max_tokens": LONG, "stream": True, **fields})
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write((head + body).encode())
+    yield reader
+    writer.close()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when the worker has made an answer of `LONG` tokens; it makes them fast."""
+    put, found = Stream._put, asyncio.Event()
+
+    def noted(self: Stream, count: int, most: int) -> None:
+        put(self, count, most)
+        if self._sent == most == LONG:
+            found.set()
+
+    monkeypatch.setattr(Stream, "_put", noted)
+    monkeypatch.setattr(frontend_streams, "TICK", 0.004)
+    return found
+
+
+@pytest.mark.parametrize("shown", [NAME], ids=["a long name"])
+async def test_a_client_that_does_not_read_holds_back_its_own_stream_alone(
+    port: int, made: asyncio.Event
+) -> None:
+    body = {**TEXT, "stream": True, "max_tokens": 100}
+    async with asyncio.timeout(40), slow_reader(port) as reader:
+        beside = await exchange(port, COMPLETIONS, json.dumps(body).encode())
+        assert not made.is_set(), "the other was to be longer"
+        assert beside.count(b"data: ") > 50, "its events did not wait"
+        await made.wait()
+        answer = await reader.read(-1)
+        body |= {"stream": False, "max_tokens": LONG}
+        whole = json.loads(
+            (await exchange(port, COMPLETIONS, json.dumps(body).encode())).splitlines()[-1]
+        )
+    # What waited was ids, and came as one event once there was room.
+    assert len(answer) < LONG * len(NAME) / 4
+    events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})", answer)]
+    (choice,) = whole["choices"]
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == "length"
+    assert b"data: [DONE]" in answer
+
+
+@pytest.mark.parametrize("shown", [NAME], ids=["a long name"])
+async def test_too_many_logprobs_for_a_client_that_does_not_read_end_its_stream(
+    port: int, made: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_queue, "MAX_LOGPROBS", 300)
+    async with asyncio.timeout(40), slow_reader(port, logprobs=2) as reader:
+        await made.wait()
+        answer = await reader.read(-1)
+    *_, last, done = re.findall(rb"data: (.*?)\r?\n", answer)
+    assert "more than 300 log-probabilities wait" in json.loads(last)["error"]["message"]
+    assert done == b"[DONE]"

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from inlay.errors import InlayError, InvalidRequestError
+from inlay.errors import InvalidRequestError
 from inlay.outputs import coalesce
 from inlay.request import Output
 
@@ -40,7 +40,11 @@ class Deliveries:
     def _deliver(self) -> None:
         due, self._due = self._due, []
         for queue in due:
-            queue.deliver()
+            try:
+                queue.deliver()
+            except Exception as error:  # raised again where the queue is read
+                queue.waiting.clear()
+                queue.fail(error)
 
 
 class OutputQueue:
@@ -61,13 +65,14 @@ class OutputQueue:
         self._single = 0
         self._num_logprobs = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._error: InlayError | None = None
+        self._error: Exception | None = None
         self._ended = False
 
     def offer(self, take: TakeOutput | None) -> None:
-        """Offer what comes while the reader waits to `take`, which must not raise.
+        """Offer what comes while the reader waits to `take`; None ends it.
 
-        The reader gets what is not taken, and all behind it until it waits again. None ends it.
+        The reader gets what is not taken, and all behind it until it waits again. What `take`
+        raises ends the queue: the reader gets it in place of all that waits.
         """
         self._take = take
 
@@ -102,19 +107,23 @@ class OutputQueue:
         return True
 
     def deliver(self) -> None:
-        """Have what waits taken, or wake the reader for it."""
+        """Have what waits taken, or wake the reader for it. Raises what its taking does."""
         self._is_due = False
-        waiting, take = self.waiting, self._take
-        if self._waiter is None or not waiting or take is None:
-            return  # the reader does not wait any more
+        waiting, waiter, take = self.waiting, self._waiter, self._take
+        if waiter is None or waiter.done() or not waiting:
+            return  # the reader does not wait any more, or was cancelled
         outputs = waiting if len(waiting) == 1 else coalesce([*waiting])
-        if len(outputs) == 1 and take(outputs[0]):
+        if take is not None and len(outputs) == 1:
+            (output,), logprobs = outputs, self._num_logprobs
             waiting.clear()
             self._single = self._num_logprobs = 0
-        else:
-            self._wake()
+            if take(output):
+                return
+            waiting.appendleft(output)
+            self._num_logprobs += logprobs
+        self._wake()
 
-    def fail(self, error: InlayError) -> None:
+    def fail(self, error: Exception) -> None:
         """End with `error` after what has come."""
         self._error = error
         self._wake()
