@@ -148,9 +148,8 @@ def meeting_places(folder: Path) -> list[Path]:
 
 
 def connections() -> set[Any]:
-    """Of this process, with others; where gloo listens stays until the process ends."""
-    found = psutil.Process().net_connections("tcp")
-    return {(each.laddr, each.raddr) for each in found if each.status != psutil.CONN_LISTEN}
+    """Of this process with others, and where it listens."""
+    return {(each.laddr, each.raddr) for each in psutil.Process().net_connections("tcp")}
 
 
 async def _kill_a_rank(folder: Path) -> int:

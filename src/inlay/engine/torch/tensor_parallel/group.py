@@ -78,6 +78,14 @@ class TensorParallelGroup:
             torch.cuda.set_device(device)
         return cls(store, rank, settings.tensor_parallel_size, device, followers)
 
+    def close(self) -> None:
+        """Close the connections and where they are listened for. Nothing may be called afterwards.
+
+        Not left to who drops the last reference: an error of a lost rank holds one in its
+        traceback.
+        """
+        del self._group
+
     def tell(self, command: Command) -> None:
         """Give a command to all other ranks, if this is rank 0.
 

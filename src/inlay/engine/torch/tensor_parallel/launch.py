@@ -54,6 +54,7 @@ def load(settings: EngineSettings, undo: ExitStack) -> CausalModel:
             param="tensor_parallel_size",
         )
     store = Path(undo.enter_context(TemporaryDirectory(prefix="inlay-ranks-"))) / "store"
+    ended = undo.enter_context(ExitStack())
     followers = [undo.enter_context(_follower(settings, rank, store)) for rank in range(1, size)]
     for rank, connection in enumerate(followers, 1):
         try:
@@ -61,6 +62,7 @@ def load(settings: EngineSettings, undo: ExitStack) -> CausalModel:
         except EOFError as error:
             raise EngineError(f"rank {rank} of the model ended as it began") from error
     group = TensorParallelGroup.connect(settings, 0, store, followers)
+    ended.callback(group.close)
     return CausalModel.load(settings, group)
 
 
