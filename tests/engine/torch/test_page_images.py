@@ -131,13 +131,19 @@ async def test_those_that_were_evicted_come_back(
         assert (stats.kv_pages_refused, stats.preemptions) == (0, 0)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
-async def test_those_of_a_preempted_sequence_come_back(family: str, memory: int) -> None:
+@pytest.mark.parametrize(
+    # With fewer pages, Gemma 3's preempted sequences find in the cache all that they have lost.
+    ("family", "pages"),
+    [("qwen2_vl", 24), ("qwen3_vl", 24), ("gemma3", 50)],
+)
+async def test_those_of_a_preempted_sequence_come_back(
+    family: str, pages: int, memory: int
+) -> None:
     some = [make_request(str(n), prompt_of(family, parts(n)), 100) for n in range(1, 5)]
     async with started(config(family)) as (roomy,):
         truth = await outputs(roomy, some)
         assert roomy.stats().preemptions == 0
-    async with keeping(await of_pages(family, PAGES[family]), memory) as (engine, _):
+    async with keeping(await of_pages(family, pages), memory) as (engine, _):
         assert await outputs(engine, some) == truth
         stats = engine.stats()
         assert stats.preemptions > 0

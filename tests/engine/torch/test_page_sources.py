@@ -113,18 +113,23 @@ async def test_a_peer_gives_what_a_damaged_tier_does_not() -> None:
             assert after.kv_pages_fetched > before.kv_pages_fetched
 
 
+def altered(directory: Path, into: Path) -> Path:
+    """A copy of a model with another weight."""
+    shutil.copytree(directory, into)
+    path = into / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][0] *= 2
+    save_file(weights, path, {"format": "pt"})
+    return into
+
+
 @pytest.mark.parametrize("differs", ["weights", "dtype", "page size"])
 async def test_pages_of_another_engine_are_none_of_this_one(differs: str, tmp_path: Path) -> None:
     directory = tiny("llama")
     config = settings(directory)
     match differs:
         case "weights":
-            shutil.copytree(directory, tmp_path / "other")
-            path = tmp_path / "other" / "model.safetensors"
-            weights = load_file(path)
-            weights["model.norm.weight"][0] *= 2
-            save_file(weights, path, {"format": "pt"})
-            other = settings(tmp_path / "other")
+            other = settings(altered(directory, tmp_path / "other"))
         case "dtype":
             other = settings(directory, dtype="bfloat16")
         case _:

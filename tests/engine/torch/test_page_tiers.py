@@ -4,7 +4,6 @@ What is kept may be torn, damaged or gone at any time, and changes no output.
 """
 
 import os
-import resource
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -309,22 +308,6 @@ async def faults(engine: TorchEngine, tiers: PageTiers, truth: list[list[int]]) 
         assert await told(engine, tiers, *NAMES) == truth
     stats = engine.stats()
     return stats.kv_disk_refused_files + stats.kv_disk_errors
-
-
-async def test_a_disk_that_fills_costs_what_it_does_not_take(memory: int, tmp_path: Path) -> None:
-    config = await small(tiny("llama"))
-    options: dict[str, Any] = {"kv_offloading_size": None, "kv_offloading_dir": tmp_path / "pages"}
-    async with keeping(config, memory, **options) as (engine, tiers):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-        try:
-            truth = await told(engine, tiers, *NAMES)
-            tiers.write_rest()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert engine.stats().kv_disk_errors > 0
-        assert [path.name for path in (tmp_path / "pages").iterdir()] == ["lock"]
-        assert await told(engine, tiers, *NAMES) == truth
 
 
 async def test_files_stay_within_their_bound(memory: int, tmp_path: Path) -> None:
