@@ -355,8 +355,8 @@ def random_prompt(positions: int, generator: torch.Generator) -> Prompt:
 
 
 @asynccontextmanager
-async def another(directory: Path) -> AsyncIterator[Source]:
-    """A process that has computed `given_prompt` and gives its pages."""
+async def another(directory: Path) -> AsyncIterator[dict[str, Source]]:
+    """A process that has computed `given_prompt` and gives its pages, over each way."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.kv_fetch", "--give", str(directory),
         stdout=asyncio.subprocess.PIPE,
@@ -364,8 +364,8 @@ async def another(directory: Path) -> AsyncIterator[Source]:
     if process.stdout is None:
         raise RuntimeError("the process has no pipe")
     try:
-        address = msgspec.json.decode(await process.stdout.readline(), type=Address)
-        yield Source(PAGES, (address,))
+        found = msgspec.json.decode(await process.stdout.readline(), type=dict[str, Address])
+        yield {way: Source(PAGES, (address,)) for way, address in found.items()}
     finally:
         process.kill()
         await process.wait()
@@ -377,31 +377,39 @@ def given_prompt() -> Prompt:
 
 
 async def give(directory: Path) -> None:
-    """Compute the prompt, print an address, and give the pages there."""
+    """Compute the prompt, print addresses, and give the pages there."""
     engine = TorchEngine(settings_of(directory, 2048), SECRET)
     await engine.start()
     await first_token(engine, given_prompt())
-    endpoint = Endpoint(
-        EngineHost(engine), SECRET, load_identity(make_certificate()), EmbedsCache(0)
-    )
-    address = await endpoint.open("127.0.0.1", "127.0.0.1", 0)
+    host, identity = EngineHost(engine), load_identity(make_certificate())
+    endpoints = {
+        way: Endpoint(host, SECRET, identity, EmbedsCache(0), neighbours=way == "neighbour")
+        for way in ("neighbour", "peer, TLS")
+    }
+    addresses = {
+        way: await endpoint.open("127.0.0.1", "127.0.0.1", 0) for way, endpoint in endpoints.items()
+    }
     freeze_gc()
-    print(msgspec.json.encode(address).decode(), flush=True)
+    print(msgspec.json.encode(addresses).decode(), flush=True)
     await asyncio.Event().wait()
 
 
 async def disturbance(fleet: Fleet, directory: Path, windows: int) -> None:
     """Print how much longer others' steps take while pages come."""
-    async with another(directory) as source:
-        alone, during = await fleet.disturbed(given_prompt(), source, windows, 40)
-    for name, kind in (("CPU of the engine's thread", 1), ("wall", 0)):
-        parts = [[[took[kind] for took in window] for window in each] for each in (alone, during)]
-        ratio, low, high = p99_ratio(*parts)
-        print(
-            f"p99 of others' steps during imports, {name}: {ratio:.2f} times that without "
-            f"({low:.2f} to {high:.2f}), {windows} windows of 40 steps of each, in turns; alone "
-            f"{np.quantile(parts[0], 0.99) * 1000:.1f} ms"
-        )
+    async with another(directory) as sources:
+        for way, source in sources.items():
+            alone, during = await fleet.disturbed(given_prompt(), source, windows, 40)
+            for name, kind in (("CPU of the engine's thread", 1), ("wall", 0)):
+                parts = [
+                    [[took[kind] for took in window] for window in each] for each in (alone, during)
+                ]
+                ratio, low, high = p99_ratio(*parts)
+                print(
+                    f"p99 of others' steps during imports, {way}, {name}: {ratio:.2f} times that "
+                    f"without ({low:.2f} to {high:.2f}), {windows} windows of 40 steps of each, in "
+                    f"turns; alone {np.quantile(parts[0], 0.99) * 1000:.1f} ms",
+                    flush=True,
+                )
 
 
 def settings_of(directory: Path, longest: int) -> EngineSettings:
