@@ -112,6 +112,14 @@ def test_a_ticket_is_good_for_its_prompt_adapter_salt_and_form_alone() -> None:
         assert other_model.refused(opened, asked(salt="a"), "adapter") is not None
 
 
+def test_a_ticket_for_too_few_blocks_is_not_used() -> None:
+    """As if the prefill worker's own vLLM had kept too few: vLLM would end of it, or read on."""
+    opened = office().opened(ticket(asked()))
+    for ids in ((), opened.block_ids[:-1], (*opened.block_ids, 1)):
+        refused = office().refused(replace(opened, block_ids=ids), asked(), None)
+        assert refused == f"{len(ids)} blocks cannot be those of 40 positions"
+
+
 @pytest.mark.parametrize(
     ("now", "reason"),
     [

@@ -39,9 +39,9 @@ class Failures(StatLoggerBase):  # type: ignore[misc]
 
 
 class BareWorker:
-    """One of the two engines, asked without any care."""
+    """One of the engines, asked without any care."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, block_size: int = 32) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -64,7 +64,7 @@ class BareWorker:
                 model=model,
                 dtype="float32",
                 enforce_eager=True,
-                block_size=32,
+                block_size=block_size,
                 max_num_seqs=8,
                 max_num_batched_tokens=512,
                 kv_cache_memory_bytes=8 << 20,
@@ -102,6 +102,10 @@ async def main(model: str) -> None:
     alien = await prefill.prefilled(prompt(2))
     told("with the blocks of another prompt", await decode.tokens(prompt(1), alien))
     told("of everybody after that", await decode.tokens(prompt(1)))
+    # Blocks of another size than its own.
+    wide = BareWorker(model, block_size=64)
+    told("of one size", await decode.tokens(prompt(5)))
+    told("of two sizes", await wide.tokens(prompt(5), await prefill.prefilled(prompt(5))))
     # One wrong number: the transfers that have failed with it, and with right ones after it.
     for first, (name, wrong) in enumerate((("wrong", {"tp_size": 2}), ("right", {})), 20):
         ids = prompt(first)

@@ -158,7 +158,7 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
 
 @pytest.fixture(scope="module")
 def unguarded(directory: Path) -> Alone:
-    """A pair of vLLMs alone, one of them dead in the end."""
+    """Three vLLMs alone, one of them dead in the end."""
     return alone(directory, module="bare_pair")
 
 
@@ -265,6 +265,25 @@ async def test_a_ticket_that_was_changed_is_refused_and_ends_nothing(
     (found,) = await run(pair.decode, make_request("r", prompt, COUNT, ticket=ticket))
     assert found.output == reference.greedy(directory, prompt, COUNT)
     await pair.nothing_is_held()
+
+
+async def test_a_worker_with_other_blocks_is_given_none(
+    pair: Pair, directory: Path, unguarded: Alone
+) -> None:
+    """Bare vLLM takes blocks of another size, and gives wrong tokens."""
+    assert unguarded.told["of two sizes"] != unguarded.told["of one size"]
+    prompt = Prompt.of(Tokens(ids(38, 96)))
+    ticket = await pair.ticket("a", prompt)
+    wide = in_worker(directory, "decode", block_size=64)
+    await wide.start()
+    try:
+        assert wide.card.kv_layout != pair.prefill.card.kv_layout
+        (found,) = await run(wide, make_request("r", prompt, COUNT, ticket=ticket))
+        assert found.output == reference.greedy(directory, prompt, COUNT)
+        assert not wide._running.counters.transfers
+        await pair.nothing_is_held()
+    finally:
+        await wide.close()
 
 
 async def test_what_the_decode_worker_does_not_come_for_is_given_up(
