@@ -2,7 +2,8 @@
 
 A JSON command a line, seconds back.
 
-Runs where inlay is not installed: `VLLM_PYTHON _vllm_engine.py MODEL THREADS MAX_NUM_SEQS`.
+Runs where inlay is not installed: `VLLM_PYTHON _vllm_engine.py MODEL THREADS MAX_NUM_SEQS MAX_MODEL_LEN`. On a GPU THREADS is 0, and
+it decodes with CUDA graphs.
 """
 
 import json
@@ -17,21 +18,23 @@ LASTING = 256
 
 
 class Engine:
-    def __init__(self, model: str, threads: int, max_num_seqs: int) -> None:
+    def __init__(self, model: str, threads: int, max_num_seqs: int, max_model_len: int) -> None:
         # Not installed where types are checked.
         from vllm import LLM, SamplingParams
 
         self._sampling = SamplingParams
         self._engine = LLM(
             model,
-            enforce_eager=True,
+            enforce_eager=threads > 0,
             dtype="bfloat16",
-            max_model_len=4608,
+            max_model_len=max_model_len,
             skip_tokenizer_init=True,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=2048 if threads else 8192,
             enable_prefix_caching=False,
             disable_log_stats=True,
+            # Another process has its model on the GPU too.
+            **({} if threads else {"gpu_memory_utilization": 0.4}),
         ).llm_engine
         self._clock = time.process_time if threads == 1 else time.perf_counter
         self._works = 0
@@ -74,7 +77,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     # What libraries print must not mix with the answers.
     os.dup2(2, 1)
-    engine = Engine(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    engine = Engine(sys.argv[1], *map(int, sys.argv[2:5]))
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:

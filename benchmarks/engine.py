@@ -307,16 +307,22 @@ class Vllm:
     """vLLM's engine in a process of another Python (`benchmarks/_vllm_engine.py`)."""
 
     def __init__(
-        self, python: str, directory: Path, threads: int, max_num_seqs: int, cache_bytes: int
+        self,
+        python: str,
+        directory: Path,
+        threads: int,
+        max_num_seqs: int,
+        cache_bytes: int,
+        max_model_len: int = 4608,
     ) -> None:
-        environment = {
-            **os.environ,
-            "VLLM_CPU_KVCACHE_SPACE": str(-(-cache_bytes >> 30)),
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, range(threads))),
-        }
+        """Start it; `threads` is 0 on a GPU, where it sizes its cache itself."""
+        environment = {**os.environ}
+        if threads:
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(-(-cache_bytes >> 30))
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, range(threads)))
         script = Path(__file__).with_name("_vllm_engine.py")
         self._process = subprocess.Popen(
-            [python, str(script), str(directory), str(threads), str(max_num_seqs)],
+            [python, str(script), str(directory), *map(str, (threads, max_num_seqs, max_model_len))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
         )  # fmt: skip
         if self._answer() != "ready":

@@ -36,6 +36,7 @@ from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.in_flight_step import InFlightStep
 from inlay.engine.torch.lora import AdaptedLinear, LowRankPair
 from inlay.engine.torch.native import Kernels, Products
+from inlay.engine.torch.step import Core
 from inlay.engine.torch.threads import environment
 from inlay.engine.torch.weights.linear import RMSNorm
 from inlay.engine.torch.weights.linear_methods import LinearMethod
@@ -170,9 +171,9 @@ class Variant:
             self.parts = dict(clock.seconds)
 
 
-def put_adapters(ours: Ours, count: int, rank: int) -> list[str]:
-    """Random adapters in every linear; their names."""
-    bank = ours.model.lora
+def put_adapters(core: Core, count: int, rank: int) -> list[str]:
+    """Put random adapters in every linear; return their names."""
+    bank = core.model.lora
     assert bank is not None
     names = []
     for index in range(count):
@@ -184,7 +185,7 @@ def put_adapters(ours: Ours, count: int, rank: int) -> list[str]:
             for name, (outputs, inputs) in bank.shapes().items()
         }
         names.append(f"adapter-{index}")
-        ours.core.adapters.put(names[-1], f"{index:032x}", lows)
+        core.adapters.put(names[-1], f"{index:032x}", lows)
     return names
 
 
@@ -309,7 +310,7 @@ def main() -> None:
         ours = load()
         with patch.object(Products, "product_rows", lambda *_: 0):
             peer = load()
-    names = put_adapters(ours, options.loras, options.rank) if options.loras else []
+    names = put_adapters(ours.core, options.loras, options.rank) if options.loras else []
     for context in options.contexts:
         variants = [Variant("inlay", ours), Variant("products by oneDNN", peer)]
         if names:
