@@ -40,6 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "echoed": (COMPLETIONS, {**TEXT, "echo": True}),
     "ended by a stop string": (COMPLETIONS, {**TEXT, "stop": ["tern", "never said"]}),
     "with a stop string never said": (COMPLETIONS, {**TEXT, "stop": ["never said"]}),
+    "ended by a stop string that is shown": (
+        COMPLETIONS,
+        {**TEXT, "stop": ["tern"], "include_stop_str_in_output": True, "min_tokens": 20},
+    ),
     "of two choices": (COMPLETIONS, {**TEXT, "n": 2, "temperature": 1, "seed": 1}),
     "chat": (CHATS, CHAT),
     "chat with logprobs": (CHATS, {**CHAT, "logprobs": True, "top_logprobs": 2}),

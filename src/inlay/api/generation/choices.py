@@ -187,6 +187,16 @@ class ChoiceState:
             output += self._read(shown, delta.token_ids[:count])
             if stop is not None:
                 break
+        return self._piece(text, output, ids, logprobs, stop_reason)
+
+    def _piece(
+        self,
+        text: str,
+        output: Sequence[OutputDelta],
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        stop_reason: int | str | None = None,
+    ) -> ChoicePiece:
         return ChoicePiece(
             text,
             tuple(output),
@@ -200,29 +210,32 @@ class ChoiceState:
 
     @property
     def is_plain(self) -> bool:
-        """True if all text is content, and no stop string is looked for."""
-        return self._stops is None and self._reasoning is None and not self._may_call
+        """True if all text is content."""
+        return self._reasoning is None and not self._may_call
 
-    def further_text(self, ids: tuple[int, ...]) -> str:
-        """Take ids that are not the last ones, and return their text; for plain choices alone."""
-        self.completion_tokens += len(ids)
-        return self._detokenizer.push(ids)
+    def further(self, delta: Output) -> str | ChoicePiece:
+        """Take an output that has nothing but ids, for plain choices alone.
+
+        Returns:
+            Its text, or the last piece if it has a stop string.
+        """
+        ids = delta.token_ids
+        if self._stops is None:
+            self.completion_tokens += len(ids)
+            return self._detokenizer.push(ids)
+        text, count, stop = self._show(delta)
+        self.completion_tokens += count
+        if stop is None:
+            return text
+        self.finish_reason = "stop"
+        return self._piece(text, self._read(text, ids[:count]), ids[:count], (), stop)
 
     def _further(self, delta: Output) -> ChoicePiece:
         """Take an output that has nothing but ids, where no stop string is looked for."""
         ids = delta.token_ids
         self.completion_tokens += len(ids)
         text = self._detokenizer.push(ids) if ids else ""
-        return ChoicePiece(
-            text,
-            tuple(self._read(text, ids)),
-            ids,
-            delta.logprobs,
-            None,
-            None,
-            self.completion_tokens,
-            0 if self._reasoning is None else self._reasoning.tokens,
-        )
+        return self._piece(text, self._read(text, ids), ids, delta.logprobs)
 
     def _read(self, text: str, ids: Sequence[int]) -> list[OutputDelta]:
         """Parse the text of further tokens."""

@@ -280,9 +280,11 @@ class Generation:
                     if texts is not None:
                         if not texts.ready():
                             return False
-                        ids = output.token_ids
-                        text = choice.further_text(ids)
-                        times.tokens(index, len(ids))
+                        text = choice.further(output)
+                        if not isinstance(text, str):
+                            early.append(text)
+                            return False
+                        times.tokens(index, len(output.token_ids))
                         if text:
                             texts.write(text)
                         return True
