@@ -16,7 +16,7 @@ import soundfile
 from PIL import Image
 
 from tests.engine.torch.encode_reference import damaged
-from tests.equality.test_sound_and_video_over_http import directory
+from tests.equality.test_sound_and_video_over_http import TEMPLATES, directory
 from tests.media.test_audio import flac, wav
 from tests.scratch import scratch
 from tests.security.test_hostile_images import (
@@ -25,6 +25,7 @@ from tests.security.test_hostile_images import (
     PICTURE,
     Part,
     by_data,
+    by_embeds,
     by_url,
     chat,
     encoded,
@@ -44,8 +45,11 @@ def listening() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def watching() -> Iterator[Served]:
-    allowed = "--allowed-local-media-path", scratch("allowed-media")
-    with serving(directory("qwen2_5_vl+video"), *FLAGS, *allowed) as served:
+    case, there = "qwen2_5_vl+video", scratch("allowed-media")
+    template = there / "template.jinja"
+    template.write_text(TEMPLATES[case] + "{% if twice %}<|video_pad|>{% endif %}")
+    flags = "--allowed-local-media-path", there, "--chat-template", template
+    with serving(directory(case), *FLAGS, *flags) as served:
         yield served
 
 
@@ -111,6 +115,7 @@ SOUNDS: dict[str, tuple[Part, str]] = {
     "another format": (given("AAAA", "ogg"), "must be one of wav, mp3, flac, got 'ogg'"),
     "a number": ({"type": "input_audio", "input_audio": 5}, "must be an object with data"),
     "no URL": ({"type": "audio_url"}, "must be a string, a URL"),
+    "WAV of a click": (sound(wav(data=bytes(2))), "too short to be heard"),
     "an image": (by_data(GOOD), "takes no images; it takes text, audio"),
 }
 VIDEOS: dict[str, tuple[Part, str]] = {
@@ -129,6 +134,7 @@ VIDEOS: dict[str, tuple[Part, str]] = {
         "7000 x 7000 pixels; allowed: 40000000",
     ),
     "a file elsewhere": (by_url("file:///etc/hostname"), "below the allowed path has this file:"),
+    "embeddings": (by_embeds("QUJD" * 100), "You must set --enable-mm-embeds"),
     "a thin picture": (
         by_data(encoded(Image.new("RGB", (1000, 4)))),
         "may be at most 200 times the shorter",
@@ -147,6 +153,16 @@ def test_bad_audio_is_a_precise_error_beside_neighbours(listening: Served, name:
 def test_a_bad_video_is_a_precise_error_beside_neighbours(watching: Served, name: str) -> None:
     with client_of(watching) as client:
         refused(watching, client, *VIDEOS[name], GOOD_CLIP)
+
+
+def test_a_template_that_writes_an_item_twice_is_an_error_of_the_request(
+    watching: Served,
+) -> None:
+    with client_of(watching) as client:
+        twice = {"chat_template_kwargs": {"twice": True}}
+        with pytest.raises(openai.BadRequestError, match=r"the chat template wrote .* 2 times for"):
+            chat(client, GOOD_CLIP, extra_body=twice)
+        assert chat(client, GOOD_CLIP).choices
 
 
 def test_a_long_animation_is_seen_in_little_memory(watching: Served) -> None:

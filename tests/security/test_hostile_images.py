@@ -171,6 +171,7 @@ BAD: dict[str, tuple[Part, str]] = {
     "eps": (by_data(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "PostScript"),
     "svg": (by_data(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "SVG"),
     "tiff": (by_data(encoded(PICTURE, "TIFF")), "TIFF"),
+    "too thin": (by_data(encoded(Image.new("1", (1, 50_000)))), "is too thin: to resize it takes"),
     "arithmetic jpeg": (by_data(arithmetic()), "baseline and progressive JPEG are read"),
     "bmp of two bits": (by_data(odd_bmp()), "read are 1 to 32 bits"),
     "empty": (by_data(b""), "empty"),
