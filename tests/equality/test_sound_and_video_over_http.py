@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoTokenizer
 
 from inlay.cli import main
@@ -30,6 +32,7 @@ from tests.engine.torch.vision_reference import (
     model_of,
 )
 from tests.equality.test_images_over_http import _TURNS, ids_of, saved, text
+from tests.media.clips import drawn, video
 from tests.scratch import scratch
 from tests.serving import Served, serving
 from tests.vision_models import IMAGE, VIDEO
@@ -251,6 +254,45 @@ def test_an_animation_is_its_frames(client: openai.OpenAI, case: str) -> None:
     assert ids_of(answer) == expected(case, one, "the town")
 
 
+def by_file(data: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + encoded(data)}}
+
+
+@pytest.mark.parametrize("kind", ["mp4", "matroska"])
+def test_a_file_of_video_is_its_frames(client: openai.OpenAI, case: str, kind: str) -> None:
+    if not isinstance(ITEMS[case][0], Clip):
+        pytest.skip("a model of audio")
+    clip = Clip(6, 4, 33, 40)
+    frames = [np.asarray(picture.image.convert("RGB")) for picture in clip.pictures]
+    sent = by_file(video(frames, kind=kind, fps=2))
+    assert ids_of(chat(client, sent, text("the town"))) == expected(case, clip, "the town")
+
+
+def test_a_longer_file_is_its_sampled_frames(client: openai.OpenAI, case: str) -> None:
+    if not isinstance(ITEMS[case][0], Clip):
+        pytest.skip("a model of audio")
+    frames = drawn(60, 40, 56)
+    indices = [0, 15, 30, 45] if case.startswith("qwen2") else [0, 20, 39, 59]
+    pictures = []
+    for index in indices:
+        file = io.BytesIO()
+        Image.fromarray(frames[index]).save(file, "PNG")
+        pictures.append(encoded(file.getvalue()))
+    ready = "data:video/jpeg;base64," + ",".join(pictures)
+    made = chat(client, by_file(video(frames, fps=30)), text("the town"))
+    if case.startswith("qwen2"):  # Qwen3-VL writes the times, which differ
+        same = chat(client, {"type": "video_url", "video_url": ready}, text("the town"))
+        assert ids_of(made) == ids_of(same)
+    assert (
+        made.usage.prompt_tokens
+        == chat(
+            client, {"type": "video_url", "video_url": ready}, text("the town")
+        ).usage.prompt_tokens
+    )
+    lossy = by_file(video(frames, "libvpx-vp9", "yuv420p", kind="webm", fps=30, options={}))
+    assert chat(client, lossy, text("a")).usage.prompt_tokens > 4
+
+
 def refused(client: openai.OpenAI, *content: Any) -> str:
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, *content)
@@ -280,8 +322,12 @@ def uneven() -> str:
 
 BAD_VIDEOS = {
     "uneven": ("data:video/jpeg;base64," + uneven(), "must have one size"),
-    "mp4": ("data:video/mp4;base64," + encoded(b"\0\0\0\x18ftypisom" + bytes(40)), "ready-made"),
-    "webm": ("data:video/webm;base64," + encoded(webm()), "ready-made frames"),
+    "mp4": (
+        "data:video/mp4;base64," + encoded(b"\0\0\0\x08ftypisom" + bytes(40)),
+        "malformed (MP4)",
+    ),
+    "webm": ("data:video/webm;base64," + encoded(webm()), "malformed (WEBM)"),
+    "playlist": ("data:video/mp4;base64," + encoded(b"#EXTM3U\nfile:///etc/passwd"), "ready-made"),
     "png": ("data:image/png;base64," + encoded(Picture(1, 40, 40).data), "not one PNG"),
     "no base64": ("data:video/jpeg;base64,AAAA,!", "frame 1 of a video is not valid base64"),
     "no frame": ("data:video/jpeg;base64,", "frame 0 of a video"),

@@ -17,7 +17,9 @@ from PIL import Image
 
 from tests.engine.torch.encode_reference import damaged
 from tests.equality.test_sound_and_video_over_http import TEMPLATES, directory
+from tests.media.clips import drawn, video
 from tests.media.test_audio import flac, wav
+from tests.media.test_containers import SHOWN, changed, references, webm
 from tests.scratch import scratch
 from tests.security.test_hostile_images import (
     GOOD,
@@ -93,6 +95,19 @@ NOISE = (np.random.default_rng(2).standard_normal(9_000) * 3000).astype("<i2").t
 GOOD_SOUND = sound(wav(data=NOISE))
 GOOD_CLIP = frames(GOOD, encoded(PICTURE.rotate(90)))
 
+
+@cache
+def mp4() -> bytes:
+    return video(drawn(9))
+
+
+def noise() -> bytes:
+    """An MP4 whose frames are noise."""
+    data = mp4()
+    at, end = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    return data[:at] + np.random.default_rng(3).bytes(end - at) + data[end:]
+
+
 SOUNDS: dict[str, tuple[Part, str]] = {
     "nothing": (sound(b""), "audio is empty"),
     "a text": (sound(b"hello, this is none"), "of no known format"),
@@ -119,7 +134,26 @@ SOUNDS: dict[str, tuple[Part, str]] = {
     "an image": (by_data(GOOD), "takes no images; it takes text, audio"),
 }
 VIDEOS: dict[str, tuple[Part, str]] = {
-    "MP4": (clip(b"\x00\x00\x00\x18ftypmp42" + bytes(99)), "looks like a video (MP4"),
+    "MP4 of nothing": (clip(b"\x00\x00\x00\x10ftypmp42" + bytes(8)), "malformed (MP4)"),
+    "MP4 cut short": (cache(lambda: clip(mp4()[:-9])), "it is truncated"),
+    "MP4 of 16384 x 16384": (
+        cache(lambda: clip(changed(mp4(), b"avc1", 24, 16384, 16384, layout="H"))),
+        "16384 x 16384 pixels; allowed: 1 to 10000000",
+    ),
+    "MP4 of many frames": (
+        cache(lambda: clip(changed(mp4(), b"stts", 8, 2**31))),
+        "2147483648 frames; allowed: 36000",
+    ),
+    "MP4 of sound": (cache(lambda: clip(mp4().replace(b"vide", b"soun"))), "without a video track"),
+    "MP4 of frames elsewhere": (cache(lambda: clip(references(b"url ", 0))), "is not opened"),
+    "MP4 of noise": (cache(lambda: clip(noise())), "a video cannot be decoded"),
+    "MP4 larger than it says": (
+        cache(lambda: clip(changed(video(drawn(2, 1600, 2400)), b"avc1", 24, 16, 16, layout="H"))),
+        "a video cannot be decoded",
+    ),
+    "WebM of empty frames": (clip(webm(*[SHOWN] * 9)), "a video cannot be decoded"),
+    "a playlist": (clip(b"#EXTM3U\nhttp://127.0.0.1/a.ts"), "ready-made frames"),
+    "a list of files": (clip(b"ffconcat version 1.0\nfile '/etc/passwd'"), "ready-made frames"),
     "a text": (clip(b"hello"), "of no known format"),
     "GIF cut short": (clip(encoded(PICTURE, "GIF")[:20]), "a malformed GIF: it is truncated"),
     "nothing": (frames(b""), "frame 0 of a video: an image is empty"),

@@ -36,7 +36,7 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "audio_url": {"url": f"{_ADDRESS}.wav"},
     "audio_embeds": _ROWS,
     "input_audio": {"data": "<base64 of a file>", "format": "wav"},
-    "video_url": {"url": f"{_ADDRESS}.gif"},
+    "video_url": {"url": f"{_ADDRESS}.mp4"},
     "chat_template_kwargs": {"enable_thinking": False},
     "prompt_name": "query",
     "truncate_prompt_tokens": 512,

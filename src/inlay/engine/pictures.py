@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from inlay.engine.videos import decode_container
 from inlay.errors import InvalidRequestError
 from inlay.media.frames import VideoHeader, unpack_frames
 from inlay.media.image import ImageHeader, read_image_header
@@ -76,6 +77,11 @@ def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image
         files = unpack_frames(data)
         for index in header.indices:
             yield decode(files[index], read_image_header(files[index]))
+        return
+    if header.container is not None:
+        turn = _TURNS.get(header.container.orientation)
+        for frame in decode_container(data, header):
+            yield frame if turn is None else frame.transpose(turn)
         return
     try:
         with Image.open(BytesIO(data), formats=(header.format,)) as image:

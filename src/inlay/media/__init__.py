@@ -5,7 +5,8 @@
     items       `image_item`, `audio_item`: a file to the segments of a prompt
     image       formats and sizes of image files; audio: the same of audio
     geometry    rows and marker tokens of an image, one type for each layout; tiles: more of them
-    video       rows, markers and times of sampled frames; frames: ready-made ones, animations
+    video       rows, markers and times of sampled frames; sampling: which are seen
+    frames      ready-made frames, animations; containers: MP4 and WebM
     positions   three-dimensional positions of a prompt with media (M-RoPE)
     embeds      ready-made embeddings of media, checked
     fetch       media by URL; data_url, addresses

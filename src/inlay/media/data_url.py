@@ -5,7 +5,8 @@ import binascii
 import pybase64
 
 from inlay.errors import InvalidRequestError
-from inlay.media.frames import FPS, pack_frames
+from inlay.media.frames import pack_frames
+from inlay.media.sampling import FPS
 
 _MAX_HEAD = 256
 _FRAMES = "data:video/jpeg"

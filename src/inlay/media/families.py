@@ -208,6 +208,7 @@ _FRAMES = FrameGrid(
     min_pixels=128 * 28 * 28,
     max_pixels=28 * 28 * 768,
     max_frames=768,
+    sampling="steps",
 )
 _SECONDS = msgspec.structs.replace(
     _FRAMES,
@@ -216,6 +217,7 @@ _SECONDS = msgspec.structs.replace(
     max_pixels=32 * 32 * 768,
     together=True,
     stamps="seconds",
+    sampling="spread",
 )
 _VIDEO = {
     "glm4v": (
@@ -226,6 +228,7 @@ _VIDEO = {
             max_pixels=28 * 28 * 2 * 30000,
             together=True,
             stamps="after",
+            sampling="seconds",
         ),
     ),
     "qwen2_vl": ("<|video_pad|>", _FRAMES),

@@ -1,7 +1,7 @@
-"""Videos that are frames: ready-made ones one after the other, and animated GIF and WebP.
+"""Videos: ready-made frames one after the other, animated GIF and WebP, and MP4 and WebM.
 
-A container is told by its content and sized from its headers alone, as images are. Containers of
-compressed video (MP4, WebM) are not read: their decoders are large, and a client has the frames.
+A container is told by its content and sized from its headers alone, as images are. MP4 and WebM
+are for workers that can decode them (`inlay.engine.videos`); `containers` reads their headers.
 
 Ready-made frames come as `data:video/jpeg;base64,FRAME,FRAME,...` (vLLM's form, any of the formats
 of images), and stand in one piece of memory: `pack_frames`.
@@ -12,23 +12,32 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from inlay.errors import InvalidRequestError
+from inlay.media.containers import Container, read_container
 from inlay.media.image import after_blocks, read_image_header
+from inlay.media.sampling import FPS, Sampling, sampled
 
 FORMATS = ("GIF", "WEBP")
 """Animations that are read, beside ready-made frames."""
-
-FPS = 2.0
-"""Frames a second that animations are sampled at, and that ready-made frames are taken to have."""
 
 _MAGIC = b"\x93FRAMES\n"
 _HEAD = struct.Struct("<8sId")
 _SIZE = struct.Struct("<I")
 _MAX_IN_FILE = 65536
-_MIN_SAMPLED = 4
 _MIN_FPS, _MAX_FPS = 0.01, 240.0
 
 _PIXELS_OF_IMAGES = 10
 """Pixels of all decoded frames, as a multiple of those of one image."""
+
+_PIXELS_OF_FILES = 100
+"""The same of MP4 and WebM, whose frames are decoded apart, one at a time."""
+
+_PARTS_OF_IMAGES = 4
+"""Frames of MP4 and WebM are smaller than an image may be by this factor: a decoder keeps many."""
+
+CANNOT_DECODE = (
+    "this model's workers decode no MP4 and no WebM: they need `pip install 'inlay[video]'`, on "
+    "Linux; or send ready-made frames (data:video/jpeg;base64,FRAME,FRAME,...)"
+)
 
 _DELAY = 0.1
 """Seconds of a frame that says it takes none, as browsers show it."""
@@ -38,12 +47,13 @@ class VideoHeader(NamedTuple):
     """The header of a video, and which of its frames are seen.
 
     Attributes:
-        format: "FRAMES", or one of `FORMATS`.
+        format: "FRAMES", one of `FORMATS`, "MP4" or "WEBM".
         height: of a frame, in pixels, as it is seen.
         width: likewise.
         indices: of the sampled frames, in order.
         seconds: time of each of them.
         fps: sampled frames a second.
+        container: what the header of an MP4 or WebM says.
     """
 
     format: str
@@ -52,6 +62,7 @@ class VideoHeader(NamedTuple):
     indices: tuple[int, ...]
     seconds: tuple[float, ...]
     fps: float
+    container: Container | None = None
 
 
 def pack_frames(frames: Sequence["bytes | memoryview"], fps: float = FPS) -> bytes:
@@ -89,36 +100,74 @@ def unpack_frames(data: memoryview) -> list[memoryview]:
 
 
 def read_video_header(
-    data: "bytes | bytearray | memoryview", *, max_frames: int, max_pixels: int
+    data: "bytes | bytearray | memoryview",
+    *,
+    max_frames: int,
+    max_pixels: int,
+    sampling: Sampling = "spread",
+    containers: bool = False,
 ) -> VideoHeader:
     """The header of a video.
 
     Args:
         data: the whole file.
-        max_frames: most frames that are seen; of an animation as many are sampled, and more
-            ready-made ones are refused.
-        max_pixels: largest area of a frame; all decoded frames together may have ten times that.
+        max_frames: most frames that are seen; as many are sampled, and more ready-made ones are
+            refused.
+        max_pixels: largest area of a frame, and of MP4 and WebM four times that of one; all decoded
+            frames together may have ten times that, and a hundred times of MP4 and WebM.
+        sampling: of MP4 and WebM; animations are always "spread".
+        containers: MP4 and WebM are read.
 
     Raises:
         InvalidRequestError: no video that is read, truncated or contradictory, or too large.
     """
     view = memoryview(data).cast("B")
-    if bytes(view[:8]) == _MAGIC:
+    most = _PIXELS_OF_IMAGES * max_pixels
+    container = read_container(view)
+    if container is not None:
+        if not containers:
+            raise InvalidRequestError(f"a video is a file of {container.format}; {CANNOT_DECODE}")
+        found = _from_file(container, sampling, max_frames, max_pixels // _PARTS_OF_IMAGES)
+        decoded, most = found.indices[-1] + 1, _PIXELS_OF_FILES * max_pixels
+    elif bytes(view[:8]) == _MAGIC:
         found, decoded = _ready(view, max_frames, max_pixels)
     else:
         image = _first_frame(view, max_pixels)
         delays = (_gif if image.format == "GIF" else _webp)(view)
-        indices, fps = _sampled(delays, max_frames)
-        seconds = tuple(index * sum(delays) / len(delays) for index in indices)
-        found = VideoHeader(image.format, image.height, image.width, indices, seconds, fps)
+        rate = len(delays) / sum(delays)
+        indices, times, fps = _chosen(len(delays), rate, "spread", max_frames)
+        found = VideoHeader(image.format, image.height, image.width, indices, times, fps)
         decoded = indices[-1] + 1
-    most = _PIXELS_OF_IMAGES * max_pixels
     if decoded * found.height * found.width > most:
         raise InvalidRequestError(
             f"a video is {decoded} frames of {found.width} x {found.height} pixels; allowed: "
             f"{most} pixels in all"
         )
     return found
+
+
+def _from_file(
+    container: Container, sampling: Sampling, max_frames: int, max_pixels: int
+) -> VideoHeader:
+    size = container.height, container.width
+    if not 1 <= size[0] * size[1] <= max_pixels:
+        raise InvalidRequestError(
+            f"a video has frames of {size[1]} x {size[0]} pixels; allowed: 1 to {max_pixels} "
+            f"pixels a frame of {container.format}"
+        )
+    if not _MIN_FPS <= container.fps <= _MAX_FPS:
+        raise _malformed(container.format, f"it has {container.fps:g} frames a second")
+    seen = size[::-1] if container.orientation > 4 else size
+    indices, times, fps = _chosen(container.frames, container.fps, sampling, max_frames)
+    return VideoHeader(container.format, *seen, indices, times, fps, container)
+
+
+def _chosen(
+    total: int, fps: float, sampling: Sampling, max_frames: int
+) -> tuple[tuple[int, ...], tuple[float, ...], float]:
+    """Indices and times of the frames that are seen, and their number a second."""
+    indices = sampled(total, fps, sampling, max_frames)
+    return indices, tuple(index / fps for index in indices), len(indices) / total * fps
 
 
 def _ready(view: memoryview, max_frames: int, max_pixels: int) -> tuple[VideoHeader, int]:
@@ -148,25 +197,15 @@ def _first_frame(view: memoryview, max_pixels: int) -> Any:
         image = read_image_header(view, max_pixels=max_pixels)
     except InvalidRequestError as error:
         raise InvalidRequestError(
-            f"a video is ready-made frames (data:video/jpeg;base64,FRAME,FRAME,...) or an animated "
-            f"{' or '.join(FORMATS)}: {error.message}"
+            f"a video is ready-made frames (data:video/jpeg;base64,FRAME,FRAME,...), an animated "
+            f"{' or '.join(FORMATS)}, MP4 or WebM: {error.message}"
         ) from None
     if image.format not in FORMATS:
         raise InvalidRequestError(
-            f"a video is ready-made frames (data:video/jpeg;base64,FRAME,FRAME,...) or an animated "
-            f"{' or '.join(FORMATS)}, not one {image.format}"
+            f"a video is ready-made frames (data:video/jpeg;base64,FRAME,FRAME,...), an animated "
+            f"{' or '.join(FORMATS)}, MP4 or WebM, not one {image.format}"
         )
     return image
-
-
-def _sampled(delays: Sequence[float], max_frames: int) -> tuple[tuple[int, ...], float]:
-    """Indices of the frames that are seen, evenly spread, and their number a second."""
-    total, length = len(delays), sum(delays)
-    count = min(max(int(length * FPS), _MIN_SAMPLED), max_frames, total)
-    if count == 1:
-        return (0,), 1 / length
-    indices = tuple(round(index * (total - 1) / (count - 1)) for index in range(count))
-    return indices, count / length
 
 
 def _gif(view: memoryview) -> list[float]:

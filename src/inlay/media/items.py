@@ -3,9 +3,7 @@
 from typing import NamedTuple
 
 from inlay.digest import Secret, media_digest
-from inlay.errors import InvalidRequestError
 from inlay.media.audio import MAX_SECONDS, read_audio_header
-from inlay.media.frames import read_video_header
 from inlay.media.geometry import Layout
 from inlay.media.image import read_image_header
 from inlay.media.spec import (
@@ -15,6 +13,7 @@ from inlay.media.spec import (
     audio_layout,
     layout,
     media_segments,
+    video_header,
     video_layout,
 )
 from inlay.media.video import Encode
@@ -71,11 +70,7 @@ def video_item(spec: MediaSpec, data: Buffer, secret: Secret, encode: Encode) ->
     Raises:
         InvalidRequestError: no video that the model takes.
     """
-    if spec.video is None:
-        raise InvalidRequestError("this model takes no video")
-    header = read_video_header(
-        data.view, max_frames=spec.video.max_frames, max_pixels=spec.max_pixels
-    )
+    header = video_header(spec, data.view)
     laid, interval = video_layout(spec, header, encode)
     decoded = header.height * header.width * 4
     return _item(spec, laid, data, secret, "video", "", decoded, interval)

@@ -7,7 +7,7 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioGeometry, AudioHeader
-from inlay.media.frames import VideoHeader
+from inlay.media.frames import VideoHeader, read_video_header
 from inlay.media.geometry import MAX_PIXELS, AnyResolution, FixedSize, Layout, PatchGrid
 from inlay.media.tiles import Canvas, Chunks, Lines, Pooled, Split
 from inlay.media.video import Encode, FrameGrid, VideoLayout
@@ -185,6 +185,23 @@ def audio_layout(spec: MediaSpec, header: AudioHeader) -> Layout:
     if found.rows < 1:
         raise InvalidRequestError(f"audio of {header.seconds:.3f} s is too short to be heard")
     return found
+
+
+def video_header(spec: MediaSpec, data: memoryview) -> VideoHeader:
+    """The header of a video, with the frames that the model sees.
+
+    Raises:
+        InvalidRequestError: a model without videos, or no video that is read.
+    """
+    if spec.video is None:
+        raise InvalidRequestError("this model takes no video")
+    return read_video_header(
+        data,
+        max_frames=spec.video.max_frames,
+        max_pixels=spec.max_pixels,
+        sampling=spec.video.sampling,
+        containers=spec.video.containers,
+    )
 
 
 def video_layout(spec: MediaSpec, header: VideoHeader, encode: Encode) -> VideoLayout:

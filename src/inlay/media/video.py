@@ -12,6 +12,7 @@ import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.media.geometry import Layout, Part, fit, layout_of
+from inlay.media.sampling import Sampling
 from inlay.prompt import Tokens
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
@@ -51,6 +52,8 @@ class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
             after it; "none": all rows are one run.
         start: token before the rows of a pair with a stamp.
         end: token after them.
+        sampling: of MP4 and WebM.
+        containers: workers of the model decode MP4 and WebM.
     """
 
     patch: int
@@ -65,6 +68,8 @@ class FrameGrid(msgspec.Struct, frozen=True, kw_only=True, tag="frame_grid"):
     stamps: Literal["none", "seconds", "after"] = "none"
     start: int = -1
     end: int = -1
+    sampling: Sampling = "spread"
+    containers: bool = False
 
     @property
     def rate(self) -> float:

@@ -137,8 +137,8 @@ class VideoUrlPart(_Part, frozen=True, tag="video_url"):
     """A video by its URL, within a prompt made of parts, as in a chat.
 
     Attributes:
-        video_url: `{"url": ...}`, or the URL: of frames (data:video/jpeg;base64,FRAME,FRAME), or of
-            an animated GIF or WebP.
+        video_url: `{"url": ...}`, or the URL: of frames (data:video/jpeg;base64,FRAME,FRAME), of an
+            animated GIF or WebP, or of an MP4 or WebM.
         uuid: accepted and not used.
     """
 

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -92,6 +93,9 @@ class MediaEncoder:
         self.spec = spec
         self._room = Room(places, memory)
         self._threads = ThreadPoolExecutor(DECODING_THREADS, "inlay-media")
+        # Videos that processes decode, for up to a minute each: nothing else waits behind them.
+        self._apart = ThreadPoolExecutor(DECODING_THREADS, "inlay-video")
+        self._apart_room = Room(DECODING_THREADS, 0)
         self._encoder = ThreadPoolExecutor(1, "inlay-tower")
         self._queue: deque[_Waiting] = deque()
         self._running: asyncio.Task[None] | None = None
@@ -164,6 +168,7 @@ class MediaEncoder:
 
     def _shut_down(self) -> None:
         self._threads.shutdown(cancel_futures=True)
+        self._apart.shutdown(cancel_futures=True)
         self._encoder.shutdown(cancel_futures=True)
 
     async def encode(self, run: Media, client: Hashable, priority: int) -> Arrays:
@@ -177,8 +182,11 @@ class MediaEncoder:
                 retry_after=1,
             )
         plan = await in_thread(self._threads, self._readers[run.kind].plan, run)
-        async with self._room.taken(plan.bytes, client, priority):
-            inputs = await in_thread(self._threads, plan.read)
+        async with AsyncExitStack() as held:
+            if plan.apart:
+                await held.enter_async_context(self._apart_room.taken(0, client, priority))
+            await held.enter_async_context(self._room.taken(plan.bytes, client, priority))
+            inputs = await in_thread(self._apart if plan.apart else self._threads, plan.read)
             waiting = _Waiting(run.kind, inputs, run.total, plan.pixels)
             self._queue.append(waiting)
             if self._running is None or self._running.done():

@@ -21,6 +21,7 @@ from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load, par
 from inlay.engine.torch.weights.division import split_tower
 from inlay.engine.torch.weights.families import context_length, family_of
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES, Family
+from inlay.engine.videos import can_decode
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import InvalidRequestError
 from inlay.media.families import spec_of
@@ -182,7 +183,10 @@ def media_encoder(
     )
     if spec is None:
         raise InvalidRequestError("its layout of media is not known")
-    spec = replace(spec, embeds=settings.enable_mm_embeds)
+    video = spec.video
+    if video is not None:  # whoever encodes elsewhere says itself what it cannot decode
+        video = replace(video, containers=body is None or can_decode())
+    spec = replace(spec, embeds=settings.enable_mm_embeds, video=video)
     return MediaEncoder(
         tower,
         {} if body is None else readers_of(directory, body.config, spec),

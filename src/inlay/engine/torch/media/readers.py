@@ -44,11 +44,13 @@ class Plan(NamedTuple):
         bytes: memory that reading takes.
         pixels: size of what the tower sees; of sound, the pixels that take as long.
         read: decodes the file and makes the inputs.
+        apart: a process of its own decodes, and `read` waits for it.
     """
 
     bytes: int
     pixels: int
     read: Callable[[], Inputs]
+    apart: bool = False
 
 
 class Reader(Protocol):
@@ -110,7 +112,7 @@ class FrameReader:
                 "video_grid_thw": torch.tensor([grid]),
             }
 
-        return Plan(sized.bytes, sized.pixels, read)
+        return Plan(sized.bytes, sized.pixels, read, sized.header.container is not None)
 
 
 class SoundReader:
