@@ -23,13 +23,16 @@ from inlay.errors import EngineError
 _logger = logging.getLogger(__name__)
 
 Parts = Literal[1, 2, 3]
-"""Number of bfloat16 values that represent one element in a product.
+"""Number of values that represent one element in a product.
 
-One; two for about 16 bits; or three for a float32's 24.
+One bfloat16; two for about 16 bits; or three signed bytes for a float32's 24 bits.
 """
 
 _TOLERANCE: Mapping[Parts, float] = {1: 1e-1, 2: 1e-3, 3: 1e-4}
 """Largest allowed difference from torch's layers on random input, relative to the largest state."""
+
+_MOST = 8_355_000
+"""Largest number of three signed digits; `Digits::MOST`."""
 
 _pointer = ctypes.c_void_p
 
@@ -81,7 +84,7 @@ class LayerSizes(NamedTuple):
 
 
 class _Embeddings(NamedTuple):
-    """Embeddings of ids, of places and of types, [.., C] in the dtype of the layers' weights.
+    """Embeddings of ids, of places and of types, [.., C] bfloat16 if the layers' weights are.
 
     Attributes:
         first: place of a sequence's first position.
@@ -133,13 +136,14 @@ class TiledEncoder(nn.Module):
         }
         found = _Layer()
         for name, linears in weights.items():
-            weight = torch.cat([linear.weight.detach() for linear in linears])
-            setattr(found, name, self._kept(_packed(weight, parts)))
-            setattr(
-                found,
-                f"{name}_bias",
-                self._kept(torch.cat([linear.bias for linear in linears]).float()),
+            # Query, key and value of one head follow each other.
+            heads = self._shape.heads if name == "qkv" else 1
+            weight, bias = (
+                torch.cat([tensor.detach().unflatten(0, (heads, -1)) for tensor in given], 1)
+                for given in zip(*((linear.weight, linear.bias) for linear in linears), strict=True)
             )
+            setattr(found, name, self._kept(_packed(weight.flatten(0, 1), parts)))
+            setattr(found, f"{name}_bias", self._kept(bias.flatten().float()))
         for name, norm in (
             ("attention_norm", layer.attention.output.LayerNorm),
             ("norm", layer.output.LayerNorm),
@@ -179,8 +183,8 @@ class TiledEncoder(nn.Module):
         states = torch.empty(len(given), self._shape.hidden)
         seconds = np.array(second_from, np.int64)
         words, places, types, first = embeddings
-        needed = given.max() + 1, first + max(lengths), 2 if second_from else 1
-        if given.min() < 0 or any(map(gt, needed, (len(words), len(places), len(types)))):
+        needed = max(ids) + 1, first + max(lengths), 2 if second_from else 1
+        if min(ids) < 0 or any(map(gt, needed, (len(words), len(places), len(types)))):
             raise EngineError(
                 f"there are embeddings of {len(words)} ids, {len(places)} places and {len(types)} "
                 f"types; {', '.join(map(str, needed))} are needed"
@@ -217,15 +221,31 @@ class TiledEncoder(nn.Module):
 
 
 def _packed(weight: Tensor, parts: Parts) -> Tensor:
-    """Return `weight` [out, in] flat, in the layout of `encoder.cpp`.
+    """Return `weight` [out, in] flat, in the layout of `activations.h`."""
+    if parts == 3:
+        return _digits(weight)
+    high = weight.to(torch.bfloat16)
+    planes = [high] if parts == 1 else [high, (weight - high).to(torch.bfloat16)]
+    outside, inside = weight.shape
+    tiles = torch.stack(planes).view(parts, outside // 32, 2, 16, inside // 32, 16, 2)
+    return tiles.permute(1, 0, 2, 4, 5, 3, 6).flatten()
 
-    Bfloat16 for tiles, or float32, which the kernel splits itself.
+
+def _digits(weight: Tensor) -> Tensor:
+    """Return `weight` as three signed bytes an element, and a scale to each column.
+
+    Every 64 elements of 16 columns are followed by their lower digits, and all of them by the
+    columns' scales.
     """
     outside, inside = weight.shape
-    if parts > 1:
-        return weight.float().view(outside // 16, 16, inside).transpose(1, 2).flatten()
-    tiles = weight.to(torch.bfloat16).view(outside // 16, 16, inside // 32, 16, 2)
-    return tiles.permute(0, 2, 3, 1, 4).flatten()
+    top = weight.double().abs().amax(1, keepdim=True).clamp(min=1e-30)
+    # Each digit is larger by 128 than it is meant to be.
+    numbers = (weight.double() / top * _MOST).round().int() + 0x808080
+    numbers = nn.functional.pad(numbers, (0, -inside % 64), value=0x808080)
+    planes = torch.stack([(numbers >> shift & 255) - 128 for shift in (16, 8, 0)]).to(torch.int8)
+    tiles = planes.view(3, outside // 16, 16, -1, 16, 4).permute(1, 3, 0, 4, 2, 5)
+    scales = (top / _MOST * 2**16).float().view(outside // 16, 16).view(torch.int8)
+    return torch.cat([tiles.reshape(outside // 16, -1), scales], dim=1).flatten()
 
 
 @cache
@@ -292,7 +312,7 @@ def tile(base: Any, parts: Parts, first: int = 0) -> TiledBody | None:
 
     Args:
         base: on a CPU, in its final dtype, with `PackedAttention` as its attention.
-        parts: number of bfloat16 values for an element of a product.
+        parts: number of values for an element of a product.
         first: place of a sequence's first position.
     """
     loops = library()

@@ -1,5 +1,4 @@
-// What goes through the layers of an encoder, as products of 32 columns want it: bfloat16 by tiles, one or several to a float32,
-// or float32 as it is.
+// What goes through the layers of an encoder, as products of 32 columns want it: one bfloat16, two to a float32, or three digits.
 
 #pragma once
 
@@ -57,40 +56,10 @@ inline Lanes exact_gelu(Lanes x) {
     return load_lanes(values);
 }
 
-// Two groups of 16 columns of a weight.
-template <typename T>
-struct Columns {
-    const T *first, *second;
-    // Elements from one part to the next.
-    int64_t part = 0;
-};
-
-// 16 columns of float32 as PARTS bfloat16 each, packed for tiles; parts are `stride` elements apart.
-template <int PARTS>
-void split(bf16* to, int64_t stride, const float* from, int64_t size) {
-    constexpr uint32_t UPPER = 0xffff0000u;
-    for (int64_t k = 0; k < size; k += 2) {
-        Lanes one = load_lanes(from + k * TILE), two = load_lanes(from + (k + 1) * TILE);
-        for (int part = 0; part < PARTS; part++) {
-            WideLanes bits = reinterpret_cast<WideLanes>(one), bits2 = reinterpret_cast<WideLanes>(two);
-            if (part == PARTS - 1) {
-                bits += 0x7fffu + ((bits >> 16) & 1u);
-                bits2 += 0x7fffu + ((bits2 >> 16) & 1u);
-            }
-            const WideLanes pairs = (bits >> 16) | (bits2 & UPPER);
-            std::memcpy(to + part * stride + k * TILE, &pairs, sizeof(pairs));
-            // Cut off, not rounded: the parts add up exactly.
-            one -= reinterpret_cast<Lanes>(bits & UPPER);
-            two -= reinterpret_cast<Lanes>(bits2 & UPPER);
-        }
-    }
-}
-
 // Activations as PARTS bfloat16 each, for products by tiles.
 template <int PARTS>
 struct Split {
     using State = std::conditional_t<PARTS == 1, bf16, float>;
-    using Weight = State;
     bf16* data;
     int64_t size, stride;
 
@@ -98,11 +67,8 @@ struct Split {
         return {arena.take<bf16>(PARTS * rows * size), size, rows * size};
     }
 
-    // Whether products bring what follows their columns nearer.
-    static constexpr bool FETCHES = false;
-
-    // Bytes that `ready` needs for a weight of `size` rows.
-    static int64_t ready_bytes(int64_t size) { return PARTS == 1 ? 0 : PARTS * BLOCK * size * 2; }
+    // For a thread that puts a part of every row beside others, and then multiplies all of them.
+    Split beside(Arena&) const { return *this; }
 
     void put(int64_t row, int64_t column, Lanes rest) {
         bf16* to = data + row * size + column;
@@ -116,74 +82,134 @@ struct Split {
         store_lanes(to + (PARTS - 1) * stride, rest);
     }
 
+    // Must be called for a row between its last `put` and its products.
+    void settle(int64_t) {}
+
     static Lanes activate(Lanes x) { return PARTS == 1 ? short_gelu(x) : exact_gelu(x); }
 
-    // 32 columns of a weight, as products want them.
-    Columns<bf16> ready(const Weight* weight, char* scratch) const {
-        if constexpr (PARTS == 1) {
-            return {weight, weight + TILE * size};
-        } else {
-            bf16* to = reinterpret_cast<bf16*>(scratch);
-            split<PARTS>(to, BLOCK * size, weight, size);
-            split<PARTS>(to + TILE * size, BLOCK * size, weight + TILE * size, size);
-            return {to, to + TILE * size, BLOCK * size};
+    // `end(row, column, found)` with 16 columns at a time of the product of rows and of columns of a weight, from `first` up to
+    // `last`, all multiples of 32 but `high`.
+    template <typename End>
+    void product(Tiles& tiles, int64_t low, int64_t high, const void* weight, int64_t first, int64_t last, End&& end) const {
+        alignas(64) float found[BLOCK * BLOCK];
+        const int64_t bytes = PARTS * BLOCK * size * 2, share = whole(bytes / std::max<int64_t>(1, (high - low + BLOCK - 1) / BLOCK), 64);
+        for (int64_t column = first; column < last; column += BLOCK) {
+            const char* own = static_cast<const char*>(weight) + column / BLOCK * bytes;
+            const bf16* right = reinterpret_cast<const bf16*>(own);
+            for (int64_t row = low; row < high; row += BLOCK) {
+                const int64_t count = std::min(BLOCK, high - row);
+                // The weights of all layers are too many for the second cache: what the next columns need is on its way in time.
+                if (column + BLOCK < last) fetch_bytes(own + bytes, bytes, (row - low) / BLOCK * share, share);
+                tiles.clear();
+                tiles.add<PARTS>(data + row * size, size, stride, right, right + TILE * size, BLOCK * size, size / BLOCK, count > TILE);
+                tiles.save(found, BLOCK, count > TILE);
+                for (int64_t r = 0; r < count; r++)
+                    for (int64_t i = 0; i < BLOCK; i += LANES) end(row + r, column + i, load_lanes(found + r * BLOCK + i));
+            }
         }
-    }
-
-    // [count][32] of the product, from a row on.
-    void product(Tiles& tiles, int64_t row, int64_t count, const Columns<bf16>& right, float* out) const {
-        const bool both = count > TILE;
-        tiles.clear();
-        tiles.add<PARTS>(data + row * size, size, stride, right.first, right.second, right.part, size / BLOCK, both);
-        tiles.save(out, BLOCK, both);
-    }
-};
-
-// Activations as they are, in float32.
-struct Plain {
-    using State = float;
-    using Weight = float;
-    float* data;
-    int64_t size;
-
-    static Plain of(Arena& arena, int64_t rows, int64_t size) { return {arena.take<float>(rows * size), size}; }
-
-    static constexpr bool FETCHES = true;
-
-    static int64_t ready_bytes(int64_t) { return 0; }
-
-    void put(int64_t row, int64_t column, Lanes values) { store_lanes(data + row * size + column, values); }
-
-    static Lanes activate(Lanes x) { return exact_gelu(x); }
-
-    Columns<float> ready(const Weight* weight, char*) const { return {weight, weight + TILE * size}; }
-
-    void product(Tiles&, int64_t row, int64_t count, const Columns<float>& right, float* out) const {
-        // So many sums stay in registers.
-        constexpr int64_t MOST = 12;
-        const int64_t blocks = (count + MOST - 1) / MOST, each = (count + blocks - 1) / blocks;
-        // The next columns come in a little at a step: all at once, they would hold up what is read meanwhile.
-        const int64_t bytes = 2 * TILE * sizeof(float), step = bytes / blocks;
-        const char* next = reinterpret_cast<const char*>(right.first) + bytes * size;
-        for (int64_t first = 0; first < count; first += each, next += step * size)
-            some<MOST>(std::min(each, count - first), data + (row + first) * size, right, next, step, out + first * BLOCK);
     }
 
 private:
-    template <int ROWS>
-    void some(int64_t rows, const float* left, const Columns<float>& right, const char* next, int64_t step, float* out) const {
-        if constexpr (ROWS > 1)
-            if (rows < ROWS) return some<ROWS - 1>(rows, left, right, next, step, out);
-        Lanes found[ROWS][2] = {};
-        for (int64_t k = 0; k < size; k++) {
-            __builtin_prefetch(next + k * step, 0, 2);
-            const Lanes one = load_lanes(right.first + k * TILE), two = load_lanes(right.second + k * TILE);
-            for (int row = 0; row < ROWS; row++) {
-                found[row][0] += left[row * size + k] * one;
-                found[row][1] += left[row * size + k] * two;
+    static void fetch_bytes(const char* from, int64_t bytes, int64_t first, int64_t count) {
+        for (int64_t at = first; at < std::min(bytes, first + count); at += 64) __builtin_prefetch(from + at, 0, 2);
+    }
+};
+
+// Activations of float32 as three signed bytes each, digits of a number of 24 bits, and a scale to each row. Sums of products of
+// digits are exact, and eight of them give one of float32 to its last bits, relative to the row's largest (Ootomo, Ozaki and
+// Yokota, arXiv 2306.11975); with six, errors were three times as large. Tiles multiply bytes twice as fast as bfloat16, and a
+// weight, with a scale to each column, takes three bytes.
+//
+// A weight is in groups of 16 columns: of each group, the digits of 64 rows at a time, and [16] float32 scales.
+struct Digits {
+    using State = float;
+    // The largest number; 8,355,711 would be the largest of three digits, which rounding must not exceed.
+    static constexpr float MOST = 8355000.0f;
+    float *values, *scales;
+    int8_t* data;
+    int64_t size, stride, part;
+
+    static Digits of(Arena& arena, int64_t rows, int64_t size) {
+        const int64_t stride = whole(size, ROW_BYTES);
+        float *values = arena.take<float>(rows * size), *scales = arena.take<float>(rows);
+        return {values, scales, arena.take<int8_t>(3 * rows * stride), size, stride, rows * stride};
+    }
+
+    // Each settles all rows: digits that another thread made come slower from its cache than they are made.
+    Digits beside(Arena& arena) const {
+        float* own = arena.take<float>(part / stride);
+        return {values, own, arena.take<int8_t>(3 * part), size, stride, part};
+    }
+
+    void put(int64_t row, int64_t column, Lanes found) { store_lanes(values + row * size + column, found); }
+
+    void settle(int64_t row) {
+        const float* from = values + row * size;
+        Lanes tops = {}, strange = {};
+        for (int64_t i = 0; i < size; i += LANES) {
+            const Lanes x = load_lanes(from + i), positive = x < 0.0f ? -x : x;
+            tops = positive > tops ? positive : tops;
+            // Zero, or NaN for what is not finite.
+            strange += x * 0.0f;
+        }
+        float top = 0;
+        for (int64_t i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
+        const float factor = top > 1e-30f ? MOST / top : 0.0f;
+        scales[row] = top / MOST + sum_lanes(strange);
+        int8_t* to = data + row * stride;
+        for (int64_t i = 0; i < size; i += LANES) {
+            const Lanes x = load_lanes(from + i) * factor;
+            // Rounded to nearest. Digits of -128 to 127 are those of 0 to 255 of a number that is larger by 128 in each.
+            const WideLanes half = (reinterpret_cast<WideLanes>(x) & 0x80000000u) | 0x3f000000u;
+            const Integers number = __builtin_convertvector(x + reinterpret_cast<Lanes>(half), Integers) + 0x808080;
+            for (int digit = 0; digit < 3; digit++) {
+                const Bytes found = __builtin_convertvector((number >> (16 - 8 * digit)) ^ 0x80, Bytes);
+                std::memcpy(to + digit * part + i, &found, sizeof(found));
             }
         }
-        for (int row = 0; row < ROWS; row++) std::memcpy(out + row * BLOCK, found[row], sizeof(found[row]));
+        for (int digit = 0; digit < 3; digit++) std::memset(to + digit * part + size, 0, stride - size);
+    }
+
+    static Lanes activate(Lanes x) { return exact_gelu(x); }
+
+    // As `Split`; what tiles have summed up is made float32 while they sum up the next.
+    template <typename End>
+    void product(Tiles& tiles, int64_t low, int64_t high, const void* weight, int64_t first, int64_t last, End&& end) const {
+        const int64_t blocks = stride / ROW_BYTES, bytes = 3 * TILE * stride + TILE * 4;
+        alignas(64) int32_t sums[4 * TILE * TILE];
+        int64_t row = low, column = first, done = 0, count = 0;
+        const float* scale = nullptr;
+        const auto finish = [&](int64_t upto) {
+            for (; done < std::min(upto, count); done++) {
+                const int32_t* own = sums + done * TILE;
+                const Lanes small = floats(own + 2 * TILE * TILE) + floats(own + 3 * TILE * TILE) * (1.0f / 256);
+                const Lanes found = floats(own) * 65536.0f + (floats(own + TILE * TILE) * 256.0f + small);
+                end(row + done, column, found * load_lanes(scale) * scales[row + done]);
+            }
+        };
+        for (int64_t next = first; next < last; next += TILE) {
+            const int8_t* right = static_cast<const int8_t*>(weight) + next / TILE * bytes;
+            for (int64_t from = low; from < high; from += TILE) {
+                tiles.clear();
+                tiles.add_digits(data + from * stride, stride, part, right, blocks, [&](int64_t k) {
+                    finish((k + 1) * TILE / blocks);
+                });
+                tiles.save_digits(sums);
+                row = from, column = next, done = 0, count = std::min(TILE, high - from);
+                scale = reinterpret_cast<const float*>(right + 3 * TILE * stride);
+            }
+        }
+        finish(count);
+    }
+
+private:
+    typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t))));
+    typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+    static Lanes floats(const int32_t* from) {
+        Integers found;
+        std::memcpy(&found, from, sizeof(found));
+        return __builtin_convertvector(found, Lanes);
     }
 };
 

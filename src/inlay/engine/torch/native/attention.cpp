@@ -457,7 +457,7 @@ private:
 
 template <typename T, typename Call>
 auto choose(const PagedAttention& a, Call&& call) {
-#if defined(__AMX_BF16__)
+#if defined(TILES)
     if constexpr (std::is_same_v<T, bf16>)
         if (tiles_granted()) return call(Attention<T, Pairs>(a));
 #elif defined(__AVX512BF16__) || defined(EMULATED_TILES)

@@ -132,7 +132,7 @@ __attribute__((noinline)) float soften(To* to, const float* scores, int64_t star
 // all for every 32 of the depth.
 // The right operand is in groups of 16 columns, `right` and `right2`.
 
-#if defined(__AMX_BF16__) || defined(EMULATED_TILES)
+#if defined(TILES) || defined(EMULATED_TILES)
 
 // Pairs of bfloat16 that follow each other in a column lie side by side: [depth / 2][16][2].
 struct Pairs {

@@ -4,10 +4,8 @@
 // cache and no thread waits for another. Where there are fewer such chunks than threads, all work on one, and wait for each
 // other after every step.
 //
-// A float32 is the sum of three bfloat16 that hold 8 of its 24 bits each, so six products of bfloat16 give one of float32 to
-// its last bits, and three give one of about 16 bits (Henry, Tang and Heinecke, arXiv 1904.06376). Tiles make that faster
-// than products of float32, but for few positions, where reading the weights is all that counts. They are kept as float32
-// therefore, and a block of columns is made bfloat16 before its products.
+// Products of float32 are made of eight of signed bytes (`Digits`), or to about 16 bits of three of bfloat16, of which two hold 8
+// bits of a float32 each (Henry, Tang and Heinecke, arXiv 1904.06376).
 //
 // Shapes: T positions, S sequences, C hidden size, I inner size, D head size; C, I and D are multiples of 32.
 
@@ -21,7 +19,7 @@
 
 extern "C" {
 
-// Weights of bfloat16 are packed for tiles; those of float32 are in groups of 16 columns, of each group [I or C][16].
+// Weights are packed for tiles, as `Activations` say.
 struct EncoderLayer {
     const void *qkv, *out, *up, *down;
     const float *qkv_bias, *out_bias, *up_bias, *down_bias;
@@ -31,7 +29,7 @@ struct EncoderLayer {
 struct Encode {
     const EncoderLayer* layers;
     const float *first_norm, *first_norm_bias;  // before the layers, or null
-    const void *words, *places, *types;         // [.., C] of embeddings, in the weights' dtype
+    const void *words, *places, *types;         // [.., C] of embeddings, bfloat16 or float32
     const int64_t* ids;      // [T], whose embeddings go in; null where `states` holds what goes in
     const int64_t* seconds;  // [S], from which positions of a sequence have the second type; null where none has
     const int64_t* starts;   // [S + 1], of the sequences, and T
@@ -50,12 +48,6 @@ namespace {
 constexpr int64_t CHUNK = 512;
 // Positions to a thread from which threads divide positions among them, not columns.
 constexpr int64_t OWN_ROWS = 64;
-// Positions up to which products of a float32 of three or two parts are made without tiles, as measured: the fewer parts, the sooner tiles win.
-constexpr int64_t FEW_ROWS = 64, FEW_ROWS_OF_TWO = 24;
-
-inline void prefetch(const char* from, int64_t bytes, int64_t first, int64_t count) {
-    for (int64_t at = first; at < std::min(bytes, first + count); at += 64) __builtin_prefetch(from + at, 0, 2);
-}
 
 // Turns scores into what is to be divided by their sum, which it gives. What lies beyond `count` becomes next to nothing.
 template <typename T>
@@ -232,52 +224,63 @@ template <typename Activations>
 struct Between {
     using State = typename Activations::State;
     Activations input, attended, inner;
+    // [rows][heads][3][D] of queries, keys and values; what a product adds to the states; states where threads share columns.
     State* qkv;
+    float *sums, *states;
 
-    static Between of(Arena& arena, const Encode& a, int64_t rows) {
+    // `first` is another thread's, for threads that work on one chunk.
+    static Between of(Arena& arena, const Encode& a, int64_t rows, const Between* first) {
         // Tiles read whole blocks of rows.
         rows = whole(rows, BLOCK) + BLOCK;
         return {
-            Activations::of(arena, rows, a.hidden), Activations::of(arena, rows, a.hidden), Activations::of(arena, rows, a.inner),
-            arena.take<State>(rows * 3 * a.hidden)};
+            Activations::of(arena, rows, a.hidden),
+            first ? first->attended.beside(arena) : Activations::of(arena, rows, a.hidden),
+            first ? first->inner.beside(arena) : Activations::of(arena, rows, a.inner),
+            first ? first->qkv : arena.take<State>(rows * 3 * a.hidden),
+            first ? first->sums : arena.take<float>(rows * a.hidden),
+            arena.take<float>(std::min(rows, a.threads * OWN_ROWS) * a.hidden)};
     }
 };
 
 // One thread's part of taking a chunk through all layers.
+//
+// Threads that share columns each have the states of all positions and make the same of them: what another core wrote comes
+// slowly, so only results of products are exchanged.
 template <typename Activations>
 class Pass {
     using State = typename Activations::State;
-    using Weight = typename Activations::Weight;
 
 public:
     Pass(const Encode& a, Chunk chunk, Between<Activations> between, char* scratch, Meeting& meeting, int rank, int size)
         : a(a), chunk(chunk), between(between), scratch(scratch), meeting(meeting), rank(rank), size(size), base(a.starts[chunk.first]),
-          rows(a.starts[chunk.last] - base), by_columns(size > 1 && rows < size * OWN_ROWS) {
+          rows(a.starts[chunk.last] - base), by_columns(size > 1 && rows < size * OWN_ROWS),
+          states(by_columns ? between.states : a.states + base * a.hidden) {
         const int64_t share = by_columns ? rows : whole((rows + size - 1) / size, BLOCK);
         low = by_columns ? 0 : std::min(rows, rank * share);
         high = std::min(rows, low + share);
     }
 
     void run() {
-        if (a.ids) embed();
-        if (a.first_norm)
-            norm(a.first_norm, a.first_norm_bias);
-        else {
-            for (int64_t row = low; row < high; row++)
-                if (mine(row)) put(row);
-            agree();
+        if (a.ids)
+            embed();
+        else if (by_columns)
+            std::memcpy(states, a.states + base * a.hidden, rows * a.hidden * sizeof(float));
+        for (int64_t row = low; row < high; row++) {
+            if (a.first_norm) normalise(state(row), a.first_norm, a.first_norm_bias, a.eps, a.hidden);
+            put(row);
         }
         for (int64_t layer = 0; layer < a.num_layers; layer++) {
             const EncoderLayer& l = a.layers[layer];
-            product(between.input, l.qkv, l.qkv_bias, 3 * a.hidden, [&](int64_t row, int64_t column, Lanes found) {
+            // A thread that has columns has those of its heads.
+            product(between.input, l.qkv, l.qkv_bias, 3 * a.hidden, 3 * a.hidden / a.heads, [&](int64_t row, int64_t column, Lanes found) {
                 store_lanes(between.qkv + row * 3 * a.hidden + column, found);
             });
-            // Where threads share columns, a product has ended with this.
             if (!by_columns) wait();
             attention();
             wait();
             rest(l);
         }
+        if (by_columns && rank == 0) std::memcpy(a.states + base * a.hidden, states, rows * a.hidden * sizeof(float));
     }
 
 private:
@@ -289,11 +292,10 @@ private:
     int rank, size;
     int64_t base, rows, low, high;
     bool by_columns;
+    float* states;
     Tiles tiles;
 
-    float* state(int64_t row) { return a.states + (base + row) * a.hidden; }
-
-    bool mine(int64_t row) const { return !by_columns || row % size == rank; }
+    float* state(int64_t row) { return states + row * a.hidden; }
 
     void wait() {
         if (size > 1) meeting.wait(size);
@@ -304,15 +306,19 @@ private:
         if (by_columns) wait();
     }
 
+    void settle(Activations& full) {
+        for (int64_t row = low; row < high; row++) full.settle(row);
+    }
+
     // Embeddings of ids, of their places, and of their types.
     void embed() {
-        const auto *words = static_cast<const Weight*>(a.words), *places = static_cast<const Weight*>(a.places), *types = static_cast<const Weight*>(a.types);
+        const auto *words = static_cast<const State*>(a.words), *places = static_cast<const State*>(a.places);
+        const auto* types = static_cast<const State*>(a.types);
         for (int64_t s = chunk.first; s < chunk.last; s++)
             for (int64_t at = std::max(a.starts[s], base + low); at < std::min(a.starts[s + 1], base + high); at++) {
-                if (!mine(at - base)) continue;
                 const int64_t place = at - a.starts[s];
-                const Weight *word = words + a.ids[at] * a.hidden, *own = places + (a.first_place + place) * a.hidden;
-                const Weight* type = types + (a.seconds && place >= a.seconds[s] ? a.hidden : 0);
+                const State *word = words + a.ids[at] * a.hidden, *own = places + (a.first_place + place) * a.hidden;
+                const State* type = types + (a.seconds && place >= a.seconds[s] ? a.hidden : 0);
                 for (int64_t i = 0; i < a.hidden; i += LANES)
                     store_lanes(state(at - base) + i, load_lanes(word + i) + load_lanes(own + i) + load_lanes(type + i));
             }
@@ -320,69 +326,64 @@ private:
 
     void put(int64_t row) {
         for (int64_t column = 0; column < a.hidden; column += LANES) between.input.put(row, column, load_lanes(state(row) + column));
+        between.input.settle(row);
     }
 
+    // `unit` columns, a multiple of 32, are one thread's.
     template <typename End>
-    void product(
-        const Activations& left, const void* weight, const float* bias, int64_t columns, End&& end) {
-        alignas(64) float found[BLOCK * BLOCK];
-        const int64_t blocks = columns / BLOCK;
-        const int64_t start = by_columns ? blocks * rank / size : 0, stop = by_columns ? blocks * (rank + 1) / size : blocks;
-        const int64_t bytes = BLOCK * left.size * sizeof(Weight);
-        const int64_t share = whole(bytes / std::max<int64_t>(1, (high - low + BLOCK - 1) / BLOCK), 64);
-        for (int64_t column = start * BLOCK; column < stop * BLOCK; column += BLOCK) {
-            const Weight* own = static_cast<const Weight*>(weight) + column * left.size;
-            const auto right = left.ready(own, scratch);
-            for (int64_t row = low; row < high; row += BLOCK) {
-                const int64_t count = std::min(BLOCK, high - row);
-                // The weights of all layers are too many for the second cache: what the next columns need is on its way in time.
-                if (!Activations::FETCHES && column + BLOCK < stop * BLOCK)
-                    prefetch(reinterpret_cast<const char*>(own) + bytes, bytes, (row - low) / BLOCK * share, share);
-                left.product(tiles, row, count, right, found);
-                for (int64_t r = 0; r < count; r++)
-                    for (int64_t i = 0; i < BLOCK; i += LANES)
-                        end(row + r, column + i, load_lanes(found + r * BLOCK + i) + load_lanes(bias + column + i));
-            }
-        }
-        agree();
+    void product(const Activations& left, const void* weight, const float* bias, int64_t columns, int64_t unit, End&& end) {
+        const int64_t units = columns / unit, start = by_columns ? units * rank / size * unit : 0;
+        const int64_t stop = by_columns ? units * (rank + 1) / size * unit : columns;
+        left.product(tiles, low, high, weight, start, stop, [&](int64_t row, int64_t column, Lanes found) {
+            end(row, column, found + load_lanes(bias + column));
+        });
     }
 
     void attention() {
-        const int64_t head_size = a.hidden / a.heads, items = (chunk.last - chunk.first) * a.heads;
-        for (int64_t item = rank; item < items; item += size) {
-            const int64_t sequence = chunk.first + item / a.heads, column = item % a.heads * head_size;
-            const int64_t first = a.starts[sequence] - base;
-            const State* own = between.qkv + first * 3 * a.hidden + column;
-            const Head<State> head{
-                own, own + a.hidden, own + 2 * a.hidden, 3 * a.hidden, a.starts[sequence + 1] - a.starts[sequence], head_size};
-            attend(tiles, head, scratch, [&](int64_t row, int64_t at, Lanes found) {
-                between.attended.put(first + row, column + at, found);
-            });
+        if (!by_columns) {
+            const int64_t items = (chunk.last - chunk.first) * a.heads;
+            for (int64_t item = rank; item < items; item += size) attend_head(chunk.first + item / a.heads, item % a.heads);
+            return;
         }
+        for (int64_t sequence = chunk.first; sequence < chunk.last; sequence++)
+            for (int64_t head = a.heads * rank / size; head < a.heads * (rank + 1) / size; head++) attend_head(sequence, head);
+    }
+
+    void attend_head(int64_t sequence, int64_t head) {
+        const int64_t head_size = a.hidden / a.heads, first = a.starts[sequence] - base;
+        const State* own = between.qkv + first * 3 * a.hidden + head * 3 * head_size;
+        const Head<State> given{
+            own, own + head_size, own + 2 * head_size, 3 * a.hidden, a.starts[sequence + 1] - a.starts[sequence], head_size};
+        attend(tiles, given, scratch, [&](int64_t row, int64_t at, Lanes found) {
+            between.attended.put(first + row, head * head_size + at, found);
+        });
     }
 
     // All of a layer after its attention.
     void rest(const EncoderLayer& l) {
-        const auto add = [&](int64_t row, int64_t column, Lanes found) {
-            float* to = state(row) + column;
-            store_lanes(to, load_lanes(to) + found);
-        };
-        product(between.attended, l.out, l.out_bias, a.hidden, add);
-        norm(l.attention_norm, l.attention_norm_bias);
-        product(between.input, l.up, l.up_bias, a.inner, [&](int64_t row, int64_t column, Lanes found) {
+        settle(between.attended);
+        add(between.attended, l.out, l.out_bias, l.attention_norm, l.attention_norm_bias);
+        product(between.input, l.up, l.up_bias, a.inner, BLOCK, [&](int64_t row, int64_t column, Lanes found) {
             between.inner.put(row, column, Activations::activate(found));
         });
-        product(between.inner, l.down, l.down_bias, a.hidden, add);
-        norm(l.norm, l.norm_bias);
+        agree();
+        settle(between.inner);
+        add(between.inner, l.down, l.down_bias, l.norm, l.norm_bias);
     }
 
-    void norm(const float* weight, const float* bias) {
-        for (int64_t row = low; row < high; row++)
-            if (mine(row)) {
-                normalise(state(row), weight, bias, a.eps, a.hidden);
-                put(row);
-            }
+    // Adds a product to the states and normalises them.
+    void add(const Activations& left, const void* weight, const float* bias, const float* scale, const float* shift) {
+        product(left, weight, bias, a.hidden, BLOCK, [&](int64_t row, int64_t column, Lanes found) {
+            store_lanes(between.sums + row * a.hidden + column, found);
+        });
         agree();
+        for (int64_t row = low; row < high; row++) {
+            float* to = state(row);
+            const float* sums = between.sums + row * a.hidden;
+            for (int64_t i = 0; i < a.hidden; i += LANES) store_lanes(to + i, load_lanes(to + i) + load_lanes(sums + i));
+            normalise(to, scale, shift, a.eps, a.hidden);
+            put(row);
+        }
     }
 };
 
@@ -405,30 +406,27 @@ struct Plan {
 };
 
 // Bytes of what one thread alone uses.
-template <typename Activations>
-int64_t scratch_bytes(const Encode& a, const Plan& plan) {
-    const int64_t ready = Activations::ready_bytes(std::max(a.hidden, a.inner));
-    return whole(std::max(attention_bytes(plan.longest, a.hidden / a.heads), ready), 64);
-}
+inline int64_t scratch_bytes(const Encode& a, const Plan& plan) { return whole(attention_bytes(plan.longest, a.hidden / a.heads), 64); }
 
 template <typename Activations>
-int64_t bytes_of(const Encode& a) {
+int64_t bytes(const Encode& a) {
     const Plan plan(a);
     Arena arena{nullptr};
-    Between<Activations>::of(arena, a, plan.rows);
-    const int64_t between = reinterpret_cast<int64_t>(arena.at);
-    return between * (plan.together ? 1 : a.threads) + scratch_bytes<Activations>(a, plan) * a.threads;
+    const auto first = Between<Activations>::of(arena, a, plan.rows, nullptr);
+    for (int thread = 1; thread < a.threads; thread++) Between<Activations>::of(arena, a, plan.rows, plan.together ? &first : nullptr);
+    return reinterpret_cast<int64_t>(arena.at) + scratch_bytes(a, plan) * a.threads;
 }
 
 template <typename Activations>
-void encode_as(const Encode& a) {
+void encode(const Encode& a) {
+    tiles_granted();
     const Plan plan(a);
     Arena arena{static_cast<char*>(a.workspace)};
     std::vector<char*> scratches;
     std::vector<Between<Activations>> betweens;
     for (int thread = 0; thread < a.threads; thread++) {
-        scratches.push_back(arena.take<char>(scratch_bytes<Activations>(a, plan)));
-        betweens.push_back(thread == 0 || !plan.together ? Between<Activations>::of(arena, a, plan.rows) : betweens[0]);
+        scratches.push_back(arena.take<char>(scratch_bytes(a, plan)));
+        betweens.push_back(Between<Activations>::of(arena, a, plan.rows, thread && plan.together ? &betweens[0] : nullptr));
     }
     const int64_t chunks = plan.chunks.size();
     Meeting meeting;
@@ -436,7 +434,7 @@ void encode_as(const Encode& a) {
 #pragma omp parallel num_threads(a.threads)
         for (const Chunk chunk : plan.chunks) {
             const int rank = omp_get_thread_num();
-            Pass<Activations>(a, chunk, betweens[0], scratches[rank], meeting, rank, omp_get_num_threads()).run();
+            Pass<Activations>(a, chunk, betweens[rank], scratches[rank], meeting, rank, omp_get_num_threads()).run();
             meeting.wait(omp_get_num_threads());
         }
     } else {
@@ -448,22 +446,6 @@ void encode_as(const Encode& a) {
     }
 }
 
-template <int PARTS>
-bool plain(const Encode& a) {
-    return PARTS > 1 && a.starts[a.sequences] <= (PARTS > 2 ? FEW_ROWS : FEW_ROWS_OF_TWO);
-}
-
-template <int PARTS>
-int64_t bytes(const Encode& a) {
-    return plain<PARTS>(a) ? bytes_of<Plain>(a) : bytes_of<Split<PARTS>>(a);
-}
-
-template <int PARTS>
-void encode(const Encode& a) {
-    tiles_granted();
-    plain<PARTS>(a) ? encode_as<Plain>(a) : encode_as<Split<PARTS>>(a);
-}
-
 }  // namespace
 
 extern "C" {
@@ -471,13 +453,13 @@ extern "C" {
 // Whether this CPU has tiles and this process may use them: 1; 0 where loops stand for them; -1 where it may not.
 int32_t inlay_tiles() { return tiles_granted() ? 1 : TILES_COMPILED ? -1 : 0; }
 
-void inlay_encode_1(const Encode* a) { encode<1>(*a); }
-void inlay_encode_2(const Encode* a) { encode<2>(*a); }
-void inlay_encode_3(const Encode* a) { encode<3>(*a); }
+void inlay_encode_1(const Encode* a) { encode<Split<1>>(*a); }
+void inlay_encode_2(const Encode* a) { encode<Split<2>>(*a); }
+void inlay_encode_3(const Encode* a) { encode<Digits>(*a); }
 
 // Bytes of the workspace.
-int64_t inlay_encode_bytes_1(const Encode* a) { return bytes<1>(*a); }
-int64_t inlay_encode_bytes_2(const Encode* a) { return bytes<2>(*a); }
-int64_t inlay_encode_bytes_3(const Encode* a) { return bytes<3>(*a); }
+int64_t inlay_encode_bytes_1(const Encode* a) { return bytes<Split<1>>(*a); }
+int64_t inlay_encode_bytes_2(const Encode* a) { return bytes<Split<2>>(*a); }
+int64_t inlay_encode_bytes_3(const Encode* a) { return bytes<Digits>(*a); }
 
 }  // extern "C"

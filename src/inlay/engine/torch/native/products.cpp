@@ -200,7 +200,7 @@ void by_vectors(const PackedProduct& a) {
 
 #endif
 
-#ifdef __AMX_BF16__
+#ifdef TILES
 
 // A tile of x: 16 rows of 32 inputs. Of the weight: 16 pairs of inputs of 16 outputs; two of them side by side are 32 inputs of a panel.
 constexpr int64_t ELEMENTS = TILE * BLOCK, LINE = 64;
@@ -343,7 +343,7 @@ int32_t inlay_have_pairs() { return PAIRS_COMPILED; }
 
 // With tiles, where `width` is 32 and `inputs` a multiple of 32, or with pairs, any number of rows; else at most four.
 void inlay_packed_product_bfloat16(const PackedProduct* a) {
-#ifdef __AMX_BF16__
+#ifdef TILES
     if (tiles_granted() && a->width == BLOCK && a->inputs % BLOCK == 0) return by_tiles(*a);
 #endif
     by_vectors<bf16>(*a);

@@ -1,11 +1,12 @@
-// Products of tiles of bfloat16: blocks of 32 rows and 32 columns, by AMX where the compiler knows it, else by loops that give
-// the same.
+// Products of tiles: of bfloat16, blocks of 32 rows and 32 columns; of signed bytes, of 16 and 16. By AMX where the compiler
+// knows it, else by loops that give the same.
 //
 // Intrinsics, against the rule of the other kernels: no compiler finds these instructions by itself, and they are ten times
 // as fast as what it finds.
 //
 // The left operand is row-major. The right one is packed: columns in groups of 16, of each group blocks of 32 elements of every
-// column, of each block 16 rows of [16 columns][2]: two elements that follow each other in a column.
+// column, of each block 16 rows of [16 columns][2]: two elements that follow each other in a column. Bytes are packed in blocks of
+// 64 and four at a time.
 
 #pragma once
 
@@ -15,7 +16,9 @@
 #include <immintrin.h>
 #endif
 
-#ifdef __AMX_BF16__
+// Both, which no CPU has apart.
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define TILES
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -43,7 +46,7 @@ struct Nothing {
     void operator()() const {}
 };
 
-#ifdef __AMX_BF16__
+#ifdef TILES
 
 constexpr bool TILES_COMPILED = true;
 
@@ -54,7 +57,8 @@ inline bool tiles_granted() {
     return granted;
 }
 
-// The tile registers of this thread while it lives: 0 to 3 are sums, 4 and 5 the left operand, 6 and 7 the right one.
+// The tile registers of this thread while it lives: 0 to 3 are sums, 4 and 5 the left operand, 6 and 7 the right one; of digits,
+// 4 to 6 and 7.
 struct Tiles {
     Tiles() {
         alignas(64) uint8_t shape[64] = {1};
@@ -145,6 +149,39 @@ struct Tiles {
         }
     }
 
+    // Adds the products of 16 rows and 16 columns of numbers of three signed digits, the largest first: all but the product of the
+    // two last. Of the left operand, a row's next digits lie `part` bytes apart; of the right one, tiles of a
+    // block's digits follow each other. `beside` is called with every block's number.
+    template <typename Beside>
+    void add_digits(const int8_t* a, int64_t stride, int64_t part, const int8_t* b, int64_t blocks, Beside&& beside) {
+        for (int64_t k = 0; k < blocks; k++, a += ROW_BYTES, b += 3 * TILE_BYTES) {
+            _tile_loadd(7, b, ROW_BYTES);
+            _tile_loadd(4, a, stride);
+            _tile_loadd(5, a + part, stride);
+            _tile_loadd(6, a + 2 * part, stride);
+            // In an order in which few wait for the sum before.
+            _tile_dpbssd(2, 6, 7);
+            _tile_dpbssd(1, 5, 7);
+            _tile_dpbssd(0, 4, 7);
+            _tile_loadd(7, b + TILE_BYTES, ROW_BYTES);
+            _tile_dpbssd(2, 5, 7);
+            _tile_dpbssd(3, 6, 7);
+            _tile_dpbssd(1, 4, 7);
+            _tile_loadd(7, b + 2 * TILE_BYTES, ROW_BYTES);
+            _tile_dpbssd(2, 4, 7);
+            _tile_dpbssd(3, 5, 7);
+            beside(k);
+        }
+    }
+
+    // Writes the sums of digits, [4][16][16]: each weighs 256 times the next.
+    void save_digits(int32_t* to) const {
+        _tile_stored(0, to, ROW_BYTES);
+        _tile_stored(1, to + TILE * TILE, ROW_BYTES);
+        _tile_stored(2, to + 2 * TILE * TILE, ROW_BYTES);
+        _tile_stored(3, to + 3 * TILE * TILE, ROW_BYTES);
+    }
+
     // Writes the sums, 32 or 16 rows of 32, to rows of `columns`.
     void save(float* to, int64_t columns, bool both) const {
         const int64_t step = columns * 4;
@@ -164,7 +201,10 @@ constexpr bool TILES_COMPILED = false;
 inline bool tiles_granted() { return false; }
 
 struct Tiles {
-    alignas(64) float sums[BLOCK * BLOCK];
+    union {
+        alignas(64) float sums[BLOCK * BLOCK];
+        alignas(64) int32_t digits[4][TILE][TILE];
+    };
 
     void clear() { std::memset(sums, 0, sizeof(sums)); }
 
@@ -191,6 +231,21 @@ struct Tiles {
                 add_half(sums + TILE, left + p * part, stride, b2 + q * right_part, blocks, both ? BLOCK : TILE);
             }
     }
+
+    template <typename Beside>
+    void add_digits(const int8_t* a, int64_t stride, int64_t part, const int8_t* b, int64_t blocks, Beside&& beside) {
+        for (int64_t k = 0; k < blocks; k++) beside(k);
+        for (int p = 0; p < 3; p++)
+            for (int q = 0; q < 3 && p + q < 4; q++)
+                for (int64_t row = 0; row < TILE; row++)
+                    for (int64_t k = 0; k < blocks * ROW_BYTES; k++) {
+                        const int8_t* fours = b + (3 * (k / ROW_BYTES) + q) * TILE_BYTES + k % ROW_BYTES / 4 * ROW_BYTES + k % 4;
+                        for (int64_t column = 0; column < TILE; column++)
+                            digits[p + q][row][column] += a[p * part + row * stride + k] * fours[4 * column];
+                    }
+    }
+
+    void save_digits(int32_t* to) const { std::memcpy(to, digits, sizeof(digits)); }
 
     void save(float* to, int64_t columns, bool both) const {
         for (int64_t row = 0; row < (both ? BLOCK : TILE); row++) std::memcpy(to + row * columns, sums + row * BLOCK, BLOCK * 4);
