@@ -99,18 +99,31 @@ def test_heads_of_64_and_many_layers_are_the_same(loops: ctypes.CDLL) -> None:
     assert torch.allclose(run(tiled, x, (70, 9)), run(model.encoder, x, (70, 9)), atol=2e-5)
 
 
-@pytest.mark.parametrize(("parts", "poison"), [(1, float("nan")), (3, float("inf"))])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [(25, 3), (slice(20, 31), slice(None))], ids=["one", "all"])
 def test_a_sequence_that_is_not_finite_harms_no_neighbour(
-    loops: ctypes.CDLL, parts: Parts, poison: float
+    loops: ctypes.CDLL, parts: Parts, poison: float, place: tuple[object, object]
 ) -> None:
     tiled = TiledEncoder(bert().encoder, LayerSizes(64, 96, 2, 1e-5), parts, loops)
     x = states((20, 11, 7))
     clean = run(tiled, x, (20, 11, 7))
-    x[:, 20:31] = poison
+    x[0][place] = poison
     found = run(tiled, x, (20, 11, 7))
     assert torch.equal(found[:20], clean[:20])
     assert torch.equal(found[31:], clean[31:])
-    assert not found[20:31].isfinite().any()
+    # Attention brings it to every position of its sequence.
+    assert found[20:31].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-25, 1e-6, 1e6, 1e15])
+def test_states_of_any_magnitude_are_as_exact(loops: ctypes.CDLL, scale: float) -> None:
+    model, lengths = bert(), (1,) * 20 + (13,)
+    x = states(lengths) * scale
+    tiled = run(TiledEncoder(model.encoder, LayerSizes(64, 96, 2, 1e-5), 3, loops), x, lengths)
+    plain = run(model.encoder, x, lengths)
+    exact = run(model.double().encoder, x.double(), lengths)
+    assert (tiled - exact).norm() < 2 * (plain - exact).norm()
 
 
 def test_a_sequence_is_the_same_alone_and_among_others(loops: ctypes.CDLL) -> None:
@@ -142,8 +155,13 @@ def test_digits_are_as_exact_beside_an_element_a_hundred_times_as_large(loops: c
 
 @pytest.mark.parametrize(
     "options",
-    [{"hidden_act": "relu"}, {"num_attention_heads": 4}, {"intermediate_size": 100}],
-    ids=["another activation", "heads of 16", "an odd size"],
+    [
+        {"hidden_act": "relu"},
+        {"num_attention_heads": 4},
+        {"intermediate_size": 100},
+        {"intermediate_size": 43_680, "num_hidden_layers": 1},
+    ],
+    ids=["another activation", "heads of 16", "an odd size", "more than sums hold"],
 )
 def test_what_the_loops_do_not_compute_stays_as_it_is(options: dict[str, object]) -> None:
     model = bert(**options)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "tiles.h"
@@ -120,11 +121,19 @@ private:
 // Yokota, arXiv 2306.11975); with six, errors were three times as large. Tiles multiply bytes twice as fast as bfloat16, and a
 // weight, with a scale to each column, takes three bytes.
 //
+// A product of I inputs differs from one in float64 by at most I * X * W / 2^20, X and W being the largest of the row and of the
+// column: x is rounded by up to X / 2^22 and w by W / 2^23, and what is left are three additions in float32. The largest of a row
+// are as exact as in float32; small ones beside them are not. A row or column below 1e-30 counts as zeros, and X * W is meant to be
+// 1e-28 at least. A row that is not finite gives NaN in all columns, where float32 may give infinity: the norm that follows makes
+// NaN of it.
+//
 // A weight is in groups of 16 columns: of each group, the digits of 64 rows at a time, and [16] float32 scales.
 struct Digits {
     using State = float;
     // The largest number; 8,355,711 would be the largest of three digits, which rounding must not exceed.
     static constexpr float MOST = 8355000.0f;
+    // The largest element of a row whose elements all count as zero.
+    static constexpr float LEAST = 1e-30f;
     float *values, *scales;
     int8_t* data;
     int64_t size, stride, part;
@@ -145,17 +154,19 @@ struct Digits {
 
     void settle(int64_t row) {
         const float* from = values + row * size;
-        Lanes tops = {}, strange = {};
+        // Of magnitudes, as integers: what is not finite is the largest. Compilers take `x * 0.0f` for zero, and comparisons lose NaN.
+        WideLanes tops = {};
         for (int64_t i = 0; i < size; i += LANES) {
-            const Lanes x = load_lanes(from + i), positive = x < 0.0f ? -x : x;
-            tops = positive > tops ? positive : tops;
-            // Zero, or NaN for what is not finite.
-            strange += x * 0.0f;
+            const WideLanes bits = reinterpret_cast<WideLanes>(load_lanes(from + i)) & 0x7fffffffu;
+            tops = bits > tops ? bits : tops;
         }
-        float top = 0;
-        for (int64_t i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
-        const float factor = top > 1e-30f ? MOST / top : 0.0f;
-        scales[row] = top / MOST + sum_lanes(strange);
+        uint32_t most = 0;
+        for (int64_t i = 0; i < LANES; i++) most = std::max(most, tops[i]);
+        float top;
+        std::memcpy(&top, &most, sizeof(top));
+        const bool finite = most < 0x7f800000u;
+        const float factor = finite && top > LEAST ? MOST / top : 0.0f;
+        scales[row] = finite ? top / MOST : std::numeric_limits<float>::quiet_NaN();
         int8_t* to = data + row * stride;
         for (int64_t i = 0; i < size; i += LANES) {
             const Lanes x = load_lanes(from + i) * factor;

@@ -67,12 +67,13 @@ struct Tiles {
             std::memcpy(shape + 16 + 2 * tile, &bytes, 2);
             shape[48 + tile] = TILE;
         }
+        // The intrinsics do not tell the compiler that they read memory.
+        __asm__ volatile("" ::"r"(shape) : "memory");
         _tile_loadconfig(shape);
     }
     ~Tiles() { _tile_release(); }
 
     void clear() {
-        // The intrinsics do not tell the compiler that they read memory.
         __asm__ volatile("" ::: "memory");
         _tile_zero(0);
         _tile_zero(1);
