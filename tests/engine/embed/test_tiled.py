@@ -103,7 +103,7 @@ def test_heads_of_64_and_many_layers_are_the_same(loops: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [(25, 3), (slice(20, 31), slice(None))], ids=["one", "all"])
 def test_a_sequence_that_is_not_finite_harms_no_neighbour(
-    loops: ctypes.CDLL, parts: Parts, poison: float, place: tuple[object, object]
+    loops: ctypes.CDLL, parts: Parts, poison: float, place: tuple[int | slice, int | slice]
 ) -> None:
     tiled = TiledEncoder(bert().encoder, LayerSizes(64, 96, 2, 1e-5), parts, loops)
     x = states((20, 11, 7))

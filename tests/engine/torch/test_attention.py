@@ -48,6 +48,7 @@ class Scene:
         group: int = 2,
         dtype: torch.dtype = torch.float32,
         window: Window = None,
+        size: int = SIZE,
         value_size: int = SIZE,
         seed: int = 0,
         decoding: int = 1,
@@ -56,7 +57,7 @@ class Scene:
         generator = torch.Generator().manual_seed(seed)
         needed = [-(-(start + count) // page) for start, count in spans]
         self.pages = Pages(
-            [LayerShape(None, heads, SIZE, value_size)] * 2,
+            [LayerShape(None, heads, size, value_size)] * 2,
             [PageGroup(None, (0,)), PageGroup(window, (1,))],
             num_pages=2 * sum(needed) + 3,
             page_size=page,
@@ -88,9 +89,9 @@ class Scene:
                 )
             )
             self.queries.append(
-                torch.randn(heads * group, count, SIZE, generator=generator).to(dtype)
+                torch.randn(heads * group, count, size, generator=generator).to(dtype)
             )
-            self.keys.append(torch.randn(heads, start + count, SIZE, generator=generator).to(dtype))
+            self.keys.append(torch.randn(heads, start + count, size, generator=generator).to(dtype))
             self.values.append(
                 torch.randn(heads, start + count, value_size, generator=generator).to(dtype)
             )

@@ -3,7 +3,7 @@
 import ctypes
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -93,17 +93,19 @@ def test_a_prompt_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("group", "size", "value_size"), [(1, 8, 8), (2, 8, 8), (7, 8, 8), (2, 64, 32), (5, 32, 96)]
+)
 @pytest.mark.parametrize("scoring", [*SCORINGS[:2], Scoring(0.3, 1030, softcap=1.5)])
 def test_a_position_that_decodes_has_the_bits_that_it_would_have_in_a_prompt(
-    dtype: torch.dtype, group: int, scoring: Scoring
+    dtype: torch.dtype, group: int, size: int, value_size: int, scoring: Scoring
 ) -> None:
     native = kernels()
     if native is None or not native.attends(dtype):
         pytest.skip("no kernel of this dtype here")
     if dtype is torch.bfloat16 and not native.products.pairs:
         pytest.skip("no products of pairs of bfloat16 here")
-    scene = prompt(2100, dtype, group=group)
+    scene = prompt(2100, dtype, group=group, size=size, value_size=value_size)
     whole = in_chunks(scene, [], scoring)
     query, key, value = scene.step()
     for start, count in ((0, 1), (31, 1), (127, 2), (1022, 3), (1024, 1), (1700, 2), (2099, 1)):
@@ -246,8 +248,11 @@ def test_what_other_cpus_run_is_the_same_attention(
     for dtype in DTYPES:
         if not native.attends(dtype):
             continue
-        for scoring in SCORINGS:
-            scene = Scene([(0, 150), (200, 1), (130, 5), (5, 40)], dtype=dtype, decoding=5)
+        for scoring, size in product(SCORINGS, (8, 64)):
+            # Tiles multiply four rows of 64.
+            sizes = {"size": size, "value_size": size, "heads": 1, "group": 4}
+            spans = [(0, 150), (200, 1), (130, 3), (5, 40)]
+            scene = Scene(spans, dtype=dtype, decoding=3, **sizes)
             attention = NativeAttention(scene.batch, scene.pages, Workspace(), native)
             found = attention.attend(1, *scene.step(), scoring)
             expected = scene.expected(*scoring[:2], softcap=scoring.softcap, sinks=scoring.sinks)

@@ -9,8 +9,8 @@
 //
 // Blocks begin at multiples of 128 of the position in the sequence, segments at multiples of 1,024; what a row does not see weighs
 // exactly zero, and rows do not touch each other. So a position of a prompt has the same bits whatever chunk it comes in. With
-// AVX512-BF16 and no tiles, decoding adds in the same order as well; elsewhere it does so where it goes the way of prompts
-// (`invariant`).
+// AVX512-BF16, decoding adds in the same order as well: without tiles always, with them where it uses them, for more than two heads
+// that share keys or if it must (`invariant`). Elsewhere it then goes the way of prompts.
 //
 // NaN and infinity come out where they go in. Shapes: T positions in the batch, S sequences, Q query heads, H key/value heads,
 // G = Q / H, N pages of P positions.
@@ -77,11 +77,14 @@ class Attention {
     using Few = FewElement<T>;
     // A few rows are multiplied in the same order as tiles are.
     static constexpr bool ALIKE = std::is_same_v<Element, bf16> && PAIRS_BY_VECTORS;
+    // They can be multiplied by tiles, in the order of prompts; of one or two rows vectors are faster.
+    static constexpr bool TILED = std::is_same_v<Element, bf16> && std::is_same_v<Few, bf16> && !PAIRS_BY_VECTORS;
 
 public:
     explicit Attention(const PagedAttention& a)
         : a(a), key_width(whole(a.key_size, BLOCK)), value_width(whole(a.value_size, BLOCK)), block_size(KEYS * (key_width + value_width)) {
-        if (ALIKE || !a.invariant)
+        few_by_tiles = TILED && (a.invariant || a.group > 2) && key_width == a.key_size && value_width == a.value_size;
+        if (ALIKE || few_by_tiles || !a.invariant)
             while (few < a.decoding && a.counts[few] * a.group <= FEW_ROWS) {
                 most_rows = std::max(most_rows, a.counts[few] * a.group);
                 most_segments = std::max(most_segments, segments_of(few++));
@@ -121,12 +124,14 @@ private:
         Few *few_queries, *few_weights;
         T* edge;
         float *scores, *out;
+        Element *few_keys, *few_values;
     };
 
     const PagedAttention& a;
     const int64_t key_width, value_width, block_size;
     // Sequences that decode with few rows, and the most rows and segments of one.
     int64_t few = 0, most_rows = 0, most_segments = 0;
+    bool few_by_tiles;
     int64_t wave;
     Element* laid_out = nullptr;
     std::vector<Scratch> scratches;
@@ -139,7 +144,8 @@ private:
             scratches.push_back(
                 {arena.take<Element>(STRIP * key_width), arena.take<Element>(2 * ROWS * KEYS), arena.take<Few>(FEW_ROWS * key_width),
                  arena.take<Few>(FEW_ROWS * KEYS), arena.take<T>(KEYS * a.value_stride + LANES * a.key_size),
-                 arena.take<float>(2 * ROWS * KEYS), arena.take<float>(2 * STRIP * value_width)});
+                 arena.take<float>(2 * ROWS * KEYS), arena.take<float>(2 * STRIP * value_width),
+                 arena.take<Element>(few_by_tiles * TILE * key_width), arena.take<Element>(few_by_tiles * KEYS * value_width)});
     }
 
     int64_t start_of(int64_t s) const { return a.contexts[s] - a.counts[s]; }
@@ -190,15 +196,6 @@ private:
             lay_out_keys(keys, at - start, key, a.key_size, key_width);
             lay_out_values(values, at - start, value, a.value_size, a.value_stride);
         }
-    }
-
-    // Sixteen rows from position `at` on, with zeros for those outside: what is no row of this sequence may be anything, and zero times
-    // that is not zero.
-    static const T* whole_of(T* edge, const T* rows, int64_t size, int64_t stride, int64_t at, int64_t low, int64_t high) {
-        std::memset(static_cast<void*>(edge), 0, LANES * stride * sizeof(T));
-        for (int64_t k = std::max<int64_t>(low - at, 0); k < std::min(high - at, LANES); k++)
-            std::memcpy(edge + k * stride, rows + k * stride, size * sizeof(T));
-        return edge;
     }
 
     int64_t slot_of(int64_t s, int64_t h, int64_t position) const {
@@ -350,12 +347,13 @@ private:
 #pragma omp parallel num_threads(a.threads)
         {
             const Scratch& own = scratches[omp_get_thread_num()];
+            Product product;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t task = 0; task < tasks; task++) {
                 const auto [part, segment] = segments[task];
                 const int64_t s = part / a.heads, rows = a.counts[s] * a.group;
                 Row state[FEW_ROWS];
-                attend_few(s, part % a.heads, first_of(s) / SEGMENT + segment, own, state);
+                attend_few(product, s, part % a.heads, first_of(s) / SEGMENT + segment, own, state);
                 for (int64_t r = 0; r < rows; r++) {
                     float* to = share_of(part, segment, r);
                     state[r].close();
@@ -396,43 +394,42 @@ private:
     }
 
     // One segment of one sequence's head.
-    void attend_few(int64_t s, int64_t h, int64_t segment, const Scratch& own, Row* state) const {
-        const int64_t rows = a.counts[s] * a.group;
+    void attend_few(Product& product, int64_t s, int64_t h, int64_t segment, const Scratch& own, Row* state) const {
+        const int64_t rows = a.counts[s] * a.group, unit = few_by_tiles ? BLOCK : LANES;
         const auto [low, end] = begin(state, own.few_queries, s, h, 0, rows, own.out);
+        if constexpr (TILED)
+            if (few_by_tiles) lay_out_keys(own.few_keys, 0, own.few_queries, key_width, key_width);
         const int64_t stop = std::min(end, (segment + 1) * SEGMENT);
         for (int64_t start = std::max(low / KEYS * KEYS, segment * SEGMENT); start < stop; start += KEYS) {
-            const int64_t from = std::max(start, low / LANES * LANES), count = whole(std::min(stop, start + KEYS) - from, LANES) / LANES;
+            const int64_t from = std::max(start, low / unit * unit), count = whole(std::min(stop, start + KEYS) - from, unit) / LANES;
             // Sixteen positions each lie in one page; two more are fetched ahead.
             const T *keys[KEYS / LANES + 2], *values[KEYS / LANES + 2];
             for (int64_t j = 0; j < count + 2; j++) {
-                const int64_t at = std::min(from + j * LANES, (end - 1) / LANES * LANES);
-                keys[j] = key_of(s, h, at);
-                values[j] = value_of(s, h, at);
+                const int64_t at = from + j * LANES, seen = std::clamp(at, low / LANES * LANES, (end - 1) / LANES * LANES);
+                keys[j] = key_of(s, h, seen);
+                values[j] = value_of(s, h, seen);
                 if (j < count && (at < low || at + LANES > end))
                     values[j] = whole_of(own.edge + (at - start) * a.value_stride, values[j], a.value_size, a.value_stride, at, low, end);
             }
-            by_rows(rows, [&](auto group, int64_t r) {
-                dots<group()>(
-                    own.scores + r * KEYS + from - start, KEYS, own.few_queries + r * key_width, key_width, keys, !r, count, a.key_size);
-            });
+            float *scores = own.scores + from - start, *out = own.out;
+            const Few* weights = own.few_weights + from - start;
+            if (!few_by_tiles)
+                by_rows(rows, [&](auto group, int64_t r) {
+                    dots<group()>(scores + r * KEYS, KEYS, own.few_queries + r * key_width, key_width, keys, !r, count, a.key_size);
+                });
+            else if constexpr (TILED)
+                dots_by_tiles(product, scores, rows, own.few_keys, keys, count, key_width);
             for (int64_t r = 0; r < rows; r++)
                 scale(
-                    own.out + r * value_width,
-                    soften(own.few_weights + r * KEYS, own.scores + r * KEYS, start, state[r], a.scaling, a.softcap));
-            by_rows(rows, [&](auto group, int64_t r) {
-                accumulate<group()>(
-                    own.out + r * value_width, value_width, own.few_weights + r * KEYS + from - start, KEYS, values, !r, count,
-                    a.value_size, a.value_stride);
-            });
+                    out + r * value_width, soften(own.few_weights + r * KEYS, own.scores + r * KEYS, start, state[r], a.scaling, a.softcap));
+            if (!few_by_tiles)
+                by_rows(rows, [&](auto group, int64_t r) {
+                    accumulate<group()>(
+                        out + r * value_width, value_width, weights + r * KEYS, KEYS, values, !r, count, a.value_size, a.value_stride);
+                });
+            else if constexpr (TILED)
+                accumulate_by_tiles(product, out, weights, values, count, value_width, a.value_stride, own.few_values);
         }
-    }
-
-    template <typename Do>
-    static void by_rows(int64_t rows, Do&& run) {
-        int64_t r = 0;
-        for (; rows - r >= 4; r += 4) run(std::integral_constant<int, 4>(), r);
-        for (; rows - r >= 2; r += 2) run(std::integral_constant<int, 2>(), r);
-        if (r < rows) run(std::integral_constant<int, 1>(), r);
     }
 
     void finish(int64_t s, int64_t h, int64_t row, const float* from, const Row& state) const {

@@ -225,6 +225,16 @@ struct Singles {
     }
 };
 
+// Sixteen rows from position `at` on, with zeros for those outside: what is no row of this sequence may be anything, and zero times
+// that is not zero.
+template <typename T>
+const T* whole_of(T* edge, const T* rows, int64_t size, int64_t stride, int64_t at, int64_t low, int64_t high) {
+    std::memset(static_cast<void*>(edge), 0, LANES * stride * sizeof(T));
+    for (int64_t k = std::max<int64_t>(low - at, 0); k < std::min(high - at, LANES); k++)
+        std::memcpy(edge + k * stride, rows + k * stride, size * sizeof(T));
+    return edge;
+}
+
 // What a few rows are multiplied in.
 #ifdef __AVX512BF16__
 template <typename T>
@@ -263,7 +273,20 @@ void lay_out_keys(float* to, int64_t j, const T* from, int64_t size, int64_t pad
 template <typename T>
 void lay_out_values(bf16* to, int64_t j, const T* from, int64_t size, int64_t stride) {
     to += j * TILE;
-    for (int64_t i = 0; i < size; i += TILE, to += TILE * KEYS)
+    int64_t i = 0;
+#ifdef __AVX512BF16__
+    // Two rows, column by column.
+    alignas(64) uint16_t turns[2 * PAIRED];
+    for (int64_t c = 0; c < 2 * PAIRED; c++) turns[c] = c / 2 + c % 2 * PAIRED;
+    const __m512i first = _mm512_load_si512(turns), second = _mm512_load_si512(turns + PAIRED);
+    for (; i + PAIRED <= size; i += PAIRED, to += PAIRED * KEYS)
+        for (int64_t k = 0; k < TILE; k += 2) {
+            const __m512i one = load_pairs(from + k * stride, i, size), two = load_pairs(from + (k + 1) * stride, i, size);
+            _mm512_storeu_si512(to + k * TILE, _mm512_permutex2var_epi16(one, first, two));
+            _mm512_storeu_si512(to + k * TILE + TILE * KEYS, _mm512_permutex2var_epi16(one, second, two));
+        }
+#endif
+    for (; i < size; i += TILE, to += TILE * KEYS)
         for (int64_t k = 0; k < TILE; k++)
             for (int64_t c = 0; c < std::min(TILE, size - i); c++) to[k / 2 * BLOCK + 2 * c + k % 2] = from[k * stride + i + c];
 }
@@ -274,6 +297,32 @@ void lay_out_values(float* to, int64_t j, const T* from, int64_t size, int64_t s
     for (int64_t i = 0; i < size; i += TILE, to += TILE * KEYS)
         for (int64_t k = 0; k < TILE; k++)
             for (int64_t c = 0; c < std::min(TILE, size - i); c++) to[k * TILE + c] = load(from[k * stride + i + c]);
+}
+
+// `dots` of vectors.h by tiles, for up to 16 rows of queries that are laid out as keys are. Keys are the left operand where they lie:
+// the sums are those of `Pipeline`. Two more pointers than `count` are fetched from.
+template <typename Product>
+void dots_by_tiles(
+    Product& product, float* to, int64_t rows, const bf16* queries, const bf16* const* keys, int64_t count, int64_t size) {
+    alignas(64) float found[TILE * BLOCK];
+    for (int64_t j = 0; j < count; j++, to += TILE) {
+        fetch(keys[j + 2], TILE * size);
+        product.template multiply<false>(keys[j], size, queries, queries, size, TILE, found, BLOCK, Nothing());
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < TILE; k++) to[r * KEYS + k] = found[k * BLOCK + r];
+    }
+}
+
+// `accumulate` likewise; `room` for KEYS values.
+template <typename Product>
+void accumulate_by_tiles(
+    Product& product, float* acc, const bf16* weights, const bf16* const* values, int64_t count, int64_t size, int64_t stride, bf16* room) {
+    for (int64_t j = 0; j < count; j++) {
+        fetch(values[j + 2], TILE * stride);
+        lay_out_values(room, j * TILE, values[j], size, stride);
+    }
+    for (int64_t i = 0; i < size; i += BLOCK, room += BLOCK * KEYS)
+        product.template multiply<true>(weights, KEYS, room, room + TILE * KEYS, count * TILE, TILE, acc + i, size, Nothing());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "lanes.h"
 
@@ -224,5 +225,14 @@ void accumulate(
 }
 
 #endif
+
+// Calls `run` with four rows at a time, then two, then one: how many, as a constant, and the first.
+template <typename Do>
+void by_rows(int64_t rows, Do&& run) {
+    int64_t r = 0;
+    for (; rows - r >= 4; r += 4) run(std::integral_constant<int, 4>(), r);
+    for (; rows - r >= 2; r += 2) run(std::integral_constant<int, 2>(), r);
+    if (r < rows) run(std::integral_constant<int, 1>(), r);
+}
 
 }  // namespace
