@@ -1,5 +1,6 @@
 """`Speculator`: drafts for the decoding sequences of a step, as many as pay."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -22,7 +23,7 @@ RISE = 0.1
 """Cost of one more row as a part of a step, until it has been measured."""
 
 _COST_WEIGHT = 0.1
-"""Weight of a new measurement in the average."""
+"""Weight of a new measurement in the average; the first ones of a size have more."""
 
 _COST_RETURN = 0.001
 """Part of the way back to `RISE` of sizes above a measured one: what was dear is tried again."""
@@ -33,13 +34,16 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._measurements: Counter[int] = Counter()
 
     def learn(self, rows: int, seconds: float) -> None:
         """Take a measurement. One far off, as of a machine that stood still, counts little."""
         old = self._seconds.get(rows, 0.0)
         if not old:
             old = float(self._expected(np.array([rows]))[0]) if self._seconds else seconds
-        now = old + _COST_WEIGHT * (min(seconds, 2 * old) - old)
+        self._measurements[rows] += 1
+        weight = max(_COST_WEIGHT, 1 / (1 + self._measurements[rows]))
+        now = old + weight * (min(seconds, 2 * old) - old)
         self._seconds[rows] = now
         for size, known in self._seconds.items():
             usual = now * (1 + RISE * max(0, size - rows) / rows)
@@ -62,6 +66,11 @@ class StepCosts:
             return 1 + RISE * (asked - rows) / rows
         found = np.maximum.accumulate(np.maximum(self._expected(asked), 1e-9))
         return np.asarray(found / found[0])
+
+    def pays(self, rows: int, chance: float, most: int) -> bool:
+        """Return True if up to `most` drafts may pay, each accepted with `chance`."""
+        more = np.arange(most + 1)
+        return bool((1 + chance * more / rows > self.relative(rows, most)).any())
 
     def _expected(self, asked: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return seconds of steps of `asked` rows: between sizes by line, beyond them by `RISE`."""
@@ -137,6 +146,9 @@ class Drafter(Protocol):
 
 PRIOR = 0.5
 """Probability that a draft is accepted, before anything is known."""
+
+_PRIOR_WEIGHT = 0.02
+"""Weight of one draft's fate in the moving average of all sequences, with which new ones begin."""
 
 _WEIGHT = 0.1
 """Weight of one draft's fate in the moving average of a sequence."""
@@ -234,6 +246,7 @@ class Speculator:
         self._forced: frozenset[Sequence] = frozenset()
         self.reader = reader
         self._costs = StepCosts()
+        self._usual = PRIOR
         self._acceptance: dict[Sequence, float] = {}
         self.counts = SpeculationCounts()
 
@@ -293,12 +306,13 @@ class Speculator:
     ) -> dict[Sequence, int]:
         """Return how many drafts of sequences that decode pay, without those of which none do."""
         sequences = list(limits)
+        known = [self._acceptance.setdefault(sequence, self._usual) for sequence in sequences]
+        # In a full batch none pays, and nothing is looked for.
+        most = min(room, self._most * len(sequences))
+        each = self._most if known and self._costs.pays(rows, max(known), most) else 0
         chances = {
-            place: (
-                self._acceptance.setdefault(sequence, PRIOR),
-                drafter.available(sequence, min(limits[sequence], self._most)),
-            )
-            for place, sequence in enumerate(sequences)
+            place: (chance, drafter.available(sequence, min(limits[sequence], each)))
+            for place, (sequence, chance) in enumerate(zip(sequences, known, strict=True))
         }
         counts = best_lengths(chances, rows, self._costs, room)
         for place, sequence in enumerate(sequences):
@@ -356,6 +370,7 @@ class Speculator:
             # The draft after the last accepted one was tried too; those behind it tell nothing.
             for fate in [1.0] * accepted + [0.0] * (accepted < drafted):
                 chance += _WEIGHT * (fate - chance)
+                self._usual += _PRIOR_WEIGHT * (fate - self._usual)
             self._acceptance[chunk.sequence] = chance
 
     def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
