@@ -257,6 +257,8 @@ async def _dial_neighbour(
         near, shared = found
         handshake = Handshake(secret, address.fingerprint, dials=True)
         connection: Connection[Any] = Connection(handshake, hears, memory, cache, shared=shared)
+        # Who keeps the error that follows must not keep the memory with it.
+        del found, shared
         return await _proved(connection, near)
     except (OSError, HandshakeError, ValueError) as error:
         log.info("%s:%d is dialled over TCP: %s", address.host, address.port, error)
