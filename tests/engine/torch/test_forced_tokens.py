@@ -151,7 +151,8 @@ def test_every_setting_gives_what_it_gives_one_token_at_a_time(
     assert_same(outcomes(engine, grammars[family], asked), expected)
     stats = engine.stats()
     assert stats.num_draft_tokens == stats.num_forced_draft_tokens > 500
-    assert stats.num_forced_accepted_tokens > 0.9 * stats.num_forced_draft_tokens
+    # Those whose masks are late are left for the next step.
+    assert stats.num_forced_accepted_tokens > 0.5 * stats.num_forced_draft_tokens
     assert ("num_pages" in changes) == (stats.preemptions > 0)
 
 
