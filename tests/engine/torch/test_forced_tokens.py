@@ -14,6 +14,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.grammar import masks
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.grammar.masks import GRACE, forced_tokens
 from inlay.engine.torch.grammar.state import MAX_FORCED, GrammarState
@@ -143,16 +144,20 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     ids=["roomy", "tight", "states", "tight with states"],
 )
 def test_every_setting_gives_what_it_gives_one_token_at_a_time(
-    grammars: dict[str, Grammars], family: str, changes: dict[str, int]
+    grammars: dict[str, Grammars],
+    family: str,
+    changes: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A draft whose mask is late is left for the next step, so no mask may be late here.
+    monkeypatch.setattr(masks, "GRACE", 60.0)
     asked = requests(family)
     expected = outcomes(core(family, forced=False, **changes), grammars[family], asked)
     engine = core(family, forced=True, **changes)
     assert_same(outcomes(engine, grammars[family], asked), expected)
     stats = engine.stats()
     assert stats.num_draft_tokens == stats.num_forced_draft_tokens > 500
-    # Those whose masks are late are left for the next step.
-    assert stats.num_forced_accepted_tokens > 0.5 * stats.num_forced_draft_tokens
+    assert stats.num_forced_accepted_tokens > 0.9 * stats.num_forced_draft_tokens
     assert ("num_pages" in changes) == (stats.preemptions > 0)
 
 
@@ -259,6 +264,15 @@ def test_forced_ids_that_come_late_are_not_waited_for_again(grammars: dict[str, 
     # All together, not each.
     assert time.monotonic() - begun < 10 * GRACE
     assert all(state.slow for state in states)
+
+
+def test_a_sequence_that_was_late_once_has_no_more_drafts(grammars: dict[str, Grammars]) -> None:
+    told = Grammar("json_schema", json.dumps({"const": "harbour"}))
+    state = grammars["llama"].start(told, (), ()).state.result(60)
+    state.prepare([], Now(), None)  # type: ignore[arg-type]
+    assert forced_tokens([Held(state)])
+    state.slow = True
+    assert forced_tokens([Held(state)]) == {}
 
 
 def test_ids_that_the_model_does_not_have_are_not_drafted(grammars: dict[str, Grammars]) -> None:

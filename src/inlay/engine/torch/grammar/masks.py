@@ -40,15 +40,17 @@ _S = TypeVar("_S", bound=MaskedSequence)
 
 
 def forced_tokens(sequences: Iterable[_S]) -> dict[_S, tuple[int, ...]]:
-    """Return the ids that must come next, where a grammar allows no other and tells in time."""
+    """Return the ids that must come next, where a grammar allows no other and tells in time.
+
+    A sequence that was late once has none: its rows would be computed for masks that come late too.
+    """
     until = time.monotonic() + GRACE
     found: dict[_S, tuple[int, ...]] = {}
     for sequence in sequences:
-        if (state := sequence.grammar) is None:
+        if (state := sequence.grammar) is None or state.slow:
             continue
-        wait = 0.0 if state.slow else max(0.0, until - time.monotonic())
-        forced = state.forced(len(sequence.output), wait)
-        state.slow = state.slow or forced is None
+        forced = state.forced(len(sequence.output), max(0.0, until - time.monotonic()))
+        state.slow = forced is None
         if forced:
             found[sequence] = forced
     return found
