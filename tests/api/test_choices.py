@@ -197,7 +197,8 @@ class Following(OutputQueue):
         """Nothing runs."""
 
 
-async def ended_by(output: Output) -> "weakref.ref[Generation]":
+def followed() -> tuple[Generation, Following]:
+    """A generation of one choice, and its stream."""
     times: Any = SimpleNamespace(
         tokens=lambda *_: None, ended=lambda *_: None, finished=lambda _: None
     )
@@ -206,6 +207,11 @@ async def ended_by(output: Output) -> "weakref.ref[Generation]":
     sent = asyncio.get_running_loop().create_future()
     sent.set_result([stream])
     generation._sending = [sent]
+    return generation, stream
+
+
+async def ended_by(output: Output) -> "weakref.ref[Generation]":
+    generation, stream = followed()
     stream.put(output)
 
     def refuse(size: int) -> None:
@@ -242,14 +248,7 @@ async def turns() -> None:
 
 
 async def test_an_error_in_taking_ends_the_request_that_it_belongs_to() -> None:
-    times: Any = SimpleNamespace(
-        tokens=lambda *_: None, ended=lambda *_: None, finished=lambda _: None
-    )
-    generation = Generation([choice(DisplayOptions())], 1, times, fingerprint="")
-    stream: Any = Following()
-    sent = asyncio.get_running_loop().create_future()
-    sent.set_result([stream])
-    generation._sending = [sent]
+    generation, stream = followed()
     sizes: list[int] = []
 
     def refuse(size: int) -> None:

@@ -207,7 +207,7 @@ BAD_PARTS: dict[str, tuple[dict[str, Any], str]] = {
             "video_url": "data:;base64,"
             + base64.b64encode(b"\0\0\0\x18ftypisom" + bytes(40)).decode(),
         },
-        "a video is malformed (MP4): it has 0 moov boxes",
+        "a video is a malformed MP4: it has 0 moov boxes",
     ),
     "no grid": (
         {"type": "image_embeds", "image_embeds": saved(torch.zeros(4, 64))},

@@ -324,9 +324,9 @@ BAD_VIDEOS = {
     "uneven": ("data:video/jpeg;base64," + uneven(), "must have one size"),
     "mp4": (
         "data:video/mp4;base64," + encoded(b"\0\0\0\x08ftypisom" + bytes(40)),
-        "malformed (MP4)",
+        "malformed MP4",
     ),
-    "webm": ("data:video/webm;base64," + encoded(webm()), "malformed (WEBM)"),
+    "webm": ("data:video/webm;base64," + encoded(webm()), "malformed WEBM"),
     "playlist": ("data:video/mp4;base64," + encoded(b"#EXTM3U\nfile:///etc/passwd"), "ready-made"),
     "png": ("data:image/png;base64," + encoded(Picture(1, 40, 40).data), "not one PNG"),
     "no base64": ("data:video/jpeg;base64,AAAA,!", "frame 1 of a video is not valid base64"),

@@ -83,7 +83,7 @@ def lying(count: int) -> bytes:
 
 BAD = {
     "empty": (b"", "is empty"),
-    "mp4": (b"\0\0\0\x10ftypisom" + bytes(8), "malformed .MP4"),
+    "mp4": (b"\0\0\0\x10ftypisom" + bytes(8), "malformed MP4"),
     "still": (file_of(pictures(1)[0]), "not one PNG"),
     "too many": (pack_frames([b""] * 65), "65 frames; allowed: 1 to 64"),
     "none": (pack_frames([]), "0 frames"),

@@ -134,7 +134,7 @@ SOUNDS: dict[str, tuple[Part, str]] = {
     "an image": (by_data(GOOD), "takes no images; it takes text, audio"),
 }
 VIDEOS: dict[str, tuple[Part, str]] = {
-    "MP4 of nothing": (clip(b"\x00\x00\x00\x10ftypmp42" + bytes(8)), "malformed (MP4)"),
+    "MP4 of nothing": (clip(b"\x00\x00\x00\x10ftypmp42" + bytes(8)), "malformed MP4"),
     "MP4 cut short": (cache(lambda: clip(mp4()[:-9])), "it is truncated"),
     "MP4 of 16384 x 16384": (
         cache(lambda: clip(changed(mp4(), b"avc1", 24, 16384, 16384, layout="H"))),

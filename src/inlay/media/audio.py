@@ -8,15 +8,18 @@ Sources: RIFF WAVE (Microsoft, 1994), RFC 9639 (FLAC), ISO 11172-3 and 13818-3 (
 info tag.
 """
 
-import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from inlay.errors import InvalidRequestError
 from inlay.media.geometry import Layout, layout_of
+from inlay.media.malformed import malformed, unpack
 from inlay.prompt import Tokens
+
+_malformed, _unpack = partial(malformed, "audio"), partial(unpack, "audio")
 
 FORMATS = ("WAV", "FLAC", "MP3")
 """Formats that are read."""
@@ -179,7 +182,7 @@ def _wav(view: memoryview, max_seconds: float) -> _Found:
     del max_seconds
     at, form = 12, None
     for _ in range(_MAX_CHUNKS):
-        kind, length = _unpack("<4sI", view, at, "WAV")
+        kind, length = _unpack("WAV", "<4sI", view, at)
         here = len(view) - at - 8
         if kind == b"data":
             if form is None:
@@ -204,9 +207,9 @@ _WAV_BITS = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
 
 def _wav_format(body: memoryview) -> tuple[int, int, int]:
     """Rate, channels and bytes of one sample of all channels."""
-    kind, channels, rate, _, width, bits = _unpack("<HHIIHH", body, 0, "WAV")
+    kind, channels, rate, _, width, bits = _unpack("WAV", "<HHIIHH", body, 0)
     if kind == 0xFFFE:  # extensible: the kind begins its identifier
-        (kind,) = _unpack("<H", body, 24, "WAV")
+        (kind,) = _unpack("WAV", "<H", body, 24)
     if bits not in _WAV_BITS.get(kind, ()):
         raise InvalidRequestError(
             f"audio is a WAV of kind {kind} with {bits} bits; read are integers of 8 to 32 bits, "
@@ -222,7 +225,7 @@ def _flac(view: memoryview, max_seconds: float) -> _Found:
     kind, length = _flac_block(view, 4)
     if kind != 0 or length != 34:
         raise _malformed("FLAC", "it does not begin with its stream's facts")
-    largest, packed = _unpack(">2xH6xQ", view, 8, "FLAC")
+    largest, packed = _unpack("FLAC", ">2xH6xQ", view, 8)
     rate, channels = packed >> 44, (packed >> 41 & 7) + 1
     samples = packed & (1 << 36) - 1
     if not samples:
@@ -243,7 +246,7 @@ def _flac(view: memoryview, max_seconds: float) -> _Found:
 
 def _flac_block(view: memoryview, at: int) -> tuple[int, int]:
     """Kind and length of a metadata block."""
-    kind, high, low = _unpack(">BBH", view, at, "FLAC")
+    kind, high, low = _unpack("FLAC", ">BBH", view, at)
     return kind & 0x7F, high << 16 | low
 
 
@@ -280,7 +283,7 @@ def _mpeg_frame(view: memoryview, at: int) -> _Frame | None:
 def _mp3(view: memoryview, max_seconds: float) -> _Found:
     at = 0
     if bytes(view[:3]) == b"ID3":
-        flags, *sizes = _unpack("5xB4B", view, 0, "MP3")
+        flags, *sizes = _unpack("MP3", "5xB4B", view, 0)
         if any(size & 0x80 for size in sizes):
             raise _malformed("MP3", "the size of its tag is wrong")
         at = 10 + (sizes[0] << 21 | sizes[1] << 14 | sizes[2] << 7 | sizes[3])
@@ -310,7 +313,7 @@ def _info(view: memoryview, at: int, frame: _Frame) -> int | None:
         return 0 if bytes(view[at + 36 : at + 40]) == b"VBRI" else None
     if tag + 8 > len(view):
         return 0
-    (flags,) = _unpack(">I", view, tag + 4, "MP3")
+    (flags,) = _unpack("MP3", ">I", view, tag + 4)
     delays: int = tag + 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1)
     delays += 4 * (flags >> 3 & 1) + 21
     if delays + 3 > min(len(view), at + frame.size):
@@ -318,14 +321,3 @@ def _info(view: memoryview, at: int, frame: _Frame) -> int | None:
     return (view[delays] << 4 | view[delays + 1] >> 4) + (
         (view[delays + 1] & 15) << 8 | view[delays + 2]
     )
-
-
-def _unpack(layout: str, view: memoryview, at: int, format_: str) -> tuple[Any, ...]:
-    try:
-        return struct.unpack_from(layout, view, at)
-    except struct.error as error:
-        raise _malformed(format_, "it is truncated") from error
-
-
-def _malformed(format_: str, why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"audio is a malformed {format_}: {why}")

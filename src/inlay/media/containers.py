@@ -7,9 +7,13 @@ Only integers are read, of at most `_MAX_PARTS` boxes or elements, so the time i
 
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from inlay.errors import InvalidRequestError
+from inlay.media.malformed import malformed, unpack
+
+_malformed, _unpack = partial(malformed, "a video"), partial(unpack, "a video")
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "av1")
 """Codecs that are decoded, by FFmpeg's names."""
@@ -352,14 +356,3 @@ def _rate(format_: str, frames: int, seconds: float) -> float:
     if not seconds:
         raise _malformed(format_, "its frames take no time")
     return frames / seconds
-
-
-def _unpack(format_: str, layout: str, view: memoryview, at: int = 0) -> tuple[Any, ...]:
-    try:
-        return struct.unpack_from(layout, view, at)
-    except struct.error as error:
-        raise _malformed(format_, "it is truncated, or a part is too short") from error
-
-
-def _malformed(format_: str, why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"a video is malformed ({format_}): {why}")

@@ -9,12 +9,16 @@ of images), and stand in one piece of memory: `pack_frames`.
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from inlay.errors import InvalidRequestError
 from inlay.media.containers import Container, read_container
 from inlay.media.image import after_blocks, read_image_header
+from inlay.media.malformed import malformed
 from inlay.media.sampling import FPS, Sampling, sampled
+
+_malformed = partial(malformed, "a video")
 
 FORMATS = ("GIF", "WEBP")
 """Animations that are read, beside ready-made frames."""
@@ -88,14 +92,14 @@ def unpack_frames(data: memoryview) -> list[memoryview]:
     _, count, _ = _unpack(_HEAD, data, 0)
     at = _HEAD.size + count * _SIZE.size
     if at > len(data):
-        raise _malformed("frames", "it is truncated")
+        raise _malformed("list of frames", "it is truncated")
     found = []
     for index in range(count):
         (size,) = _unpack(_SIZE, data, _HEAD.size + index * _SIZE.size)
         found.append(data[at : at + size])
         at += size
     if at != len(data):
-        raise _malformed("frames", f"its frames take {at} bytes of {len(data)}")
+        raise _malformed("list of frames", f"its frames take {at} bytes of {len(data)}")
     return found
 
 
@@ -175,7 +179,7 @@ def _ready(view: memoryview, max_frames: int, max_pixels: int) -> tuple[VideoHea
     if not 1 <= count <= max_frames:
         raise InvalidRequestError(f"a video has {count} frames; allowed: 1 to {max_frames}")
     if not _MIN_FPS <= fps <= _MAX_FPS:
-        raise _malformed("frames", f"it has {fps:g} frames a second")
+        raise _malformed("list of frames", f"it has {fps:g} frames a second")
     sizes = []
     for index, frame in enumerate(unpack_frames(view)):
         try:
@@ -256,7 +260,3 @@ def _unpack(layout: struct.Struct, view: memoryview, at: int) -> tuple[Any, ...]
         return layout.unpack_from(view, at)
     except struct.error as error:
         raise InvalidRequestError("a video is truncated") from error
-
-
-def _malformed(format_: str, why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"a video is malformed ({format_}): {why}")

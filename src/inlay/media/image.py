@@ -12,10 +12,14 @@ Exif 2.32.
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from inlay.errors import InvalidRequestError
 from inlay.media.geometry import MAX_PIXELS
+from inlay.media.malformed import malformed, unpack
+
+_malformed, _unpack = partial(malformed, "an image"), partial(unpack, "an image")
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that are read, by Pillow's names."""
@@ -170,11 +174,11 @@ def _name_of_other(head: bytes) -> str:
 
 
 def _png(view: memoryview) -> _Found:
-    length, kind = _unpack(">I4s", view, 8, "PNG")
+    length, kind = _unpack("PNG", ">I4s", view, 8)
     if (length, kind) != (13, b"IHDR"):
         raise _malformed("PNG", "its first chunk is not a header")
     width, height, depth, colour, compression, filters, interlace, check = _unpack(
-        ">IIBBBBBI", view, 16, "PNG"
+        "PNG", ">IIBBBBBI", view, 16
     )
     if zlib.crc32(view[12:29]) != check:
         raise _malformed("PNG", "the checksum of its header is wrong")
@@ -203,7 +207,7 @@ def _png_chunks(view: memoryview) -> tuple[int, int]:
     """Bytes of compressed pixels, and the orientation, of all chunks after the header."""
     at, pixels, orientation = 33, 0, 1
     for _ in range(_MAX_CHUNKS):
-        length, kind = _unpack(">I4s", view, at, "PNG")
+        length, kind = _unpack("PNG", ">I4s", view, at)
         if kind == b"IEND":
             return pixels, orientation
         if length > len(view) - at - 12:
@@ -226,7 +230,7 @@ def _jpeg(view: memoryview) -> _Found:
     at, orientation = 2, 0
     size: tuple[int, int] | None = None
     for _ in range(_MAX_CHUNKS):
-        lead, marker = _unpack("BB", view, at, "JPEG")
+        lead, marker = _unpack("JPEG", "BB", view, at)
         if lead != 0xFF:
             raise _malformed("JPEG", f"no marker stands at byte {at}")
         if marker == 0xFF:  # a fill byte
@@ -242,7 +246,7 @@ def _jpeg(view: memoryview) -> _Found:
             )
         if marker in (0xD8, 0xD9):
             raise _malformed("JPEG", "it ends before its picture")
-        (length,) = _unpack(">H", view, at, "JPEG")
+        (length,) = _unpack("JPEG", ">H", view, at)
         if length < 2 or at + length > len(view):
             raise _malformed("JPEG", "it is truncated")
         if marker == 0xDA:
@@ -263,31 +267,31 @@ def _jpeg(view: memoryview) -> _Found:
 
 
 def _jpeg_frame(view: memoryview, at: int) -> tuple[int, int]:
-    bits, height, width, components = _unpack(">BHHB", view, at + 2, "JPEG")
+    bits, height, width, components = _unpack("JPEG", ">BHHB", view, at + 2)
     if bits != 8 or components not in (1, 3, 4):
         raise _malformed("JPEG", f"its frame has {components} components of {bits} bits")
     return width, height
 
 
 def _webp(view: memoryview) -> _Found:
-    (length,) = _unpack("<I", view, 4, "WEBP")
+    (length,) = _unpack("WEBP", "<I", view, 4)
     if length + 8 > len(view):
         raise _malformed("WEBP", "it is truncated")
     view = view[: length + 8]
-    kind, size = _unpack("<4sI", view, 12, "WEBP")
+    kind, size = _unpack("WEBP", "<4sI", view, 12)
     if size > len(view) - 20:
         raise _malformed("WEBP", "it is truncated")
     body = view[20 : 20 + size]
     if kind != b"VP8X":
         return (*_webp_picture(kind, body), 1)
-    flags, low, high, low2, high2 = _unpack("<B3xHBHB", body, 0, "WEBP")
+    flags, low, high, low2, high2 = _unpack("WEBP", "<B3xHBHB", body, 0)
     canvas = (low | high << 16) + 1, (low2 | high2 << 16) + 1
     animated, at, orientation = bool(flags & 2), 20 + size + size % 2, 1
     picture: tuple[int, int] | None = None
     for _ in range(_MAX_CHUNKS):
         if at + 8 > len(view):
             break
-        kind, size = _unpack("<4sI", view, at, "WEBP")
+        kind, size = _unpack("WEBP", "<4sI", view, at)
         body = view[at + 8 : at + 8 + size]
         if len(body) < size:
             raise _malformed("WEBP", "it is truncated")
@@ -309,12 +313,12 @@ def _webp(view: memoryview) -> _Found:
 
 def _webp_picture(kind: bytes, body: memoryview) -> tuple[int, int]:
     if kind == b"VP8 ":
-        tag, start, width, height = _unpack("<B2x3sHH", body, 0, "WEBP")
+        tag, start, width, height = _unpack("WEBP", "<B2x3sHH", body, 0)
         if tag & 1 or start != b"\x9d\x01\x2a":
             raise _malformed("WEBP", "its picture does not begin with a key frame")
         return width & 0x3FFF, height & 0x3FFF
     if kind == b"VP8L":
-        signature, bits = _unpack("<BI", body, 0, "WEBP")
+        signature, bits = _unpack("WEBP", "<BI", body, 0)
         if signature != 0x2F or bits >> 29:
             raise _malformed("WEBP", "its lossless picture has another version")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
@@ -322,12 +326,12 @@ def _webp_picture(kind: bytes, body: memoryview) -> tuple[int, int]:
 
 
 def _gif(view: memoryview) -> _Found:
-    width, height, flags = _unpack("<HHB", view, 6, "GIF")
+    width, height, flags = _unpack("GIF", "<HHB", view, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     for _ in range(_MAX_CHUNKS):
-        (kind,) = _unpack("B", view, at, "GIF")
+        (kind,) = _unpack("GIF", "B", view, at)
         if kind == 0x2C:
-            left, top, columns, lines = _unpack("<HHHH", view, at + 1, "GIF")
+            left, top, columns, lines = _unpack("GIF", "<HHHH", view, at + 1)
             if not columns or not lines:
                 raise _malformed("GIF", f"its first frame is {columns} x {lines} pixels")
             # A frame beyond the screen enlarges the picture.
@@ -341,7 +345,7 @@ def _gif(view: memoryview) -> _Found:
 def after_blocks(view: memoryview, at: int) -> int:
     """The place after an extension's blocks."""
     for _ in range(_MAX_CHUNKS):
-        (size,) = _unpack("B", view, at, "GIF")
+        (size,) = _unpack("GIF", "B", view, at)
         at += 1 + size
         if not size:
             return at
@@ -349,12 +353,12 @@ def after_blocks(view: memoryview, at: int) -> int:
 
 
 def _bmp(view: memoryview) -> _Found:
-    offset, header = _unpack("<II", view, 10, "BMP")
+    offset, header = _unpack("BMP", "<II", view, 10)
     if header == 12:
-        width, height, planes, bits = _unpack("<HHHH", view, 18, "BMP")
+        width, height, planes, bits = _unpack("BMP", "<HHHH", view, 18)
         compression = 0
     elif 40 <= header <= 256:
-        width, height, planes, bits, compression = _unpack("<iiHHI", view, 18, "BMP")
+        width, height, planes, bits, compression = _unpack("BMP", "<iiHHI", view, 18)
         height = abs(height)
     else:
         raise _malformed("BMP", f"its header is {header} bytes long")
@@ -396,14 +400,3 @@ _READERS: tuple[tuple[bytes, str, Callable[[memoryview], _Found]], ...] = (
     (b"GIF89a", "GIF", _gif),
     (b"BM", "BMP", _bmp),
 )
-
-
-def _unpack(layout: str, view: memoryview, at: int, format_: str) -> tuple[Any, ...]:
-    try:
-        return struct.unpack_from(layout, view, at)
-    except struct.error as error:
-        raise _malformed(format_, "it is truncated") from error
-
-
-def _malformed(format_: str, why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"an image is a malformed {format_}: {why}")
