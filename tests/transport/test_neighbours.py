@@ -24,12 +24,12 @@ from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
 from inlay.transport import Connection
 from inlay.transport.lent import Place
-from inlay.transport.listener import MAX_UNPROVEN, dial
+from inlay.transport.listener import MAX_UNPROVEN
 from inlay.transport.local import neighbours
 from inlay.transport.local.neighbours import NOTHING_SHARED
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.wire import CHUNK_BYTES, FrameReader, FrameWriter, Message, Offered
-from tests.transport.test_transport import SECRET, Ends, Note, counted
+from tests.transport.test_transport import Ends, Note, counted
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="sockets without a file are Linux's"
@@ -460,23 +460,3 @@ def no_descriptors_but(left: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for fd in taken:
             os.close(fd)
-
-
-async def test_the_error_of_a_neighbour_that_is_frozen_keeps_no_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("inlay.transport.listener.HANDSHAKE_SECONDS", 0.1)
-    memory, fingerprint = ReceiveMemory(1 << 28), bytes(32)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        near = neighbours.listening(port, fingerprint)
-        assert near is not None
-        with near:  # nobody accepts there
-            gc.disable()
-            try:
-                with pytest.raises(OverloadedError) as refused:
-                    await dial(Address("127.0.0.1", port, fingerprint), SECRET, Note, memory)
-                assert refused.value.__cause__ is not None
-                assert not memory._arenas
-            finally:
-                gc.enable()

@@ -430,7 +430,8 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
     def _end(self, reason: Exception) -> None:
         if self._ended is not None:
             return
-        self._ended = reason
+        # Without the frames, which hold memory that is shared, or was read into.
+        self._ended = reason.with_traceback(None)
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:

@@ -114,12 +114,11 @@ class Stream(asyncio.Transport):
                     return
                 left -= count
         except OSError as error:
-            # Without the frames, which hold the memory that was read into.
-            self._end(error.with_traceback(None))
+            self._end(error)
         except Exception as error:
             told = {"message": "a connection is cut", "exception": error, "transport": self}
             self._loop.call_exception_handler(told)
-            self._end(error.with_traceback(None))
+            self._end(error)
 
     def _fill(self, place: memoryview) -> int:
         """Read what is there; return its number of bytes. Ends the connection at its end."""
