@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-again test-fast test-unit check format site bench test-gpu bench-gpu test-engines test-deploy reference clean
+.PHONY: demo install test test-slow test-again test-unit check format site bench test-gpu bench-gpu test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -33,21 +33,29 @@ $(STAMP): $(DEMO_STAMP)
 demo: $(DEMO_STAMP)
 	$(BIN)/inlay demo
 
-test: install
-	$(PYTEST) -m "not engines and not gpu and not deploy"
+HERE := not engines and not gpu and not deploy
+# Property tests take a fifth of their examples (tests/examples.py); CI gives all: EXAMPLES=inlay.
+EXAMPLES ?= quick
+PROFILE := --hypothesis-profile=$(EXAMPLES)
 
-# What failed in `make test`, once more and alone, when it is little: for machines that stand still.
+# Under 10 minutes on 2 cores.
+test: install
+	$(PYTEST) $(PROFILE) -m "not slow and $(HERE)"
+
+# What takes over 10 s, and most cases of what runs engines.
+test-slow: install
+	$(PYTEST) $(PROFILE) -m "slow and $(HERE)"
+
+# What failed in the last of the two, once more and alone, when it is little: for machines that
+# stand still.
 test-again: install
-	$(BIN)/python -m scripts.test_again -m "not engines and not gpu and not deploy"
+	$(BIN)/python -m scripts.test_again $(PROFILE) -m "$(HERE)"
 
 # Parts that need no server, no broker and no engine.
 UNIT := $(filter-out tests/test_preloaded.py tests/test_engine_suites.py,$(wildcard tests/test_*.py)) tests/tensors tests/render tests/router tests/media tests/embedding
 
 test-unit: install
-	$(PYTEST) --hypothesis-profile=quick -m "not slow and not engines and not gpu and not deploy" $(UNIT)
-
-test-fast: install
-	$(PYTEST) -m "not engines and not gpu and not deploy and not slow"
+	$(PYTEST) $(PROFILE) -m "not slow and $(HERE)" $(UNIT)
 
 check: install
 	$(BIN)/ruff check .

@@ -3,7 +3,9 @@
 import gc
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from zlib import crc32
 
 import httpx
 import pytest
@@ -33,6 +35,30 @@ preloaded.install()
 # is tested.
 for part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, 180.0)
+
+
+SHARE = 5
+"""Of the cases of a test that runs engines or servers, one in so many is not slow."""
+RUNNING = tuple(
+    f"tests/{room}/" for room in ("engine", "equality", "router", "security", "transport")
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark most cases of a test slow where each runs an engine or a server: which, says its file.
+
+    Tests of one or two cases stay as they are, as do cases that are marked already.
+    """
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.nodeid.startswith(RUNNING) and item.get_closest_marker("slow") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for name, cases in tests.items():
+        if len(cases) > 2:
+            kept = crc32(name.partition("::")[0].encode()) % min(len(cases), SHARE)
+            for number, item in enumerate(cases):
+                if number % SHARE != kept:
+                    item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -3,9 +3,9 @@
 from hypothesis import settings
 
 FULL, QUICK = 60, 12
-"""Examples of a test that names no number: in `make test`, and in `make test-unit`."""
+"""Examples of a test that names no number: in CI, and in `make test`."""
 
 
 def examples(number: int) -> int:
-    """Return `number` in `make test`, and the same share of it as of others in `make test-unit`."""
+    """Return `number` in CI, and the same share of it as of others in `make test`."""
     return max(5, number * settings().max_examples // FULL)

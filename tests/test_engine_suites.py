@@ -81,6 +81,7 @@ def test_every_file_is_in_one_part_of_few(root: Path) -> None:
     assert max(len(part.files) for part in parts) <= suites.FILES
 
 
+@pytest.mark.slow
 def test_words_choose_no_test_of_a_part_but_some_test_of_all(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_noise_is_read_better_with_the_model_than_by_the_nearest_token(audit: Au
     assert tokens(found)["beam"] > tokens(found)["nearest"] > tokens(found)["prior"]
 
 
+@pytest.mark.slow
 def test_an_inverter_learns_a_key_that_the_nearest_token_misses(
     audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_an_inverter_learns_a_key_that_the_nearest_token_misses(
     assert tokens(found)["nearest"] < 0.1
 
 
+@pytest.mark.slow
 def test_a_learned_transform_is_repeatable_and_moves_the_users_rows_alone(
     audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(endless_url: str) -> None:
         assert screen.ended() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", [0, 0.002, 0.01, 0.03])
 def test_ctrl_c_pressed_many_times_ends_the_answer_once(pause: float, endless_url: str) -> None:
     with terminal("chat", "--url", v1(endless_url), "--no-history") as screen:

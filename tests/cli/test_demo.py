@@ -112,6 +112,7 @@ def test_the_openai_snippet_answers_when_pasted(shown: Shown, answers: list[str]
     assert done.stdout.strip() == answers[0]
 
 
+@pytest.mark.slow
 def test_the_questions_about_embeddings_are_answered_when_pasted(shown: Shown) -> None:
     said = []
     for begin in SNIPPETS[2:4]:
@@ -148,6 +149,7 @@ def test_it_says_why_it_takes_another_port(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.slow
 def test_it_ends_by_itself_when_asked_to() -> None:
     # Its processes import what they use, as outside of tests.
     with preloaded.started():

@@ -54,6 +54,7 @@ def test_every_example_is_answered_over_http_as_openai_asks_it(shown: Shown) -> 
             assert answer.choices[0].message.content == each.answer, each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", ["printf", "python"])
 def test_the_snippets_answer_when_pasted(begin: str, shown: Shown) -> None:
     printed = shown.text[shown.text.index("Try it:\n\n") + len("Try it:\n\n") :]

@@ -70,6 +70,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass_against_a_server(package: Path) -> None:
     with fleet(tiny("llama")) as running:
         url = running.serve(enable_prompt_embeds=True)

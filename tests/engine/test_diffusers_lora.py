@@ -181,7 +181,7 @@ async def test_an_adapter_of_a_text_encoder_is_pefts_merge(
     assert not near(found[0], found[1])
 
 
-@pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.parametrize("family", ["sd", pytest.param("flux", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("described", [True, False])
 async def test_a_file_of_diffusers_gives_the_images_of_its_own_loader(
     family: str, described: bool

@@ -108,7 +108,7 @@ def test_an_image_has_as_many_positions_as_for_transformers(
         for name in CASES
     ],
 )
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(8))
 @given(st.integers(8, 500), st.integers(8, 500))
 def test_an_image_is_the_tokens_and_rows_that_transformers_makes_of_pixels(
     name: str, height: int, width: int

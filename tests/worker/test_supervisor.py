@@ -129,6 +129,7 @@ async def test_the_rows_of_requests_that_failed_with_a_worker_are_gone_when_the_
             gc.enable()
 
 
+@pytest.mark.slow
 async def test_starts_that_fail_are_further_and_further_apart(tmp_path: Path) -> None:
     starts = Starts(tmp_path)
     async with supervised(starts, Backoff(0.05, most=0.2)) as plane:
@@ -230,6 +231,7 @@ async def test_the_next_worker_has_the_adapters_and_the_sleep_of_the_one_before(
     await plane.close()
 
 
+@pytest.mark.slow
 async def test_workers_that_are_tied_end_together_and_are_started_again_together(
     tmp_path: Path,
 ) -> None:

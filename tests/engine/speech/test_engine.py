@@ -159,6 +159,7 @@ def joined(payloads: Sequence[Payload], port: str) -> bytes:
     return b"".join(bytes(each.data.view) for each in payloads if each.port == port)
 
 
+@pytest.mark.slow
 async def test_a_sound_is_a_stream_or_whole_or_a_file_of_the_same_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

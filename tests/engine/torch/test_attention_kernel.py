@@ -231,9 +231,9 @@ NO_TILES = ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 @pytest.mark.parametrize(
     ("machine", "optimised"),
     [
-        ((*NO_TILES, "-mno-avx512bf16"), False),
-        ((*NO_TILES, "-DEMULATED_TILES"), False),
-        (("-march=x86-64-v3",), True),
+        pytest.param((*NO_TILES, "-mno-avx512bf16"), False, marks=pytest.mark.slow),
+        pytest.param((*NO_TILES, "-DEMULATED_TILES"), False, marks=pytest.mark.slow),
+        pytest.param(("-march=x86-64-v3",), True, marks=pytest.mark.slow),
         (("-march=x86-64",), False),
     ],
     ids=["no bfloat16", "loops in place of tiles", "AVX2", "SSE2"],

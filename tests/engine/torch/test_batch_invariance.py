@@ -118,7 +118,9 @@ def everyone(length: int, **options: Any) -> list[Request]:
 
 
 @OPTIONS
-@pytest.mark.parametrize("budget", [33, 128, 2048])
+@pytest.mark.parametrize(
+    "budget", [33, *(pytest.param(most, marks=pytest.mark.slow) for most in (128, 2048))]
+)
 def test_a_batch_and_chunks_change_no_bit(budget: int, options: dict[str, Any]) -> None:
     engine = core(max_num_batched_tokens=budget)
     found = outputs(engine, *everyone(LENGTH, **options))

@@ -53,7 +53,11 @@ def expected_alone() -> dict[str, list[tuple[int, float]]]:
     [{"max_num_seqs": 4}, {"num_pages": 22, "max_model_len": 160}],
     ids=["places", "pages"],
 )
-@pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize(
+    "prefix_caching",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["cached", "uncached"],
+)
 def test_a_sequence_that_yields_to_another_client_goes_on_as_if_nothing_had_happened(
     changes: dict[str, int], prefix_caching: bool
 ) -> None:

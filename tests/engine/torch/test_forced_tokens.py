@@ -136,9 +136,9 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("llama", {}),
+        pytest.param("llama", {}, marks=pytest.mark.slow),
         ("llama", {"num_pages": 22, "max_num_batched_tokens": 24}),
-        ("qwen3_5_text", {}),
+        pytest.param("qwen3_5_text", {}, marks=pytest.mark.slow),
         ("qwen3_5_text", {"num_pages": 60, "max_num_batched_tokens": 24}),
     ],
     ids=["roomy", "tight", "states", "tight with states"],

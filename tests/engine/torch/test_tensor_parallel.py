@@ -129,6 +129,7 @@ async def test_drafts_images_and_bfloat16_are_divided_too() -> None:
     assert first[0] == pytest.approx(first[1], abs=0.1)
 
 
+@pytest.mark.slow
 async def test_a_rank_that_dies_fails_the_engine_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
