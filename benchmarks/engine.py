@@ -5,6 +5,7 @@
     python -m benchmarks.engine --only 'decode .* at 64|prefill 512'
     BENCH_VLLM=venv/bin/python python -m benchmarks.engine
     python -m benchmarks.engine --quantised --no-transformers
+    python -m benchmarks.engine --quantised int4 --no-transformers --shape 4B --only 'decode 1 at 64'
     python -m benchmarks.engine --batch-invariant --no-transformers --layers 4
 
 vLLM runs in the Python that `BENCH_VLLM` names, its engine's own loop without a server. All take
@@ -29,10 +30,17 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks._environment import ensure
+from benchmarks._random_models import (
+    HEAD_SIZE,
+    SHAPES,
+    VOCABULARY,
+    Shape,
+    write_model,
+    write_quantised,
+)
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import SpeculativeConfig
@@ -45,6 +53,9 @@ from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Request, Sampling
 
 PAGE_SIZE = 32
+QUANTISED = {"int8": (8, False), "int4": (4, False), "int4-and-head": (4, True)}
+"""Bits of the weights, and whether the head has as many."""
+
 LASTING = 256
 """Tokens a prompt that decodes may have.
 
@@ -99,71 +110,6 @@ class Case:
         if self.steps is not None:
             return contender.decode([ids for ids, _ in self.requests], self.steps)
         return contender.load(self.requests)
-
-
-def write_model(directory: Path, layers: int, *, vocab_size: int = 151936) -> None:
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=16384,
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-6,
-        eos_token_id=0,
-    )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.empty(1 << 20, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
-    for parameter in model.parameters():
-        flat = parameter.data.view(-1)
-        for start in range(0, len(flat), len(noise)):
-            part = flat[start : start + len(noise)]
-            # Rotated, so that no two blocks are equal.
-            part.copy_(noise.roll(start >> 20)[: len(part)])
-        if parameter.ndim == 1:
-            parameter.data.fill_(1)
-    model.tie_weights()
-    model.save_pretrained(directory)
-
-
-def write_quantised(source: Path, directory: Path, bits: int, *, head: bool) -> Path:
-    """Write the same shape with integer weights of `bits` in groups of 128, as `pack-quantized`.
-
-    The head stays in bfloat16, tied to the embedding table, unless `head`.
-    """
-    directory.mkdir()
-    config = json.loads((source / "config.json").read_text())
-    (file,) = source.glob("*.safetensors")
-    generator = torch.Generator().manual_seed(2)
-    plain = load_file(file)
-    shapes = {name: value.shape for name, value in plain.items() if name.endswith("_proj.weight")}
-    stored = {name: value for name, value in plain.items() if name not in shapes}
-    if head:
-        config["tie_word_embeddings"] = False
-        shapes["lm_head.weight"] = stored["model.embed_tokens.weight"].shape
-    for name, (outputs, inputs) in shapes.items():
-        shape = (outputs, inputs * bits // 32)
-        words = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
-        scales = torch.full((outputs, inputs // 128), 0.064 / (1 << bits), dtype=torch.bfloat16)
-        stored |= {
-            f"{name}_packed": words.int(),
-            f"{name}_shape": torch.tensor([outputs, inputs]),
-            f"{name}_scale": scales,
-        }
-    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 128}
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
-    save_file(stored, directory / "model.safetensors", {"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
 
 
 def best_of(repeats: int, run: Callable[[], object]) -> float:
@@ -355,12 +301,12 @@ def prompt(length: int, index: int) -> list[int]:
     return [(11 * position + 7919 * index) % 151000 + 1 for position in range(length)]
 
 
-def cases_of(weights: int, layers: int, steps: int, *, long: bool) -> list[Case]:
+def cases_of(weights: int, shape: Shape, layers: int, steps: int, *, long: bool) -> list[Case]:
     """Floors are in bytes of weights and in FLOPs here.
 
     `main` adds keys and values, and divides by what the machine does a second.
     """
-    linear = weights - 2 * 151936 * 1024
+    linear = weights - 2 * VOCABULARY * shape.hidden_size
     shapes = [(batch, context) for context in (64, 512) for batch in (1, 8, 32)]
     shapes += [(batch, 4096) for batch in (1, 8, 32)] if long else []
     found = [
@@ -375,7 +321,7 @@ def cases_of(weights: int, layers: int, steps: int, *, long: bool) -> list[Case]
         for batch, context in shapes
     ]
     for length in (512, 2048, 4096) if long else (512, 2048):
-        flops = length * linear + layers * 2 * 16 * 128 * length * length
+        flops = length * linear + layers * 2 * shape.num_heads * HEAD_SIZE * length * length
         found.append(Case(f"prefill {length}", [(prompt(length, length), 1)], length, float(flops)))
     draw = random.Random(1)
     mixed = [
@@ -408,7 +354,13 @@ def report(cases: list[Case], names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        default="0.6B",
+        help="Of Qwen3; 4B takes 8 GB and as much of disk.",
+    )
+    parser.add_argument("--layers", type=int, help="All of the shape's when not given.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
@@ -419,7 +371,10 @@ def main() -> None:
         "--only", default="", help="Cases whose name this regular expression finds."
     )
     parser.add_argument(
-        "--quantised", action="store_true", help="Weights of 8 and 4 bits, of the same shape, too."
+        "--quantised",
+        nargs="*",
+        choices=QUANTISED,
+        help="Weights of these kinds, or of all, of the same shape, too.",
     )
     parser.add_argument(
         "--page-sizes", type=int, nargs="*", default=[], help="Pages of these sizes too, in turns."
@@ -430,16 +385,18 @@ def main() -> None:
     parser.add_argument("--no-transformers", action="store_true", help="Leave transformers out.")
     options = parser.parse_args()
     ensure("benchmarks.engine")
+    shape = SHAPES[options.shape]
+    layers = shape.layers if options.layers is None else options.layers
     global _clock
     _clock = time.process_time if options.threads == 1 else time.perf_counter
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        write_model(directory, options.layers)
+        write_model(directory, layers, shape=shape)
         weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
         wanted = [
             case
-            for case in cases_of(weights, options.layers, options.steps, long=options.long)
+            for case in cases_of(weights, shape, layers, options.steps, long=options.long)
             if re.search(options.only, case.name)
         ]
         # Room for what each prompt decodes, and not for requests that wait.
@@ -462,12 +419,9 @@ def main() -> None:
             )
         if not options.no_transformers:
             contenders["transformers"] = Transformers(directory)
-        if options.quantised:
-            for kind, bits, head in (
-                ("int8", 8, False),
-                ("int4", 4, False),
-                ("int4 and head", 4, True),
-            ):
+        if options.quantised is not None:
+            for kind in options.quantised or QUANTISED:
+                bits, head = QUANTISED[kind]
                 smaller = write_quantised(directory, directory / kind, bits, head=head)
                 contenders[kind] = Ours(smaller, options.threads, 32, positions)
         python = os.environ.get("BENCH_VLLM")

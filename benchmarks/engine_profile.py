@@ -30,7 +30,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt, write_model
+from benchmarks._random_models import write_model
+from benchmarks.engine import Ours, Vllm, bandwidth, gemm_peak, prompt
 from inlay.engine.torch import lora, prompt_logprobs
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.in_flight_step import InFlightStep

@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 
 from benchmarks import _gpu_features
-from benchmarks.engine import Vllm, prompt, write_model
+from benchmarks._random_models import write_model
+from benchmarks.engine import Vllm, prompt
 from benchmarks.engine_profile import put_adapters
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings

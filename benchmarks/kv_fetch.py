@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.engine import write_model
+from benchmarks._random_models import write_model
 from inlay.address import Address
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings

@@ -35,7 +35,8 @@ from llguidance import LLMatcher
 from safetensors.torch import load_file, save_file
 
 from benchmarks._environment import ensure
-from benchmarks.engine import Ours, write_model
+from benchmarks._random_models import write_model
+from benchmarks.engine import Ours
 from benchmarks.structured import EOS_ID, instance_of, schema_of, train
 from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
 from inlay.engine.speculation import SpeculativeConfig

@@ -29,7 +29,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks._environment import ensure
-from benchmarks.engine import Ours, prompt, write_model
+from benchmarks._random_models import write_model
+from benchmarks.engine import Ours, prompt
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.render.tokenizer import load_tokenizer
 from inlay.request import Grammar
