@@ -149,7 +149,8 @@ void dots_of(
         for (int part = 0; part < PARTS; part++) {
             __m512i x[LANES];
             for (int64_t r = 0; r < LANES; r++) {
-                if (next) __builtin_prefetch(next[part] + r * size + i, 0, 2);
+                // From end to end: a CPU asks for more by itself then.
+                if (next) __builtin_prefetch(next[part] + i * LANES + r * PAIRED, 0, 2);
                 x[r] = load_pairs(rows[part] + r * size, i, size);
             }
             transpose(x);
