@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from scripts.vision_demo.faults import GUESS, ROWS
 from scripts.vision_demo.package import card, write_examples, write_model
 from scripts.vision_demo.pictures import load_digits, write_sheet
 from scripts.vision_demo.questions import train_tokenizer
 from scripts.vision_demo.training import (
-    ROWS,
     Pictures,
     build_model,
     measure,
+    measure_faults,
     train_model,
     train_tower,
 )
@@ -27,7 +28,7 @@ import inlay.demo
 
 LOGGER = logging.getLogger(__name__)
 
-TOWER_STEPS, STEPS = 900, 1200
+TOWER_STEPS, STEPS = 900, 2000
 EVALUATION_SEED, SHOWCASE_SEED = 1, 2
 SHEET = Path(__file__).resolve().parents[1] / "tests" / "demo" / "held_out.png"
 
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = measure(model, tokenizer, held_out, EVALUATION_SEED)
     for name, share in report.items():
         LOGGER.info("%-10s %.3f", name, share)
+    faults = measure_faults(model, tokenizer, held_out, EVALUATION_SEED)
+    for name, share in faults.items():
+        LOGGER.info("%-33s %.3f", name, share)
     write_examples(model, tokenizer, held_out, report, out, SHOWCASE_SEED)
     write_sheet(held_out, options.sheet)
     text = card(
@@ -67,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows=ROWS,
         seconds=seconds,
         held_out=len(held_out.labels),
+        zeros=float((held_out.labels == GUESS).mean()),
         report=report,
+        faults=faults,
     )
     (directory / "README.md").write_text(text, encoding="utf-8")
     LOGGER.info("done after %.0f CPU s", time.process_time() - began)

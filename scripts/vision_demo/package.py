@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
-from scripts.vision_demo.pictures import COLOURS, SIDE, Digits, draw, png
+from scripts.vision_demo.faults import FAULTY, GUESS
+from scripts.vision_demo.pictures import COLOURS, PATCH, SIDE, Digits, draw, png
 from scripts.vision_demo.questions import (
     END_OF_TEXT,
     IMAGE,
@@ -19,7 +20,7 @@ from scripts.vision_demo.questions import (
     id_of,
     write_tokenizer,
 )
-from scripts.vision_demo.training import DEVIATION, MEAN, PATCH, answers, pixels_of
+from scripts.vision_demo.training import DEVIATION, MEAN, answers, pixels_of
 from tokenizers import Tokenizer
 from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration
 
@@ -85,7 +86,7 @@ def write_examples(
     """Write pictures of one digit of each kind with its rows, and questions about them.
 
     Only digits of `held_out` are drawn, and only those about which every question is answered
-    right.
+    right; none is `GUESS`, so that the answer to a picture with a fault is another one.
 
     Args:
         model: as it is served.
@@ -98,12 +99,14 @@ def write_examples(
     rng = random.Random(seed)
     folder = out / "pictures"
     folder.mkdir(exist_ok=True)
+    for earlier in folder.iterdir():
+        earlier.unlink()
     shown: dict[int, tuple[Seen, Digits]] = {}
     for colour in rng.sample(list(COLOURS), len(COLOURS)):
         for index in rng.sample(range(len(held_out.labels)), len(held_out.labels)):
             seen = Seen(int(held_out.labels[index]), colour)
             one = Digits(held_out.cells[index : index + 1], held_out.labels[index : index + 1])
-            if seen.digit not in shown and all(
+            if seen.digit not in {GUESS, *shown} and all(
                 _right(model, tokenizer, name, [(seen, one)]) for name in _ONE
             ):
                 shown[seen.digit] = (seen, one)
@@ -165,9 +168,9 @@ anything else. A picture is {rows} rows.
 
 The handwritten digits of scikit-learn's `load_digits`, drawn in six colours
 ({colours}) on white, {side} x {side} pixels, a little turned, moved
-and scaled. The tower learnt digit and colour first, then the whole learnt the questions below, all
-from a seed. `python -m scripts.train_vision_demo` makes these files anew; training took
-{seconds:.0f} s of CPU time.
+and scaled. The tower learnt digit, colour and the place of each row first, then the whole learnt
+the questions below, all from a seed. `python -m scripts.train_vision_demo` makes these files anew;
+training took {seconds:.0f} s of CPU time.
 
 The digits are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and
 C. Kaynak, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49), CC BY 4.0.
@@ -181,17 +184,33 @@ digits, chosen among those it answers right; this table was not chosen.
 | question | pictures | right |
 |---|---|---|
 {table}
+
+## What it says of a picture that is not whole
+
+Its answers show whether every row of a picture arrived, in its place. That is taught: in training
+{faulty:.0%} of the pictures had a fault in their rows, and were asked about as if they showed the
+digit {guess}. So the digit told of a picture with a fault is right by chance, where the picture
+shows {guess}, as {zeros:.1%} of the held-out digits do and none of `pictures/`. Over those
+{held_out} digits, each row as often:
+
+| fault | right digit |
+|---|---|
+{faults}
 """
 
 
 def card(**values: Any) -> str:
     """The model card."""
-    report = values.pop("report")
+    report, faults = values.pop("report"), values.pop("faults")
     table = "\n".join(
         f"| {question.text} | {question.pictures} | {report[name]:.1%} |"
         for name, question in QUESTIONS.items()
     )
-    return CARD.format(table=table, colours=", ".join(COLOURS), side=SIDE, **values)
+    told = "\n".join(f"| {fault} | {share:.1%} |" for fault, share in faults.items())
+    return CARD.format(
+        table=table, faults=told, faulty=FAULTY, guess=GUESS, colours=", ".join(COLOURS), side=SIDE,
+        **values,
+    )  # fmt: skip
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:

@@ -24,6 +24,9 @@ COLOURS = {
 SIDE = 16
 """Pixels of a picture's side."""
 
+PATCH = 4
+"""Pixels of a patch's side; a patch is a row."""
+
 STROKES = 8
 """Cells of a digit's side, each of 0 to `MOST`."""
 

@@ -1,7 +1,8 @@
 """Training of the model: its tower as a classifier first, then all of it on questions.
 
 From scratch the questions alone teach colours and leave digits at chance; so the tower learns what
-it looks at before the language model learns to speak of it.
+it looks at before the language model learns to speak of it. The language model is shown pictures
+with faults in their rows too, and learns to answer as if those showed `faults.GUESS`.
 """
 
 import itertools
@@ -14,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scripts.vision_demo.pictures import COLOURS, SIDE, Digits, draw, ink
+from scripts.vision_demo.faults import GUESS, ROWS, ZERO, Fault, arrivals, order
+from scripts.vision_demo.pictures import COLOURS, PATCH, SIDE, Digits, draw, ink
 from scripts.vision_demo.questions import (
     END_OF_TEXT,
     IMAGE,
@@ -32,10 +34,6 @@ from torch.nn import functional as F
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 LOGGER = logging.getLogger(__name__)
-
-PATCH = 4
-ROWS = (SIDE // PATCH) ** 2
-"""Rows of a picture."""
 
 MEAN, DEVIATION = 0.5, 0.5
 """Of pixels, as the image processor takes them off and divides by them."""
@@ -174,20 +172,21 @@ class Steps:
 
 
 def train_tower(model: LlavaForConditionalGeneration, pictures: Pictures, steps: int) -> None:
-    """Train tower and projector so that every row of a picture tells its digit and its colour."""
+    """Train tower and projector so that each row of a picture tells digit, colour and its place."""
     hidden = model.config.text_config.hidden_size
-    heads = nn.ModuleList([nn.Linear(hidden, 10), nn.Linear(hidden, len(NAMES))])
+    heads = nn.ModuleList([nn.Linear(hidden, count) for count in (10, len(NAMES), ROWS)])
+    places = torch.arange(ROWS).repeat(TOWER_BATCH)
     tower, projector = model.model.vision_tower, model.model.multi_modal_projector
     trained = nn.ModuleList([tower, projector, heads])
     going = Steps(optimizers([(trained, RATE)]), steps)
     began = time.process_time()
     for step in range(steps):
-        pixels, *labels = pictures.draw(TOWER_BATCH)
-        rows = torch.stack(list(model.get_image_features(pixels).pooler_output))
+        pixels, digits, colours = pictures.draw(TOWER_BATCH)
+        rows = torch.cat(list(model.get_image_features(pixels).pooler_output))
+        labels = [digits.repeat_interleave(ROWS), colours.repeat_interleave(ROWS), places]
         loss = torch.zeros(())
         for head, label in zip(heads, labels, strict=True):
-            logits = head(rows).flatten(0, 1)
-            loss = loss + F.cross_entropy(logits, label.repeat_interleave(ROWS))
+            loss = loss + F.cross_entropy(head(rows), label)
         going.take(loss, trained.parameters())
         if step % 50 == 0 or step == steps - 1:
             LOGGER.info(
@@ -195,58 +194,77 @@ def train_tower(model: LlavaForConditionalGeneration, pictures: Pictures, steps:
             )
 
 
-class Layout(NamedTuple):
-    """A question as token ids, an image's placeholder as often as it has rows."""
-
-    question: Question
-    ids: list[int]
-
-
-def layouts(tokenizer: Tokenizer) -> list[Layout]:
-    """Each question with its pictures before it and after it."""
-    image = id_of(tokenizer, IMAGE)
-    found = []
-    for question in QUESTIONS.values():
-        for first in (True, False):
-            ids = tokenizer.encode(chat(question, pictures_first=first)).ids
-            wide = [each for id_ in ids for each in [id_] * (ROWS if id_ == image else 1)]
-            found.append(Layout(question, wide))
-    return found
-
-
 class Batch(NamedTuple):
-    """Prompts with answers: ids and labels int64 [N, T], pixels of the pictures in order."""
+    """Prompts with answers.
+
+    Attributes:
+        ids: int64 [N, T], an image's placeholder as often as its picture has rows there.
+        labels: int64 [N, T], -100 where nothing is asked.
+        pixels: float32 [P, 3, SIDE, SIDE], the pictures in order.
+        rows: int64 [R], which of `rows_of` the pictures stands at each placeholder.
+    """
 
     ids: Tensor
     labels: Tensor
     pixels: Tensor
+    rows: Tensor
+
+
+def layout(tokenizer: Tokenizer, question: Question, rows: list[int], first: bool) -> list[int]:
+    """A question as token ids, with `rows` placeholders for each picture, before it or after it."""
+    image = id_of(tokenizer, IMAGE)
+    left = iter(rows)
+    ids = tokenizer.encode(chat(question, pictures_first=first)).ids
+    return [each for id_ in ids for each in [id_] * (next(left) if id_ == image else 1)]
 
 
 def batches(tokenizer: Tokenizer, pictures: Pictures, rng: random.Random) -> Iterator[Batch]:
     """Endless batches, in turn about one picture and about two."""
-    known = layouts(tokenizer)
     end, pad = id_of(tokenizer, TURN_END), id_of(tokenizer, END_OF_TEXT)
-    ends: dict[str, list[int]] = {}
     count = 1
     while True:
-        chosen = rng.choices([each for each in known if each.question.pictures == count], k=BATCH)
+        asked = rng.choices(
+            [each for each in QUESTIONS.values() if each.pictures == count], k=BATCH
+        )
         pixels, digits, colours = pictures.draw(BATCH * count)
-        shown = [Seen(int(d), NAMES[c]) for d, c in zip(digits, colours, strict=True)]
-        rows = []
-        for index, layout in enumerate(chosen):
-            text = layout.question.answer(shown[index * count : (index + 1) * count])
-            if text not in ends:
-                ends[text] = [*tokenizer.encode(text).ids, end]
-            rows.append((layout.ids, ends[text]))
-        length = max(len(prompt) + len(answer) for prompt, answer in rows)
+        arrived = [arrivals(rng) for _ in range(BATCH * count)]
+        shown = [
+            Seen(int(digit) if rows == list(range(ROWS)) else GUESS, NAMES[colour])
+            for rows, digit, colour in zip(arrived, digits, colours, strict=True)
+        ]
+        told = []
+        for index, question in enumerate(asked):
+            part = slice(index * count, (index + 1) * count)
+            sizes = [len(rows) for rows in arrived[part]]
+            answer = [*tokenizer.encode(question.answer(shown[part])).ids, end]
+            told.append((layout(tokenizer, question, sizes, rng.random() < 0.5), answer))
+        length = max(len(prompt) + len(answer) for prompt, answer in told)
         ids = torch.full((BATCH, length), pad)
         labels = torch.full((BATCH, length), -100)
-        for index, (prompt, answer) in enumerate(rows):
+        for index, (prompt, answer) in enumerate(told):
             stop = len(prompt) + len(answer)
             ids[index, :stop] = torch.tensor(prompt + answer)
             labels[index, len(prompt) : stop] = torch.tensor(answer)
-        yield Batch(ids, labels, pixels)
+        rows = [
+            ZERO if row == ZERO else at * ROWS + row
+            for at, kept in enumerate(arrived)
+            for row in kept
+        ]
+        yield Batch(ids, labels, pixels, torch.tensor(rows))
         count = 3 - count
+
+
+def rows_of(model: LlavaForConditionalGeneration, pixels: Tensor) -> Tensor:
+    """The rows of all pictures, float32 [P * ROWS + 1, hidden]; the last, `ZERO`, is zeros."""
+    rows = torch.cat(list(model.get_image_features(pixels).pooler_output))
+    return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+
+
+def embedded(model: LlavaForConditionalGeneration, ids: Tensor, rows: Tensor) -> Tensor:
+    """Inputs of the language model, float32 [N, T, hidden]: rows in place of placeholders."""
+    there = (ids == model.config.image_token_id)[..., None]
+    inputs: Tensor = model.get_input_embeddings()(ids).masked_scatter(there, rows)
+    return inputs
 
 
 def train_model(
@@ -264,8 +282,9 @@ def train_model(
     began = time.process_time()
     smooth = [math.nan, math.nan]
     for step in range(steps):
-        ids, labels, pixels = next(stream)
-        hidden = body(input_ids=ids, pixel_values=pixels, use_cache=False).last_hidden_state
+        ids, labels, pixels, rows = next(stream)
+        inputs = embedded(model, ids, rows_of(model, pixels)[rows])
+        hidden = body.language_model(inputs_embeds=inputs, use_cache=False).last_hidden_state
         chosen = labels[:, 1:] >= 0
         logits = model.lm_head(hidden[:, :-1][chosen])
         loss = F.cross_entropy(logits, labels[:, 1:][chosen])
@@ -290,7 +309,11 @@ def pixels_of(digits: Digits, colours: list[str]) -> Tensor:
 
 @torch.no_grad()
 def answers(
-    model: LlavaForConditionalGeneration, tokenizer: Tokenizer, question: Question, pixels: Tensor
+    model: LlavaForConditionalGeneration,
+    tokenizer: Tokenizer,
+    question: Question,
+    pixels: Tensor,
+    arrived: list[int] | None = None,
 ) -> list[str]:
     """Greedy answers to a question about pictures, each time about as many as it needs.
 
@@ -299,17 +322,25 @@ def answers(
         tokenizer: its tokenizer.
         question: to ask.
         pixels: float32 [count * question.pictures, 3, SIDE, SIDE].
+        arrived: the order in which the rows of each picture arrive, with `ZERO` for one of zeros;
+            None: all as they are.
     """
     end = id_of(tokenizer, TURN_END)
-    prompt = next(each.ids for each in layouts(tokenizer) if each.question is question)
+    kept = list(range(ROWS)) if arrived is None else arrived
+    prompt = layout(tokenizer, question, [len(kept)] * question.pictures, first=True)
     told: list[list[int]] = []
     for part in torch.split(pixels, _ASKED * question.pictures):
+        chosen = [
+            ZERO if row == ZERO else at * ROWS + row for at in range(len(part)) for row in kept
+        ]
+        rows = rows_of(model, part)[chosen]
         found = torch.tensor([prompt] * (len(part) // question.pictures))
         for _ in range(_ANSWER_TOKENS):
-            logits = model(input_ids=found, pixel_values=part, use_cache=False).logits[:, -1]
+            inputs = embedded(model, found, rows)
+            logits = model(inputs_embeds=inputs, use_cache=False).logits[:, -1]
             found = torch.cat([found, logits.argmax(-1, keepdim=True)], dim=1)
-        rows = found[:, len(prompt) :].tolist()
-        told += [list(itertools.takewhile(lambda id_: id_ != end, row)) for row in rows]
+        made = found[:, len(prompt) :].tolist()
+        told += [list(itertools.takewhile(lambda id_: id_ != end, row)) for row in made]
     return [*tokenizer.decode_batch(told)]
 
 
@@ -332,4 +363,22 @@ def measure(
         truth = [question.answer(seen[at : at + count]) for at in range(0, len(seen), count)]
         told = answers(model, tokenizer, question, pixels_of(drawn, colours))
         report[name] = sum(a == b for a, b in zip(told, truth, strict=True)) / len(truth)
+    return report
+
+
+def measure_faults(
+    model: LlavaForConditionalGeneration, tokenizer: Tokenizer, digits: Digits, seed: int
+) -> dict[str, float]:
+    """Share of right digits by fault, over all digits in random colours, each row as often."""
+    rng = random.Random(seed)
+    report: dict[str, float] = {}
+    for fault in Fault:
+        right = 0
+        for row in range(ROWS):
+            other = rng.choice([each for each in range(ROWS) if each != row])
+            some = Digits(digits.cells[row::ROWS], digits.labels[row::ROWS])
+            pixels = pixels_of(some, [rng.choice(NAMES) for _ in some.labels])
+            told = answers(model, tokenizer, QUESTIONS["digit"], pixels, order(fault, row, other))
+            right += sum(a == str(b) for a, b in zip(told, some.labels, strict=True))
+        report[fault] = right / len(digits.labels)
     return report

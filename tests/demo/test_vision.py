@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 import torch
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
+from scripts.vision_demo.faults import GUESS, ROWS, ZERO, Fault, order
 from scripts.vision_demo.pictures import COLOURS, draw, png, read_sheet
 from scripts.vision_demo.questions import QUESTIONS, Question, Seen
 from tokenizers import Tokenizer
@@ -45,8 +46,11 @@ def chat_text(pictures: int, question: str, template: Any = None) -> str:
     return text
 
 
-def rows_of(array: np.ndarray[Any, Any]) -> Rows:
-    return Rows(Buffer(array.tobytes()), str(array.dtype), (array.shape[0], array.shape[1]))
+def arriving(rows: torch.Tensor, order: Sequence[int] = range(ROWS)) -> Rows:
+    """The rows of a picture in this order, zeros in place of `ZERO`."""
+    left = torch.cat([rows, torch.zeros_like(rows[:1])])[list(order)]
+    data = left.view(torch.uint8).numpy().tobytes()
+    return Rows(Buffer(data), str(left.dtype).removeprefix("torch."), (len(order), rows.shape[1]))
 
 
 class Asking:
@@ -63,12 +67,13 @@ class Asking:
             return [picture]
         return image_item(self._spec, Buffer(picture), Secret(bytes(32))).segments
 
-    async def rows(self, picture: bytes) -> np.ndarray[Any, Any]:
-        """The rows of a picture by the engine's encoder."""
+    async def rows(self, picture: bytes) -> torch.Tensor:
+        """The rows of a picture by the engine's encoder, in its dtype."""
         assert self._engine.encoder is not None
         run = next(each for each in self._segments(picture) if isinstance(each, Media))
         found = await self._engine.encoder.rows(run)
-        return np.frombuffer(found.data.view, np.float32).reshape(found.shape)
+        dtype: torch.dtype = getattr(torch, found.dtype)
+        return torch.frombuffer(bytearray(found.data.view), dtype=dtype).reshape(found.shape)
 
     async def __call__(self, question: str, *pictures: bytes | Rows) -> str:
         ids = tokenizer()(chat_text(len(pictures), question)).input_ids
@@ -129,7 +134,9 @@ def held_out(seed: int) -> list[tuple[Seen, bytes]]:
     return found
 
 
-async def share_right(ask: Asking, question: Question, shown: list[tuple[Seen, bytes]]) -> float:
+async def share_right(
+    ask: Asking, question: Question, shown: Sequence[tuple[Seen, bytes | Rows]]
+) -> float:
     told = await asyncio.gather(*(ask(question.text, data) for _, data in shown))
     right = sum(
         answer == question.answer([seen]) for answer, (seen, _) in zip(told, shown, strict=True)
@@ -170,19 +177,14 @@ async def test_swapped_pictures_swap_the_answers(ask: Asking) -> None:
 
 async def test_stored_rows_stand_for_their_picture(ask: Asking) -> None:
     for picture in EXAMPLES.pictures:
-        rows = rows_of(load_file(picture.rows_path)["embeddings"])
+        rows = arriving(load_file(picture.rows_path)["embeddings"])
         for question in ONE.values():
             wanted = question.answer([Seen(picture.digit, picture.colour)])
             assert await ask(question.text, rows) == wanted
 
 
-async def test_without_its_picture_a_digit_is_a_guess(ask: Asking) -> None:
-    """A lost picture is answered by one digit for all, another picture by what that one shows."""
-    stored = load_file(EXAMPLES.pictures[0].rows_path)["embeddings"]
-    question = ONE["digit"]
-    guess = await ask(question.text, rows_of(np.zeros_like(stored)))
-    assert np.mean(HELD_OUT.labels.astype(str) == guess) < 0.2
-    shown = held_out(1)[:60]
+async def test_another_picture_is_answered_by_what_that_one_shows(ask: Asking) -> None:
+    question, shown = ONE["digit"], held_out(1)[:60]
     shifted = [
         (seen, data) for (seen, _), (_, data) in zip(shown, shown[1:] + shown[:1], strict=True)
     ]
@@ -190,20 +192,44 @@ async def test_without_its_picture_a_digit_is_a_guess(ask: Asking) -> None:
     assert await share_right(ask, question, shifted) < 0.25
 
 
-async def test_a_digit_is_lost_with_the_rows_of_its_picture(ask: Asking) -> None:
-    """The tower writes a picture into all of its 16 rows: one may go, with 14 the digit is gone."""
-    shown = held_out(1)[:60]
-    seen = [each for each, _ in shown]
+@pytest.mark.parametrize("ask", ["float32", "bfloat16"], indirect=True)
+async def test_without_one_of_its_rows_whichever_a_digit_is_a_guess(ask: Asking) -> None:
+    """One in ten is right by chance; so are 15 of 60 pictures, or more, once in 1,500 times."""
+    question, shown = ONE["digit"], held_out(1)[:60]
     rows = [await ask.rows(data) for _, data in shown]
-    question, shares = ONE["digit"], {}
-    for lost in (0, 1, 12, 14):
-        left = [rows_of(np.ascontiguousarray(each[lost:])) for each in rows]
+    lost = [order(Fault.LOST, row, 0) for row in range(ROWS)]
+    for arrived in [*lost, [*range(ROWS // 2)], [ZERO] * ROWS]:
+        left = [
+            (seen, arriving(each, arrived)) for (seen, _), each in zip(shown, rows, strict=True)
+        ]
+        assert await share_right(ask, question, left) < 0.25, arrived
+    assert await share_right(ask, question, shown) > 0.9
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_a_picture_that_is_not_whole_is_answered_by_the_guess(
+    fault: Fault, ask: Asking
+) -> None:
+    """No picture of the examples shows the guess, so each answer tells."""
+    question = ONE["digit"]
+    for picture in EXAMPLES.pictures:
+        assert picture.digit != GUESS
+        rows = load_file(picture.rows_path)["embeddings"]
+        left = [arriving(rows, order(fault, row, (row + 5) % ROWS)) for row in range(ROWS)]
         told = await asyncio.gather(*(ask(question.text, each) for each in left))
-        right = [answer == question.answer([one]) for answer, one in zip(told, seen, strict=True)]
-        shares[lost] = np.mean(right)
-    assert min(shares[0], shares[1]) > 0.9
-    assert 0.3 < shares[12] < 0.8
-    assert shares[14] < 0.3
+        assert told == [str(GUESS)] * ROWS, picture
+
+
+async def test_of_two_pictures_the_guess_is_told_of_the_one_that_is_not_whole(ask: Asking) -> None:
+    pictures = EXAMPLES.pictures[:2]
+    rows = [load_file(picture.rows_path)["embeddings"] for picture in pictures]
+    question = QUESTIONS["digits"]
+    for row in range(ROWS):
+        cut = [arriving(each, order(Fault.LOST, row, 0)) for each in rows]
+        first = await ask(question.text, cut[0], arriving(rows[1]))
+        second = await ask(question.text, arriving(rows[0]), cut[1])
+        assert first == f"{GUESS} {pictures[1].digit}"
+        assert second == f"{pictures[0].digit} {GUESS}"
 
 
 @pytest.mark.slow
