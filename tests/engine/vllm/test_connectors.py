@@ -20,6 +20,7 @@ def test_one_connector_stands_for_its_own_configuration() -> None:
     assert transfer_config(settings(connector=["none"])) is None
     assert transfer_config(settings(connector=["nixl"])) == {
         "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "inlay.engine.vllm.nixl",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"kv_lease_duration": 30},
@@ -46,6 +47,7 @@ def test_a_cache_and_what_moves_blocks_are_joined(names: list[str]) -> None:
     assert (found["kv_connector"], found["kv_role"]) == ("PdConnector", "kv_both")
     inner = found["kv_connector_extra_config"]["connectors"]
     assert [each["kv_connector"] for each in inner] == ["DynamoConnector", "NixlConnector"]
+    assert "kv_connector_module_path" not in inner[1]
     json.dumps(found)
 
 

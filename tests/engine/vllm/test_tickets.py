@@ -27,7 +27,7 @@ SAID: dict[str, Any] = {
     "dcp_size": 1,
     "pp_size": 1,
     "remote_num_tokens": 40,
-    "remote_blocks_expiry_time": None,
+    "remote_blocks_expiry_time": 130.5,
     "transfer_mode": "pull",
 }
 
@@ -60,7 +60,7 @@ def test_vllm_is_told_what_the_other_said() -> None:
     assert office().refused(opened, asked(), None) is None
     told = opened.parameters((1, 1, 1))
     assert told == {key: SAID[key] for key in told}
-    assert set(SAID) - set(told) == {"remote_blocks_expiry_time", "transfer_mode"}
+    assert set(SAID) - set(told) == {"transfer_mode"}
     assert (office().is_own(opened), office("p").is_own(opened)) == (False, True)
 
 
@@ -85,7 +85,7 @@ def test_what_vllm_should_not_say_becomes_no_ticket(said: dict[str, Any]) -> Non
 
 
 def test_a_word_too_few_becomes_no_ticket() -> None:
-    for name in ("remote_block_ids", "remote_host", "tp_size", "remote_num_tokens"):
+    for name in ("remote_block_ids", "remote_host", "tp_size", "remote_blocks_expiry_time"):
         said = {key: value for key, value in SAID.items() if key != name}
         with pytest.raises(EngineError, match=name):
             office("p").payload(asked(), None, said)
@@ -126,8 +126,8 @@ def test_a_ticket_for_too_few_blocks_is_not_used() -> None:
         (1000.0, None),
         (1000.0 + LEASE_SECONDS / 2, None),
         (1000.1 + LEASE_SECONDS / 2, "they have been kept for 15 s, allowed are 15"),
-        (995.0, None),
-        (994.0, "the clock of the worker that keeps them is 6 s ahead of the one here"),
+        # The clocks of two machines differ; the lease's own clock is asked after the read.
+        (900.0, None),
     ],
 )
 def test_a_ticket_is_good_for_half_a_lease_from_when_it_was_made(

@@ -13,9 +13,11 @@ from typing import Any
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from tests.engines.vllm.bare import told
+from tests.engines.vllm.serving import frozen
 from tests.serving import free_port
 
 SAMPLING: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+LEASE_SECONDS = 2
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -39,7 +41,7 @@ class Failures(StatLoggerBase):  # type: ignore[misc]
 
 
 class BareWorker:
-    """One of the engines, asked without any care."""
+    """One of the engines, asked without any care. Its cache holds 31 blocks of 32 positions."""
 
     def __init__(self, model: str, block_size: int = 32) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -58,6 +60,7 @@ class BareWorker:
             "kv_connector": "NixlConnector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
         }
         self.llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
@@ -67,7 +70,7 @@ class BareWorker:
                 block_size=block_size,
                 max_num_seqs=8,
                 max_num_batched_tokens=512,
-                kv_cache_memory_bytes=8 << 20,
+                kv_cache_memory_bytes=512 << 10,
                 kv_transfer_config=transfer,
             ),
             stat_loggers=[failures],
@@ -94,6 +97,14 @@ class BareWorker:
         """What a prefill worker gives for a decode worker."""
         return dict((await self.ask(ids, TO_PREFILL, most=1)).kv_transfer_params)
 
+    async def death(self, ids: list[int], params: dict[str, Any]) -> str:
+        """The error that ends the engine; empty where it answers."""
+        try:
+            await self.tokens(ids, params)
+        except Exception as error:
+            return type(error).__name__
+        return ""
+
 
 async def main(model: str) -> None:
     prefill, decode = BareWorker(model), BareWorker(model)
@@ -112,9 +123,25 @@ async def main(model: str) -> None:
         params = {**await decode.prefilled(ids), **wrong}
         told(f"answer {name}", await prefill.tokens(ids, params))
         told(f"failed {name}", prefill.failures.count)
+    # A decode worker that stands still while the lease ends and the blocks become others'.
+    ids = prompt(6)
+    params = await prefill.prefilled(ids)
+    with frozen(decode.llm):
+        late = asyncio.create_task(decode.tokens(ids, params))
+        await asyncio.sleep(LEASE_SECONDS + 1)
+        for first in range(30, 42):
+            await prefill.tokens(prompt(first))
+    told("read after its lease", await late)
+    told("of everybody after that lease", await decode.tokens(ids))
+    told("in time", await prefill.tokens(ids))
+    # Blocks of its own size, one too few.
+    ids = prompt(7)
+    params = await prefill.prefilled(ids)
+    ((*some, _),) = params["remote_block_ids"]
+    told("of too few blocks", await decode.death(ids, {**params, "remote_block_ids": [some]}))
     # One word without the others.
-    told("alive", await decode.tokens(prompt(3)))
-    told("answer", await decode.tokens(prompt(4), {"do_remote_prefill": True}))
+    told("alive", await prefill.tokens(prompt(3)))
+    told("answer", await prefill.tokens(prompt(4), {"do_remote_prefill": True}))
 
 
 if __name__ == "__main__":

@@ -141,3 +141,17 @@ def _answers(url: str) -> bool:
         return httpx.get(url + "/health").status_code == 200
     except httpx.TransportError:
         return False
+
+
+@contextmanager
+def frozen(llm: Any) -> Iterator[None]:
+    """All processes of a vLLM stand still."""
+    cores = [psutil.Process(one.pid) for one in llm.engine_core.resources.engine_manager.processes]
+    stopped = [one for core in cores for one in (core, *core.children(recursive=True))]
+    for one in stopped:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in stopped:
+            one.resume()

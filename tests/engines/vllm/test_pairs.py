@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from inlay import engine as engines
 from inlay.card import Phase
 from inlay.engine.settings import EngineSettings
+from inlay.engine.vllm.connectors import CONNECTORS
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Output, Request
@@ -32,7 +33,7 @@ from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engines.starting import SECRET
 from tests.engines.vllm import bare
 from tests.engines.vllm.alone import Alone, alone
-from tests.engines.vllm.serving import FLAGS
+from tests.engines.vllm.serving import FLAGS, frozen
 from tests.router.sending import First
 from tests.transport.direct import DirectPlane
 
@@ -65,6 +66,21 @@ def in_worker(directory: Path, role: Phase, **changes: Any) -> Any:
 async def holds_nothing(engine: Any) -> bool:
     """Whether no block is in use. Empties the prefix cache."""
     return bool(await engine._running.llm.reset_prefix_cache())
+
+
+async def free(engine: Any) -> None:
+    """Return once no block is in use."""
+    async with asyncio.timeout(20):
+        while not await holds_nothing(engine):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.1)
+
+
+async def ticket_of(engine: Any, name: str, prompt: Prompt, **options: Any) -> bytes:
+    """What a prefill worker gives for a prompt."""
+    asked = make_request(name, prompt, 1, gives_ticket=True, **options)
+    (found,) = await run(engine, asked)
+    (payload,) = found.last.payloads
+    return bytes(payload.data.view)
 
 
 class Pair:
@@ -104,17 +120,12 @@ class Pair:
 
     async def ticket(self, name: str, prompt: Prompt, **options: Any) -> bytes:
         """What the prefill worker gives for a prompt."""
-        asked = make_request(name, prompt, 1, gives_ticket=True, **options)
-        (found,) = await run(self.prefill, asked)
-        (payload,) = found.last.payloads
-        return bytes(payload.data.view)
+        return await ticket_of(self.prefill, name, prompt, **options)
 
     async def nothing_is_held(self) -> None:
         """Return once neither vLLM has a block in use: long before any lease ends."""
-        async with asyncio.timeout(20):
-            for one in (self.prefill, self.decode):
-                while not await holds_nothing(one):  # noqa: ASYNC110  # nobody tells
-                    await asyncio.sleep(0.1)
+        for one in (self.prefill, self.decode):
+            await free(one)
 
 
 async def read(stream: "Stream | ResumingStream") -> list[Output]:
@@ -158,7 +169,7 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
 
 @pytest.fixture(scope="module")
 def unguarded(directory: Path) -> Alone:
-    """Three vLLMs alone, one of them dead in the end."""
+    """Three vLLMs alone, two of them dead in the end."""
     return alone(directory, module="bare_pair")
 
 
@@ -264,7 +275,62 @@ async def test_a_ticket_that_was_changed_is_refused_and_ends_nothing(
             pair.decode.submit(make_request("r", prompt, COUNT, ticket=wrong), Receiver)
     (found,) = await run(pair.decode, make_request("r", prompt, COUNT, ticket=ticket))
     assert found.output == reference.greedy(directory, prompt, COUNT)
+    assert found.cached == len(prompt)
     await pair.nothing_is_held()
+
+
+async def test_a_ticket_with_a_block_too_few_is_not_used(
+    pair: Pair, directory: Path, unguarded: Alone
+) -> None:
+    """Bare vLLM ends, with blocks of its own size too."""
+    assert unguarded.told["of too few blocks"] == "EngineDeadError"
+    prompt = Prompt.of(Tokens(ids(40, 96)))
+    prefill, decode = pair.prefill._handovers._office, pair.decode._handovers._office
+    ticket = prefill.opened(await pair.ticket("a", prompt))
+    body = msgspec.msgpack.encode(replace(ticket, block_ids=ticket.block_ids[:-1]))
+    sealed = decode._mac(body) + body
+    fetched = pair.fetched
+    (found,) = await run(pair.decode, make_request("r", prompt, COUNT, ticket=sealed))
+    assert found.output == reference.greedy(directory, prompt, COUNT)
+    assert pair.fetched == fetched
+    await pair.nothing_is_held()
+
+
+@pytest.mark.slow
+async def test_blocks_that_were_read_after_their_lease_are_not_used(
+    pair: Pair, directory: Path, unguarded: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bare vLLM takes what has been written there since, and keeps it for everybody."""
+    told = unguarded.told
+    for each in ("read after its lease", "of everybody after that lease"):
+        assert told[each] != told["in time"]
+    seconds = 2
+    with monkeypatch.context() as patch:
+        config = {"kv_lease_duration": seconds}
+        patch.setitem(CONNECTORS["nixl"], "kv_connector_extra_config", config)
+        # 31 blocks.
+        small = in_worker(directory, "prefill", kv_cache_memory_bytes=512 << 10)
+        await small.start()
+    try:
+        for number, still in enumerate((pair.decode, small)):
+            prompt = Prompt.of(Tokens(ids(41 + number, 96)))
+            ticket = await ticket_of(small, f"a{number}", prompt)
+            asked = Receiver(make_request(f"r{number}", prompt, COUNT, ticket=ticket))
+            fetched = pair.fetched
+            with frozen(still._running.llm):
+                pair.decode.submit(asked.request, asked)
+                await asyncio.sleep(seconds + 0.5)
+                if still is not small:
+                    await free(small)
+                    others = [Prompt.of(Tokens(ids(50 + each, 320))) for each in range(4)]
+                    await run(small, *(make_request(f"o{n}", o, 1) for n, o in enumerate(others)))
+            await asked.ended()
+            expected = reference.greedy(directory, prompt, COUNT)
+            assert (asked.output, asked.cached, pair.fetched) == (expected, 0, fetched + 1)
+            (after,) = await run(pair.decode, make_request("r", prompt, COUNT))
+            assert after.output == expected
+    finally:
+        await small.close()
 
 
 async def test_a_worker_with_other_blocks_is_given_none(

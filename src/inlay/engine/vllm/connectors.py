@@ -14,15 +14,17 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm.tickets import LEASE_SECONDS, Ranks
 from inlay.errors import InvalidRequestError
 
+_NIXL: dict[str, Any] = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    # What does not come is computed. vLLM's default is to end the request with an error.
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
+}
+
 CONNECTORS: dict[str, dict[str, Any]] = {
     "lmcache": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
-    "nixl": {
-        "kv_connector": "NixlConnector",
-        "kv_role": "kv_both",
-        # What does not come is computed. vLLM's default is to end the request with an error.
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
-    },
+    "nixl": {**_NIXL, "kv_connector_module_path": "inlay.engine.vllm.nixl"},
     "kvbm": {
         "kv_connector": "DynamoConnector",
         "kv_connector_module_path": "kvbm.vllm_integration.connector",
@@ -35,6 +37,9 @@ _PD = {
     "kv_connector_module_path": "kvbm.vllm_integration.connector",
     "kv_role": "kv_both",
 }
+
+_TICKETS = "tickets-2"
+"""The form of tickets: one of another is not read."""
 
 
 def transfer_config(settings: EngineSettings) -> dict[str, Any] | None:
@@ -104,7 +109,8 @@ def expanded(names: Sequence[str]) -> dict[str, Any] | None:
         )
     return {
         **_PD,
-        "kv_connector_extra_config": {"connectors": [CONNECTORS[name] for name in several]},
+        # No tickets are made there: vLLM's own will do.
+        "kv_connector_extra_config": {"connectors": [CONNECTORS[several[0]], _NIXL]},
     }
 
 
@@ -148,5 +154,5 @@ def block_layout(config: Any, version: str) -> str:
     dtype = str(model.dtype).removeprefix("torch.")
     return (
         f"vllm-{version}/block-{cache.block_size}/{dtype}/{cache.cache_dtype}/{backend}/"
-        f"tp-{tensor}/dcp-{positions}/pp-{pipeline}/path-{path}"
+        f"tp-{tensor}/dcp-{positions}/pp-{pipeline}/path-{path}/{_TICKETS}"
     )
