@@ -38,7 +38,7 @@ from tests.parts import Part
 from tests.serving import free_port, serving
 
 from inlay import demo
-from inlay.card import Address, ModelCard
+from inlay.card import Address
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
@@ -64,9 +64,10 @@ class Ready(EchoEngine):
         super().__init__(EngineSettings(model=str(tiny("llama")), engine="echo"), SECRET)
         self._rows = Buffer(np.ones(max(MEGABYTES) << 20, np.uint8).data)
 
-    @property
-    def card(self) -> ModelCard:
-        return msgspec.structs.replace(super().card, tasks=(Task.ENCODE,))
+    async def start(self) -> None:
+        await super().start()
+        # Once, as every engine: making it for each request would count for the hop.
+        self._card = msgspec.structs.replace(self.card, tasks=(Task.ENCODE,))
 
     def submit(self, request: Request, emit: Emit) -> None:
         shape = request.prompts[0].token_ids()[0], HIDDEN
