@@ -45,9 +45,14 @@ class Memory:
             check=True,
         )
 
+    @property
+    def preloaded(self) -> Mapping[str, str]:
+        """Variables that all of them have at their start."""
+        return {"LD_PRELOAD": str(self._library)}
+
     def variables(self, name: str) -> Mapping[str, str]:
         """The environment of a process that is called so."""
-        return {"LD_PRELOAD": str(self._library), _FILE: str(self._file(name))}
+        return {**self.preloaded, _FILE: str(self._file(name))}
 
     @contextmanager
     def none(self, name: str) -> Iterator[None]:

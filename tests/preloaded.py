@@ -7,9 +7,9 @@ process that was started: it is its starter's child, and has the arguments, envi
 descriptors, session, signals and exit status it should have. A server has a helper of its own, for
 its workers.
 
-A process is started for real where a variable of `_AT_START` differs, where it is to have a
-function called first, as in a terminal, and where a test of the start itself asks for it
-(`started`).
+A process is started for real where a variable of `_AT_START` differs, but for those that a test
+names (`having`), where it is to have a function called first, as in a terminal, and where a test of
+the start itself asks for it (`started`).
 """
 
 import _posixsubprocess
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,13 +82,18 @@ class _Helper:
     Args:
         connect: makes the connection to it.
         environment: it has at its start.
+        otherwise: starts what it does not fork.
     """
 
     def __init__(
-        self, connect: Callable[[], socket.socket], environment: Mapping[str, str]
+        self,
+        connect: Callable[[], socket.socket],
+        environment: Mapping[str, str],
+        otherwise: Any = _fork_exec,
     ) -> None:
         self._connect = cache(connect)
         self._environment = _at_start(environment)
+        self._otherwise = otherwise
         self._lock = threading.Lock()
 
     def fork_exec(self, *given: Any) -> int:
@@ -108,7 +113,7 @@ class _Helper:
             or any(value not in (None, -1) for value in rare)
             or _at_start(environment) != self._environment
         ):
-            return int(_fork_exec(*given))
+            return int(self._otherwise(*given))
         passed = [fd for fd in keep if fd != errors]
         standard = [fd if fd >= 0 else own for own, fd in enumerate((stdin, stdout, stderr))]
         directory = os.fsdecode(cwd or Path.cwd())
@@ -131,7 +136,27 @@ def install(imported: Sequence[str] = _IMPORTED) -> None:
     Args:
         imported: modules that the helper imports.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+    undo = ExitStack()
+    atexit.register(undo.close)
+    _use(_starting(imported, {}, undo).fork_exec)
+
+
+@contextmanager
+def having(variables: Mapping[str, str], imported: Sequence[str] = _IMPORTED) -> Iterator[None]:
+    """Within it, processes that have these variables at their start are forked too.
+
+    By a helper of their own, which ends them with itself.
+    """
+    before = _posixsubprocess.fork_exec
+    with ExitStack() as undo:
+        _use(_starting(imported, variables, undo).fork_exec)
+        undo.callback(_use, before)
+        yield
+
+
+def _starting(imported: Sequence[str], variables: Mapping[str, str], undo: ExitStack) -> _Helper:
+    """A helper that is started when it is first asked, and ended by `undo`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", **variables}
     environment.pop(_SAFE_PATH, None)
 
     def connect() -> socket.socket:
@@ -145,14 +170,11 @@ def install(imported: Sequence[str] = _IMPORTED) -> None:
                 pass_fds=(theirs.fileno(),),
             )
 
-        def end() -> None:
-            ours.close()
-            process.wait()
-
-        atexit.register(end)
+        undo.callback(process.wait)
+        undo.callback(ours.close)
         return ours
 
-    _use(_Helper(connect, environment).fork_exec)
+    return _Helper(connect, environment, _posixsubprocess.fork_exec)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import pytest
 from tests import preloaded
 from tests.live import until
 from tests.models import tiny
+from tests.parts import workers_of
 
 INLAY = (sys.executable, "-m", "inlay.cli")
 ECHO = (*INLAY, "serve", str(tiny("llama")), "--engine", "echo", "--port", "0")
@@ -105,6 +106,25 @@ def test_another_variable_that_is_read_at_the_start_has_a_process_started() -> N
     with subprocess.Popen(ECHO, env=environment, stderr=subprocess.DEVNULL) as process:
         assert "tests.preloaded" not in psutil.Process(process.pid).cmdline()
         process.kill()
+
+
+def test_variables_that_a_test_names_have_a_helper_of_their_own() -> None:
+    named = {"LD_PRELOAD": "libpthread.so.0"}
+    environment = {**os.environ, **named}
+    with (
+        preloaded.having(named, ["inlay.cli.serve"]),
+        subprocess.Popen(ECHO, env=environment, stderr=subprocess.PIPE) as process,
+    ):
+        assert process.stderr is not None
+        while b"serving" not in (line := process.stderr.readline()):
+            assert line, "ended before it served"
+        (worker,) = workers_of(process.pid)
+        for each in (psutil.Process(process.pid), worker):
+            assert "tests.preloaded" in each.cmdline()
+            assert each.environ()["LD_PRELOAD"] == named["LD_PRELOAD"]
+        process.kill()
+    # As before.
+    test_another_variable_that_is_read_at_the_start_has_a_process_started()
 
 
 @pytest.fixture

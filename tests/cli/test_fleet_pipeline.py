@@ -2,16 +2,15 @@
 
 import base64
 import io
-import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -22,8 +21,24 @@ import yaml
 from PIL import Image
 
 from inlay.request import Diffusion
-from tests.cli.spoken import SEED, SPOKEN, SPOKEN_CHAT
-from tests.cli.test_models_in_a_row import documented
+from tests.cli.stage_fleet import (
+    ADMIN_PORT,
+    ASKERS,
+    ROUNDS,
+    THINGS,
+    WAYS,
+    Answer,
+    Asked,
+    Fleet,
+    Way,
+    asking,
+    chat_with_sound,
+    metric,
+    served_name,
+    started,
+    wait_for,
+    wait_nothing_kept,
+)
 from tests.cli.test_pipeline import (
     FIELDS,
     GRAPH,
@@ -33,83 +48,45 @@ from tests.cli.test_pipeline import (
     previews,
     shown_on_the_way,
 )
-from tests.engine.test_diffusers import alone, model, near
+from tests.engine.test_diffusers import alone, near
 from tests.equality.test_image_prompts import files, inline, upload
-from tests.memory import COMPILER, Memory
-from tests.omni_models import omni
-from tests.parts import Part, running, workers_of
-from tests.serving import PYTHON, Served, free_port, serving
+from tests.memory import COMPILER
+from tests.serving import PYTHON, Served
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
 ]
-ADMIN_PORT = free_port()
-END_SECONDS = 120.0
 SPARE_BYTES = 24 << 20
 """More than small images take, less than one of a million pixels."""
 TOGETHER = 6
 """Requests at a time: more than one worker of a stage is to have some of them."""
-SPEAKER = documented("omni.yaml")
-PAINTING, SPEAKING = tuple(GRAPH["stages"]), tuple(SPEAKER["stages"])
-STAGES = (*PAINTING, *SPEAKING)
 
-
-class Fleet(NamedTuple):
-    """Two frontends, of which requests wait at the second for what sleeps; workers by stage.
-
-    Two of each, and the memory of the first of them.
-    """
-
-    servers: list[Served]
-    workers: dict[str, list[Part]]
-    memory: Memory | None
-
-
-def graphs_in(folder: Path) -> dict[str, list[object]]:
-    """Write both graphs; return the words of a worker of each stage."""
-    (folder / "my-pipeline").symlink_to(model("sd"))
-    (folder / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
-    settings = {stage: {"dtype": "float32"} for stage in GRAPH["stages"]}
-    (folder / "deploy.yaml").write_text(yaml.safe_dump({"stages": settings}))
-    stages = {name: stage | {"model": str(omni())} for name, stage in SPEAKER["stages"].items()}
-    stages["talker"] |= {"max_tokens": 40, "speech": {"temperature": 0}}
-    stages["vocoder"]["speech"] = {"chunk": 4}
-    (folder / "omni.yaml").write_text(yaml.safe_dump(SPEAKER | {"stages": stages}))
-    sleeps = "--enable-sleep-mode"
-    painting: list[object] = [folder / "graph.yaml", "--deploy", folder / "deploy.yaml", sleeps]
-    speaking: list[object] = [folder / "omni.yaml", "--dtype", "float32", sleeps]
-    words = {stage: [*painting, "--stage", stage] for stage in PAINTING}
-    # Rows of a prompt are for it alone.
-    words["denoiser"].append("--enable-prompt-embeds")
-    return words | {stage: [*speaking, "--stage", stage] for stage in SPEAKING}
+each_round = pytest.mark.parametrize("stages", ROUNDS, ids="-".join)
+Made = dict[tuple[Way, int], Answer]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("pipeline")
-    port = free_port()
-    url = f"nats://127.0.0.1:{port}"
-    with ExitStack() as undo:
-        undo.enter_context(
-            running("nats", "--port", port, "--store-dir", folder / "nats", until="NATS at nats://")
-        )
-        workers: dict[str, list[Part]] = {}
-        memory = None if COMPILER is None else Memory(folder)
-        for stage, words in graphs_in(folder).items():
-            for number in range(2):
-                variables = memory.variables(stage) if memory and not number else None
-                part = Part("worker", *words, "--nats", url, until=" serves ", variables=variables)
-                undo.callback(part.end)
-                workers.setdefault(stage, []).append(part)
-        frontend = ("--nats", url, "--enable-prompt-embeds", "--asleep-requests")
-        servers = [
-            undo.enter_context(serving(*frontend, *words, command="frontend"))
-            for words in (["reject"], ["wait", "--admin-port", ADMIN_PORT])
-        ]
-        for part in (one for some in workers.values() for one in some):
-            part.wait_ready()
-        yield Fleet(servers, workers, memory)
+    with started(tmp_path_factory.mktemp("pipeline")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def made(fleet: Fleet) -> Made:
+    """What is answered to each request alone; no two are alike."""
+    server = fleet.servers[0]
+    fleet.wait_whole(server)
+    found = {
+        (way, number): way(server, number, 120.0)
+        for ways in WAYS.values()
+        for way in ways
+        for number in range(ASKERS)
+    }
+    assert [answer.error for answer in found.values() if answer.status != 200] == []
+    assert not any(one.like(other) for one, other in combinations(found.values(), 2))
+    wait_nothing_kept(fleet, server)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +103,191 @@ def paint(server: Served) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(file))) for file in files]
 
 
-def engine_of(part: Part) -> psutil.Process:
-    """The process that has the engine of a worker."""
-    (found,) = workers_of(part.process.pid)
-    return found
+def check(asked: Sequence[Asked], made: Made, stages: Collection[str]) -> None:
+    """All have what they have alone; but a chat may lose its sound once its text is heard."""
+    speaks = not {"talker", "vocoder"}.isdisjoint(stages)
+    for one in asked:
+        way, number, found = one.way, one.number, one.result()
+        if speaks and way is chat_with_sound and found.status == 503:
+            assert "lost" in found.error, found
+        else:
+            assert found.like(made[way, number]), (way.__name__, number, found)
 
 
-def metric(server: Served, pattern: str) -> list[float]:
-    text = httpx.get(f"{server.url}/metrics", timeout=60).text
-    return [float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE)]
+@contextmanager
+def suspended(processes: Collection[psutil.Process]) -> Iterator[None]:
+    """Freeze processes until the block ends, or they do."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def test_any_frontend_learns_a_pipeline_from_its_workers(
+    fleet: Fleet, made: Made, expected: list[np.ndarray]
+) -> None:
+    for server in fleet.servers:
+        assert near(paint(server), expected)
+        found = httpx.get(f"{server.v1}/models", timeout=60).json()["data"]
+        assert {one["id"] for one in found} == set(WAYS)
+
+
+def test_rows_of_a_prompt_make_its_image_at_any_frontend(fleet: Fleet, made: Made) -> None:
+    first, second = fleet.servers
+    prompt, negative = {"prompt": "a red fox"}, {"negative_prompt": "blurred"}
+    expected = painted(first.v1, prompt | negative)["data"]
+    given = files("sd", "blurred")
+    assert painted(first.v1, inline(given))["data"] == expected
+    stored = {name: upload(first.url, data) for name, data in given.items()}
+    assert painted(second.v1, stored)["data"] == expected
+    # Beside text, the encoder's worker makes the rest, and keeps all for the denoiser.
+    mixed: dict[str, object] = {"prompt_embeds": stored["prompt_embeds"], **negative}
+    assert painted(second.v1, mixed)["data"] == expected
+    wait_nothing_kept(fleet, second)
+
+
+def test_the_picture_of_a_model_that_thinks_is_of_what_it_says(fleet: Fleet, made: Made) -> None:
+    body = {"model": "row", "messages": [{"role": "user", "content": THINGS[0]}], "seed": 7}
+    body |= {"modalities": ["text", "image"], "temperature": 0, "max_tokens": 14}
+    body |= {"num_inference_steps": 3, "guidance_scale": 3.0, "negative_prompt": "blurred"}
+    body |= {"chat_template_kwargs": {"thinks": True}, "thinking_token_budget": 9}
+    body |= {"ignore_eos": True}
+    answer = httpx.post(f"{fleet.servers[0].v1}/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    message = answer.json()["choices"][0]["message"]
+    text, shown = message["content"]
+    assert message["reasoning"]
+    assert "think>" not in text["text"]
+    asked = Diffusion(width=32, height=32, steps=3, guidance=3.0, seed=7, negative="blurred")
+    found = pixels(base64.b64decode(shown["image_url"]["url"].split(",")[1]))
+    assert near([found], alone("sd", text["text"], asked))
+
+
+@pytest.mark.parametrize("loss", ["frozen", "killed"])
+@each_round
+def test_what_a_lost_worker_of_a_stage_has_goes_on_at_another(
+    fleet: Fleet, made: Made, stages: Collection[str], loss: str
+) -> None:
+    """Frozen, or ended as the system ends a process where memory is short."""
+    server = fleet.servers[0]
+    fleet.wait_whole(server)
+    lost = [fleet.engine(stage, 1) for stage in stages]
+    with suspended(lost), asking(server, stages) as asked:
+        if loss == "killed":
+            time.sleep(0.5)  # it has some of them by now, and nobody knows that it is frozen
+            for engine in lost:
+                engine.kill()
+        check(asked, made, stages)
+    wait_nothing_kept(fleet, server)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="a library is to be compiled")
+@each_round
+def test_what_a_worker_of_a_stage_has_no_memory_for_goes_on_at_another(
+    fleet: Fleet, made: Made, stages: Collection[str]
+) -> None:
+    server = fleet.servers[0]
+    fleet.wait_whole(server)
+    assert fleet.memory is not None
+    said = [(fleet.workers[stage][0].said, len(fleet.workers[stage][0].said)) for stage in stages]
+    with ExitStack() as short:
+        for stage in stages:
+            short.enter_context(fleet.memory.none(stage))
+        while not all(
+            any("can't allocate memory" in line for line in lines[already:])
+            for lines, already in said
+        ):
+            with asking(server, stages) as asked:
+                check(asked, made, stages)
+        wait_nothing_kept(fleet, server)
+        # While nobody can go on with it, it ends with one error. Others are waited for first, where
+        # a language model starts again: not for each of them.
+        alone = [stage for stage in stages if stage not in ("scout", "writer")]
+        with (
+            suspended([fleet.engine(stage, 1) for stage in alone]),
+            asking(server, alone, [0]) as asked,
+        ):
+            # Without memory, or without an answer of the other: whichever was asked last.
+            ends = [one.answer.result().status for one in asked]
+        assert set(ends) <= {500, 503}, ends
+    fleet.wait_whole(server)
+    with asking(server, stages, [0]) as asked:
+        check(asked, made, ())
+
+
+@each_round
+def test_a_request_waits_for_a_stage_that_sleeps_before_any_has_worked(
+    fleet: Fleet, made: Made, stages: Collection[str]
+) -> None:
+    refusing, waiting = fleet.servers
+    fleet.wait_whole(waiting)
+    asleep = [{"model": served_name(stage)} for stage in stages]
+
+    def refused() -> bool:
+        with asking(refusing, stages, [0]) as asked:
+            return all(one.answer.result().status == 503 for one in asked)
+
+    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
+        try:
+            for one in asleep:
+                assert admin.post("/sleep", params=one | {"level": "1"}).is_success
+            wait_for(refused)
+            with asking(waiting, stages) as asked:
+                try:
+                    with asking(waiting, stages, [0], within=1.0) as leaving:
+                        pass
+                    wait_nothing_kept(fleet, waiting)
+                    assert not any(one.answer.done() for one in asked)
+                finally:
+                    for one in asleep:
+                        assert admin.post("/wake_up", params=one).is_success
+                check(asked, made, ())
+        finally:
+            for one in asleep:
+                admin.post("/wake_up", params=one)
+    assert all(isinstance(one.answer.exception(), httpx.TimeoutException) for one in leaving)
+    wait_nothing_kept(fleet, waiting)
+
+
+@each_round
+def test_a_client_that_leaves_at_a_stage_leaves_nothing_behind(
+    fleet: Fleet, made: Made, stages: Collection[str]
+) -> None:
+    server = fleet.servers[1]
+    fleet.wait_whole(server)
+    engines = [fleet.engine(stage, number) for stage in stages for number in range(2)]
+    # It comes no further than to the stage.
+    with suspended(engines), asking(server, stages, [0], within=1.0) as asked:
+        ends = [one.answer.exception() for one in asked]
+    assert all(isinstance(end, httpx.TimeoutException) for end in ends), ends
+    wait_nothing_kept(fleet, server)
+
+
+def test_a_worker_without_memory_ends_the_large_image_alone_and_keeps_nothing(
+    fleet: Fleet, made: Made
+) -> None:
+    server = fleet.servers[1]
+    fleet.wait_whole(server)
+    engines = [fleet.engine("denoiser", number) for number in range(2)]
+    for engine in engines:
+        bound = engine.memory_info().vms + SPARE_BYTES
+        engine.rlimit(psutil.RLIMIT_AS, (bound, psutil.RLIM_INFINITY))
+    try:
+        with asking(server, ["denoiser"]) as asked:
+            body = {"model": "painter", "prompt": "a red fox", "size": "1024x1024", **FIELDS}
+            answer = httpx.post(f"{server.v1}/images/generations", json=body, timeout=120)
+            check(asked, made, ())
+    finally:
+        for engine in engines:
+            engine.rlimit(psutil.RLIMIT_AS, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+    assert answer.status_code == 500
+    assert "memory is too small for 1 images of 1024x1024" in answer.json()["error"]["message"]
+    assert [engine.is_running() for engine in engines] == [True, True]
+    wait_nothing_kept(fleet, server)
 
 
 def leave(server: Served, after: float, *, shown: bool = False) -> None:
@@ -145,252 +298,29 @@ def leave(server: Served, after: float, *, shown: bool = False) -> None:
         httpx.post(f"{server.v1}/images/generations", json=body, timeout=after)
 
 
-def wait_for(done: Callable[[], bool]) -> None:
-    until = time.monotonic() + END_SECONDS
-    while not done():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
-def wait_nothing_kept(server: Served) -> None:
-    """Return once all workers say that they have no request, and keep nothing."""
-    kept = r"inlay:held_(?:payloads|payload_bytes|bytes)\{.*\}"
-    running = r"vllm:num_requests_(?:running|waiting)\{.*\}"
-    wait_for(lambda: set(metric(server, kept)) == {0.0} == set(metric(server, running)))
-
-
-def paint_together(server: Served, meanwhile: Callable[[], None]) -> list[list[np.ndarray]]:
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        painting = [pool.submit(paint, server) for _ in range(TOGETHER)]
-        meanwhile()
-        return [one.result() for one in painting]
-
-
-def test_any_frontend_learns_a_pipeline_from_its_workers(
-    fleet: Fleet, expected: list[np.ndarray]
-) -> None:
-    for server in fleet.servers:
-        assert near(paint(server), expected)
-        found = httpx.get(f"{server.v1}/models", timeout=60).json()["data"]
-        assert {one["id"] for one in found} == {"painter", "omni"}
-
-
-def test_rows_of_a_prompt_make_its_image_at_any_frontend(fleet: Fleet) -> None:
-    first, second = (server for server in fleet.servers)
-    paint(first)  # all stages are ready
-    prompt, negative = {"prompt": "a red fox"}, {"negative_prompt": "blurred"}
-    expected = painted(first.v1, prompt | negative)["data"]
-    given = files("sd", "blurred")
-    assert painted(first.v1, inline(given))["data"] == expected
-    stored = {name: upload(first.url, data) for name, data in given.items()}
-    assert painted(second.v1, stored)["data"] == expected
-    # Beside text, the encoder's worker makes the rest, and keeps all for the denoiser.
-    mixed: dict[str, object] = {"prompt_embeds": stored["prompt_embeds"], **negative}
-    assert painted(second.v1, mixed)["data"] == expected
-    wait_nothing_kept(second)
-
-
-READ_ALOUD = SPOKEN | {"input": "one", "stream": False, "seed": SEED, "max_new_tokens": 8}
-PAINTED = {"model": "painter", "prompt": "a red fox", **FIELDS}
-
-
-def ask(server: Served, stage: str, within: float = END_SECONDS) -> httpx.Response:
-    """Ask once for an image or a sound, which the stage takes part in."""
-    route, body = "images/generations", PAINTED
-    if stage in SPEAKING:
-        route, body = "audio/speech", READ_ALOUD
-    return httpx.post(f"{server.v1}/{route}", json=body, timeout=within)
-
-
-def chat_ends(server: Served) -> list[str]:
-    """All that end a chat with sound."""
-    body = SPOKEN_CHAT | {"stream": True}
-    with httpx.stream(
-        "POST", f"{server.v1}/chat/completions", json=body, timeout=END_SECONDS
-    ) as answer:
-        return [
-            line for line in answer.iter_lines() if '"finish_reason":"' in line or '"error"' in line
-        ]
-
-
-def made(answer: httpx.Response) -> np.ndarray:
-    """Pixels or samples."""
-    assert answer.status_code == 200, answer.text
-    if answer.headers["content-type"] == "audio/wav":
-        return np.frombuffer(answer.content[44:], np.int16).astype(int)
-    (image,) = answer.json()["data"]
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image["b64_json"])))).astype(int)
-
-
-def alike(found: np.ndarray, expected: np.ndarray) -> bool:
-    """True but for rounding, by batches of other sizes."""
-    return found.shape == expected.shape and bool(np.abs(found - expected).max() <= 8)
-
-
-def made_once_ready(server: Served, stage: str) -> np.ndarray:
-    answer = ask(server, stage)
-    while answer.status_code == 503:
-        time.sleep(0.2)
-        answer = ask(server, stage)
-    return made(answer)
-
-
-def ask_together(server: Served, stage: str) -> tuple[list[httpx.Response], list[list[str]]]:
-    """Answers of several at once, and the ends of a chat beside them if the stage speaks."""
-    with ThreadPoolExecutor() as pool:
-        # Each worker of the stage is to have some.
-        asked = [pool.submit(ask, server, stage) for _ in range(3)]
-        chats = [pool.submit(chat_ends, server)] if stage in SPEAKING else []
-        return [one.result() for one in asked], [one.result() for one in chats]
-
-
-@pytest.mark.parametrize("loss", [signal.SIGSTOP, signal.SIGKILL])
-@pytest.mark.parametrize("stage", STAGES)
-def test_what_a_lost_worker_of_a_stage_has_goes_on_at_another(
-    fleet: Fleet, stage: str, loss: signal.Signals
-) -> None:
-    """Frozen, or ended as the system ends a process where memory is short."""
-    server = fleet.servers[0]
-    expected = made_once_ready(server, stage)
-    lost = engine_of(fleet.workers[stage][0])
-    lost.send_signal(loss)
-    try:
-        answers, chats = ask_together(server, stage)
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            lost.resume()
-    assert all(alike(made(answer), expected) for answer in answers)
-    assert all(len(ends) == 1 for ends in chats)
-    wait_nothing_kept(server)
-
-
-@pytest.mark.skipif(COMPILER is None, reason="a library is to be compiled")
-@pytest.mark.parametrize("stage", STAGES)
-def test_what_a_worker_of_a_stage_has_no_memory_for_goes_on_at_another(
-    fleet: Fleet, stage: str
-) -> None:
-    server = fleet.servers[0]
-    expected = made_once_ready(server, stage)
-    assert fleet.memory is not None
-    poor, other = fleet.workers[stage]
-    already = len(poor.said)
-    with fleet.memory.none(stage):
-        while not any("can't allocate memory" in line for line in poor.said[already:]):
-            answers, chats = ask_together(server, stage)
-            assert all(alike(made(answer), expected) for answer in answers)
-            assert all(len(ends) == 1 for ends in chats)
-        wait_nothing_kept(server)
-        # While nobody can go on with it, it ends with one error.
-        frozen = engine_of(other)
-        frozen.suspend()
-        try:
-            failed = ask(server, stage)
-        finally:
-            frozen.resume()
-    # Without memory, or without an answer of the other: whichever was asked last.
-    assert failed.status_code in (500, 503), failed.text
-    assert alike(made_once_ready(server, stage), expected)
-    wait_nothing_kept(server)
-
-
-def served_name(stage: str) -> str:
-    """Name of a stage's workers, as of `Graph.served_name`."""
-    fronts = {"decoder": "painter", "thinker": "omni"}
-    return fronts.get(stage, f"{'omni' if stage in SPEAKING else 'painter'}/{stage}")
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_request_waits_for_a_stage_that_sleeps_before_any_has_worked(
-    fleet: Fleet, stage: str
-) -> None:
-    refusing, waiting = fleet.servers
-    expected = made_once_ready(waiting, stage)
-    asleep = {"model": served_name(stage)}
-    with httpx.Client(base_url=f"http://127.0.0.1:{ADMIN_PORT}", timeout=60) as admin:
-        assert admin.post("/sleep", params=asleep | {"level": "1"}).is_success
-        with ThreadPoolExecutor() as pool:
-            try:
-                wait_for(lambda: ask(refusing, stage).status_code == 503)
-                asked = [pool.submit(ask, waiting, stage) for _ in range(2)]
-                chats = [pool.submit(chat_ends, waiting)] if stage in SPEAKING else []
-                with pytest.raises(httpx.TimeoutException):
-                    ask(waiting, stage, within=1.0)
-                wait_nothing_kept(waiting)
-                assert not any(one.done() for one in asked)
-                assert not any(one.done() for one in chats)
-            finally:
-                assert admin.post("/wake_up", params=asleep).is_success
-            assert all(alike(made(one.result()), expected) for one in asked)
-            assert all(len(one.result()) == 1 for one in chats)
-    wait_nothing_kept(waiting)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_client_that_leaves_at_a_stage_leaves_nothing_behind(fleet: Fleet, stage: str) -> None:
-    server = fleet.servers[1]
-    made_once_ready(server, stage)
-    engines = [engine_of(part) for part in fleet.workers[stage]]
-    for engine in engines:
-        engine.suspend()
-    try:
-        # It comes no further than to the stage.
-        with pytest.raises(httpx.TimeoutException):
-            ask(server, stage, within=1.0)
-    finally:
-        for engine in engines:
-            engine.resume()
-    wait_nothing_kept(server)
-
-
-def test_a_worker_without_memory_ends_the_large_image_alone_and_keeps_nothing(
-    fleet: Fleet, expected: list[np.ndarray]
-) -> None:
-    server = fleet.servers[1]
-    assert near(paint(server), expected)
-    engines = [engine_of(part) for part in fleet.workers["denoiser"]]
-    for engine in engines:
-        bound = engine.memory_info().vms + SPARE_BYTES
-        engine.rlimit(psutil.RLIMIT_AS, (bound, psutil.RLIM_INFINITY))
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            body = {"model": "painter", "prompt": "a red fox", "size": "1024x1024", **FIELDS}
-            large = pool.submit(
-                httpx.post, f"{server.v1}/images/generations", json=body, timeout=120
-            )
-            found = paint_together(server, lambda: None)
-            answer = large.result()
-    finally:
-        for engine in engines:
-            engine.rlimit(psutil.RLIMIT_AS, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
-    assert all(near(images, expected) for images in found)
-    assert answer.status_code == 500
-    assert "memory is too small for 1 images of 1024x1024" in answer.json()["error"]["message"]
-    assert [engine.is_running() for engine in engines] == [True, True]
-    wait_nothing_kept(server)
-
-
-def test_clients_that_leave_at_any_time_leave_nothing_behind(
-    fleet: Fleet, expected: list[np.ndarray]
-) -> None:
+def test_clients_that_leave_at_any_time_leave_nothing_behind(fleet: Fleet, made: Made) -> None:
     random = Random(1)
     with ThreadPoolExecutor(TOGETHER) as pool:
-        for number in range(48):
+        for number in range(12):
             server, after = fleet.servers[number % 2], random.uniform(0.01, 0.3)
             pool.submit(leave, server, after, shown=number % 4 > 1)
+            way = random.choice([way for ways in WAYS.values() for way in ways])
+            pool.submit(way, server, number % ASKERS, random.uniform(0.01, 0.3))
     server = fleet.servers[0]
-    assert near(paint(server), expected)
+    with asking(server, ROUNDS[0]) as asked:
+        check(asked, made, ())
     # Payloads went from worker to worker, and none is kept.
     wait_for(lambda: sum(metric(server, r"inlay:fetched_payloads_total\{.*\}")) > 0)
-    wait_nothing_kept(server)
+    wait_nothing_kept(fleet, server)
 
 
 @pytest.mark.parametrize("stage", ["denoiser", "decoder"])
 def test_a_stream_of_previews_whose_worker_is_killed_ends_with_the_image(
-    fleet: Fleet, stage: str
+    fleet: Fleet, made: Made, stage: str
 ) -> None:
     server, expected = fleet.servers[0], previews()
-    paint(server)
-    workers = [engine_of(part) for part in fleet.workers[stage]]
+    fleet.wait_whole(server)
+    workers = [fleet.engine(stage, number) for number in range(2)]
     before = {engine.pid: sum(engine.cpu_times()[:2]) for engine in workers}
 
     def kill_the_busier() -> None:
@@ -401,21 +331,19 @@ def test_a_stream_of_previews_whose_worker_is_killed_ends_with_the_image(
     assert shown
     assert in_order(shown, expected)
     assert near([pixels(image)], [pixels(expected[-1])])
-    wait_nothing_kept(server)
+    wait_nothing_kept(fleet, server)
 
 
-def test_a_frontend_that_is_frozen_leaves_nothing_behind(
-    fleet: Fleet, expected: list[np.ndarray]
-) -> None:
+def test_a_frontend_that_is_frozen_leaves_nothing_behind(fleet: Fleet, made: Made) -> None:
     server, frozen = fleet.servers
-    with ThreadPoolExecutor(TOGETHER) as pool:
-        for _ in range(TOGETHER):
-            pool.submit(leave, frozen, 2.0)
+    fleet.wait_whole(server)
+    with asking(frozen, ROUNDS[0], within=2.0):
         time.sleep(0.2)
         frozen.process.send_signal(signal.SIGSTOP)
     try:
-        assert near(paint(server), expected)
-        wait_nothing_kept(server)
+        with asking(server, ROUNDS[0]) as asked:
+            check(asked, made, ())
+        wait_nothing_kept(fleet, server)
     finally:
         frozen.process.kill()
 
