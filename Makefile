@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-slow test-again test-unit check format site bench test-gpu bench-gpu test-engines test-deploy reference clean
+.PHONY: demo install test test-slow test-all test-again test-unit check format site bench test-gpu bench-gpu test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -38,7 +38,7 @@ HERE := not engines and not gpu and not deploy
 EXAMPLES ?= quick
 PROFILE := --hypothesis-profile=$(EXAMPLES)
 
-# Under 10 minutes on 2 cores.
+# Is to take under 10 minutes on 2 cores.
 test: install
 	$(PYTEST) $(PROFILE) -m "not slow and $(HERE)"
 
@@ -46,8 +46,12 @@ test: install
 test-slow: install
 	$(PYTEST) $(PROFILE) -m "slow and $(HERE)"
 
-# What failed in the last of the two, once more and alone, when it is little: for machines that
-# stand still.
+# Both at once, which is less than one after the other: they share servers and engines.
+test-all: install
+	$(PYTEST) $(PROFILE) -m "$(HERE)"
+
+# What failed in the last of these, once more and alone, when it is little: for machines that stand
+# still.
 test-again: install
 	$(BIN)/python -m scripts.test_again $(PROFILE) -m "$(HERE)"
 
