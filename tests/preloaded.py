@@ -5,7 +5,8 @@ Importing torch and transformers takes 3 s of CPU time, and tests start hundreds
 `multiprocessing` what it spawns: a process with one thread, that has touched no GPU. All else is as of a
 process that was started: it is its starter's child, and has the arguments, environment, directory,
 descriptors, session, signals and exit status it should have. A server has a helper of its own, for
-its workers.
+its workers; where another engine's libraries are imported, all that is forked has one, as their
+processes start others, and a server that runs in inlay's own Python (`FRONTEND_PYTHON`) is lent one.
 
 A process is started for real where a variable of `_AT_START` differs, but for those that a test
 names (`having`), where it is to have a function called first, as in a terminal, and where a test of
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import msgspec
@@ -37,7 +39,11 @@ import msgspec
 _FORKED = (
     *("inlay.cli", "inlay.worker"),
     *("tests.engine.torch.page_giver", "tests.engine.torch.page_asker"),
+    *("tests.engines.vllm.bare", "tests.engines.vllm.bare_pair"),
+    "vllm.entrypoints.openai.api_server",
 )
+_QUIET = ["-W", "ignore"]
+"""Options of an interpreter that need no other."""
 _SPAWNED = "--multiprocessing-fork"
 """The last word of a process that `multiprocessing` spawns."""
 _WITH_WORKERS = tuple(["inlay.cli", word] for word in ("serve", "worker", "demo"))
@@ -60,6 +66,13 @@ _AT_START = (
 )
 """Beginnings of variables that are read when a process starts, or when a library is imported."""
 _SAFE_PATH = "PYTHONSAFEPATH"
+_BY_IMPORT = ("PYTORCH_NVML_BASED_CUDA_CHECK", "LD_PRELOAD", "LD_LIBRARY_PATH")
+"""Variables that vLLM and OpenCV set when they are imported, for what is started later."""
+_PATH = "PYTHONPATH"
+_LENT = "inlay-lent-"
+"""In a path that inlay is lent by: its modules are those that are imported already."""
+_FRONTEND = "--frontend"
+"""First word of a process that is lent the helper whose descriptor is next."""
 _ABOVE = 500
 """Descriptors from here on are the helper's."""
 _SET_CHILD_SUBREAPER = 36
@@ -74,6 +87,8 @@ class _Job(msgspec.Struct):
     directory: str
     descriptors: list[int]
     session: bool
+    python: str | None = None
+    """Executable of a server that is lent a helper, and has not its libraries."""
 
 
 class _Helper:
@@ -83,6 +98,9 @@ class _Helper:
         connect: makes the connection to it.
         environment: it has at its start.
         otherwise: starts what it does not fork.
+        python: its executable.
+        frontend: executable of servers that are lent a helper, if any.
+        ignored: variables that may differ.
     """
 
     def __init__(
@@ -90,10 +108,17 @@ class _Helper:
         connect: Callable[[], socket.socket],
         environment: Mapping[str, str],
         otherwise: Any = _fork_exec,
+        *,
+        python: str = sys.executable,
+        frontend: str | None = None,
+        ignored: Sequence[str] = _BY_IMPORT,
     ) -> None:
         self._connect = cache(connect)
-        self._environment = _at_start(environment)
+        self._ignored = ignored
+        self._environment = _at_start(environment, ignored)
         self._otherwise = otherwise
+        self._python = python
+        self._frontend = frontend
         self._lock = threading.Lock()
 
     def fork_exec(self, *given: Any) -> int:
@@ -103,15 +128,18 @@ class _Helper:
         )
         _, session, *rare, _ = given[14:]
         words = [os.fsdecode(word) for word in command]
+        if words[1:3] == _QUIET:
+            del words[1:3]
         environment = dict(os.environ)
         if variables is not None:
             environment = dict(os.fsdecode(each).split("=", 1) for each in variables)
+        lent = words[0] == self._frontend and words[2:4] in _WITH_WORKERS
         if (
-            words[:1] != [sys.executable]
+            not (words[0] == self._python or lent)
             or not (words[-1] == _SPAWNED or (words[1:2] == ["-m"] and words[2] in _FORKED))
             or not close_fds
             or any(value not in (None, -1) for value in rare)
-            or _at_start(environment) != self._environment
+            or _at_start(environment, self._ignored) != self._environment
         ):
             return int(self._otherwise(*given))
         passed = [fd for fd in keep if fd != errors]
@@ -119,7 +147,14 @@ class _Helper:
         directory = os.fsdecode(cwd or Path.cwd())
         # What `multiprocessing` spawns has the options of this interpreter first.
         given_words = words[-3:] if words[-1] == _SPAWNED else words[1:]
-        job = _Job(given_words, environment, directory, [0, 1, 2, *passed], bool(session))
+        job = _Job(
+            given_words,
+            environment,
+            directory,
+            [0, 1, 2, *passed],
+            bool(session),
+            words[0] if lent else None,
+        )
         with self._lock, _adopting():
             answer = b""
             with suppress(ConnectionError):
@@ -130,15 +165,22 @@ class _Helper:
         return int(answer)
 
 
-def install(imported: Sequence[str] = _IMPORTED) -> None:
+def install(
+    imported: Sequence[str] = _IMPORTED,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    frontend: str | None = None,
+) -> None:
     """Have processes of inlay forked from now on, by a helper that starts with the first.
 
     Args:
         imported: modules that the helper imports.
+        variables: it has beside those of this process, where another engine is imported.
+        frontend: executable of inlay's own Python, where this is another engine's.
     """
     undo = ExitStack()
     atexit.register(undo.close)
-    _use(_starting(imported, {}, undo).fork_exec)
+    nested = bool(variables)
+    _use(_starting(imported, variables, undo, nested=nested, frontend=frontend).fork_exec)
 
 
 @contextmanager
@@ -154,8 +196,18 @@ def having(variables: Mapping[str, str], imported: Sequence[str] = _IMPORTED) ->
         yield
 
 
-def _starting(imported: Sequence[str], variables: Mapping[str, str], undo: ExitStack) -> _Helper:
-    """A helper that is started when it is first asked, and ended by `undo`."""
+def _starting(
+    imported: Sequence[str],
+    variables: Mapping[str, str],
+    undo: ExitStack,
+    *,
+    nested: bool = False,
+    frontend: str | None = None,
+) -> _Helper:
+    """A helper that is started when it is first asked, and ended by `undo`.
+
+    What it forks has a helper too where it is `nested`.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", **variables}
     environment.pop(_SAFE_PATH, None)
 
@@ -163,7 +215,14 @@ def _starting(imported: Sequence[str], variables: Mapping[str, str], undo: ExitS
         ours, theirs = _pair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.preloaded", str(theirs.fileno()), *imported],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.preloaded",
+                    str(theirs.fileno()),
+                    str(int(nested)),
+                    *imported,
+                ],
                 cwd=Path(__file__).parent.parent,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -174,7 +233,10 @@ def _starting(imported: Sequence[str], variables: Mapping[str, str], undo: ExitS
         undo.callback(ours.close)
         return ours
 
-    return _Helper(connect, environment, _posixsubprocess.fork_exec)
+    ignored = _BY_IMPORT if nested else ()
+    return _Helper(
+        connect, environment, _posixsubprocess.fork_exec, frontend=frontend, ignored=ignored
+    )
 
 
 @contextmanager
@@ -197,12 +259,15 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
+def _at_start(environment: Mapping[str, str], ignored: Sequence[str]) -> dict[str, str]:
+    found = {
         name: value
         for name, value in environment.items()
-        if name.startswith(_AT_START) and name != _SAFE_PATH
+        if name.startswith(_AT_START) and name not in (_SAFE_PATH, *ignored)
     }
+    if _PATH in found:
+        found[_PATH] = ":".join(each for each in found[_PATH].split(":") if _LENT not in each)
+    return found
 
 
 @contextmanager
@@ -313,7 +378,7 @@ class _Process:
         return self._process.wait()
 
 
-def _fork_workers(connection: socket.socket) -> None:
+def _fork_workers(connection: socket.socket, python: str = sys.executable) -> None:
     """Have a server's workers forked, though its event loop does not use `subprocess`."""
     start = asyncio.create_subprocess_exec
 
@@ -323,34 +388,56 @@ def _fork_workers(connection: socket.socket) -> None:
         return _Process(subprocess.Popen(words, **given))  # noqa: ASYNC220
 
     asyncio.create_subprocess_exec = create
-    _use(_Helper(lambda: connection, os.environ).fork_exec)
+    _use(_Helper(lambda: connection, os.environ, python=python).fork_exec)
+
+
+def _serve(starter: socket.socket, *, to_kill: bool, nested: bool) -> _Job:
+    """Return the job of each process forked, which has become what the job says."""
+    job, received = _forked(starter, to_kill=to_kill)
+    starter.close()  # later its number is another's
+    if not (nested or job.words[1:3] in _WITH_WORKERS):
+        _become(job, received)
+        return job
+    ours, theirs = _pair()
+    if os.fork() == 0:
+        ours.close()
+        _close_all_but(theirs.fileno())
+        for _ in range(3):
+            os.open(os.devnull, os.O_RDWR)
+        return _serve(theirs, to_kill=False, nested=nested)
+    kept = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+    ours.close()
+    theirs.close()
+    _become(job, received, kept)
+    if job.python is not None:
+        os.set_inheritable(kept, True)
+        lent = [job.python, "-m", "tests.preloaded", _FRONTEND, str(kept), sys.executable]
+        os.execve(job.python, [*lent, *job.words], job.environment)
+    _fork_workers(socket.socket(fileno=kept))
+    return job
+
+
+def _frontend(descriptor: int, python: str, *words: str) -> NoReturn:
+    """Run a command of inlay, whose workers are forked by a helper of another engine."""
+    os.set_inheritable(descriptor, False)
+    _fork_workers(socket.socket(fileno=descriptor), python)
+    sys.argv[1:] = words[2:]
+    _run(*words[:2])
 
 
 def _main() -> NoReturn:
+    if sys.argv[1] == _FRONTEND:
+        _frontend(int(sys.argv[2]), *sys.argv[3:])
     gc.disable()
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         importlib.import_module(name)
     gc.freeze()
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("a process with several threads cannot be forked")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    job, received = _forked(socket.socket(fileno=int(sys.argv[1])), to_kill=True)
-    if job.words[1:3] in _WITH_WORKERS:
-        ours, theirs = _pair()
-        if os.fork() == 0:
-            _close_all_but(theirs.fileno())
-            for _ in range(3):
-                os.open(os.devnull, os.O_RDWR)
-            job, received = _forked(theirs, to_kill=False)
-            _become(job, received)
-        else:
-            kept = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-            ours.close()
-            theirs.close()
-            _become(job, received, kept)
-            _fork_workers(socket.socket(fileno=kept))
-    else:
-        _become(job, received)
+    job = _serve(
+        socket.socket(fileno=int(sys.argv[1])), to_kill=True, nested=bool(int(sys.argv[2]))
+    )
     _run(*job.words[:2])
 
 

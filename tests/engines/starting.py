@@ -1,7 +1,7 @@
 """Engines of others, started in the process of the tests with a worker's environment."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,25 @@ from inlay import engine as engines
 from inlay.digest import Secret
 from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
+from tests import preloaded
 
 SECRET = Secret(bytes(range(32)))
+
+
+def preload(flags: Mapping[str, Any], modules: Sequence[str]) -> None:
+    """Fork the processes of an engine, and workers of servers, where `modules` are imported.
+
+    Each starts two or three that import its library, which takes 10 s of CPU time.
+
+    Args:
+        flags: settings that say which variables there are when it is imported.
+        modules: to import.
+    """
+    os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    variables = engines.environment(EngineSettings(model="", **flags), {})
+    preloaded.install(
+        modules, {"HF_HUB_OFFLINE": "1", **variables}, os.environ.get("FRONTEND_PYTHON")
+    )
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from inlay import engine as engines
 from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
 from tests.engines.sglang.serving import FLAGS
-from tests.engines.starting import mark, started
+from tests.engines.starting import mark, preload, started
 from tests.models import tiny
 
 _STATUS = pytest.StashKey[int]()
@@ -44,6 +44,20 @@ def _imported_for_a_cpu() -> None:
         from sglang.srt.managers.multimodal_processor import import_processors
 
         import_processors("sglang.srt.multimodal.processors")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _preloaded(_imported_for_a_cpu: None) -> None:
+    preload(
+        FLAGS,
+        [
+            "inlay.worker.host",
+            "inlay.engine.sglang.engine",
+            "sglang.srt.entrypoints.engine",
+            "sglang.srt.managers.detokenizer_manager",
+            "sglang.srt.managers.scheduler",
+        ],
+    )
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from tests import preloaded
 from tests.engines.sglang.serving import FLAGS
 from tests.equality.test_over_http import every_form_decodes_to_the_reference
 from tests.serving import Served, serving
@@ -47,7 +48,8 @@ def serve(directory: Path, *more: object) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[Served]:
-    with serve(directory) as served:
+    # All of it started, none forked, as users have it.
+    with preloaded.started(), serve(directory) as served:
         yield served
 
 
