@@ -297,10 +297,9 @@ async def test_another_content_takes_a_names_place_while_the_first_still_runs(
 ) -> None:
     host = EngineHost(engine, adapters)
     first = await adapters.load(LoadAdapter("a", str(write_lora(tmp_path / "a"))))
+    other = write_lora(tmp_path / "b", seed=2)
     running = Client(host, "1", "a")
-    second = await adapters.load(
-        LoadAdapter("a", str(write_lora(tmp_path / "b", seed=2)), in_place=True)
-    )
+    second = await adapters.load(LoadAdapter("a", str(other), in_place=True))
     assert second.content_id != first.content_id
     assert [adapter.content_id for adapter in adapters.ready] == [second.content_id]
     assert len(engine.held) == 2
