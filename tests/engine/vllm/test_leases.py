@@ -105,3 +105,14 @@ def test_no_answer_is_waited_for_so_long_and_then_late() -> None:
         now[0] = ANSWER_SECONDS
         assert leases.settled(()) == (set(), {"r"})
         leases.close()
+
+
+@pytest.mark.parametrize("said", [[b"?"], [b"", b"\xc1", b"\xc1"], [b"", b"\x80", b"\x01"]])
+def test_what_is_no_answer_is_late_and_harms_nothing(leases: Leases, said: list[bytes]) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        leases.begin("r", Lease("p", f"tcp://127.0.0.1:{port}", 100.0))
+        assert leases.settled({"r"}) == (set(), set())
+        identity, *_ = socket.recv_multipart()
+        socket.send_multipart([identity, *said])
+        assert settled(leases) == (set(), {"r"})

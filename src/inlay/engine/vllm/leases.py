@@ -9,13 +9,15 @@ vLLM's NixlConnector tells its clock to whoever asks for its metadata; every dec
 it first meets a prefill worker. No vLLM here.
 """
 
+import logging
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 import zmq
+
+log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """Most that the other vLLM takes to tell its clock: as long as vLLM waits for its metadata."""
@@ -108,12 +110,16 @@ class _Agent(msgspec.Struct):
 def _answer(socket: "zmq.Socket[bytes]", engine_id: str) -> float | None:
     """The clock of the vLLM `engine_id`, if it has answered.
 
-    Another one, started since at the same address, has none of its blocks.
+    Another one, started since at the same address, has none of its blocks; what is no answer says
+    nothing of them.
     """
-    with suppress(zmq.Again):
+    try:
         _, payload, clock = socket.recv_multipart(zmq.NOBLOCK)
         agent = msgspec.msgpack.decode(payload, type=_Payload).agent_metadata_bytes
         if msgspec.msgpack.decode(agent, type=_Agent).engine_id == engine_id:
             return msgspec.msgpack.decode(clock, type=float)
-        return float("inf")
-    return None
+    except zmq.Again:
+        return None
+    except (ValueError, msgspec.MsgspecError) as error:
+        log.warning("what a vLLM at the other end of a read answered is no clock: %s", error)
+    return float("inf")
