@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 # Compiled modules are kept, and each process computes on one core: others have the rest.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(JOBS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(JOBS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder --max-worker-restart=2
 # Installed again whenever what it was made from changes: all of it, or what the server, its engine and a client need.
 SUM := $(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.installed-$(SUM)

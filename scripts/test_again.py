@@ -14,12 +14,16 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".pytest_cache"
 FEW = 3
 """Maximum number of failed tests that are run again: more is a fault for certain."""
+RESTARTS = 2
+"""Processes that may be started for those that ended: with more the others' tests do not run."""
+ENDED = "inlay/ended"
+"""Key of pytest's cache: number of processes that ended in the last run, of themselves."""
 
 
 def again(cache: Path, test: Callable[..., int]) -> tuple[int, str]:
     """Return pytest's status of a second run of at most `FEW` failed tests, and what is said of it.
 
-    The status is 1 if there are more.
+    The status is 1 if there are more, or if not all tests were run.
 
     Args:
         cache: pytest's of the first run.
@@ -27,7 +31,9 @@ def again(cache: Path, test: Callable[..., int]) -> tuple[int, str]:
     """
     path = cache / "v" / "cache" / "lastfailed"
     failed = sorted(json.loads(path.read_text())) if path.exists() else []
-    if not 0 < len(failed) <= FEW:
+    ended = cache / "v" / ENDED
+    whole = not ended.exists() or json.loads(ended.read_text()) <= RESTARTS
+    if not (whole and 0 < len(failed) <= FEW):
         return 1, ""
     status = test("--last-failed", "--last-failed-no-failures=none")
     if status:

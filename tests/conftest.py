@@ -1,15 +1,18 @@
 """Settings all tests share."""
 
+import faulthandler
 import gc
 import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 from zlib import crc32
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+from scripts.test_again import ENDED
 
 from tests import preloaded
 from tests.examples import FULL, QUICK
@@ -35,6 +38,52 @@ preloaded.install()
 # is tested.
 for part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, 180.0)
+
+
+STUCK = 60
+"""Seconds after its timeout when a test that does not end is ended with its process."""
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_stderr] = os.dup(2)  # nothing is captured yet
+    if not hasattr(config, "workerinput") and config.pluginmanager.has_plugin("cacheprovider"):
+        assert config.cache is not None
+        config.cache.set(ENDED, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Show what each thread does where a timeout ends nothing, and end the process.
+
+    The timeout is an exception, which code may catch, or which ends a test whose fixtures then
+    wait without one. pytest-xdist goes on with another process.
+    """
+    _watch(item)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    if isinstance(node, pytest.Item):  # pytest's own hook has ended the watch
+        _watch(node)
+
+
+def _watch(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    told = item.config.stash[_stderr]
+    faulthandler.dump_traceback_later(seconds + STUCK, file=told, exit=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        cache = node.config.cache
+        cache.set(ENDED, cache.get(ENDED, 0) + 1)
 
 
 SHARE = 5

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from scripts import test_engines as suites
+from scripts.test_again import ENDED, RESTARTS, again
 
 TESTS = """
 import time
@@ -119,3 +120,13 @@ def test_uv_looks_for_packages_where_pip_does(monkeypatch: pytest.MonkeyPatch) -
     assert told["UV_FIND_LINKS"] == "/some/wheels,/other/wheels"
     assert told["UV_DEFAULT_INDEX"] == "https://packages.example/simple"
     assert Path(told["UV"]).exists()
+
+
+def test_a_run_that_ended_before_its_last_test_fails_for_certain(tmp_path: Path) -> None:
+    values = tmp_path / "v"
+    for key, value in {"cache/lastfailed": '{"a": true}', ENDED: str(RESTARTS)}.items():
+        (values / key).parent.mkdir(parents=True, exist_ok=True)
+        (values / key).write_text(value)
+    assert again(tmp_path, lambda *_: 0)[0] == 0
+    (values / ENDED).write_text(str(RESTARTS + 1))
+    assert again(tmp_path, lambda *_: 0)[0] == 1
