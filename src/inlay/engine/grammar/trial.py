@@ -108,14 +108,17 @@ class TrialProcess:
     It is started when it is first needed, and again where it has died. Safe to use from any thread.
     """
 
-    def __init__(self, path: Path | None, eos_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, path: Path | None, eos_token_ids: tuple[int, ...] = (), *, max_cpu: int = MAX_CPU
+    ) -> None:
         """For the tokenizer of a model directory, whose outputs end with one of `eos_token_ids`.
 
         Without a path grammars are counted and not compiled: for engines that compile them
-        themselves.
+        themselves. A trial has `max_cpu` seconds of processor time.
         """
         self._path = path
         self._eos_token_ids = eos_token_ids
+        self._max_cpu = max_cpu
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -161,6 +164,7 @@ class TrialProcess:
                         str(theirs.fileno()),
                         str(self._path or ""),
                         json.dumps(self._eos_token_ids),
+                        str(self._max_cpu),
                     ],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,

@@ -66,7 +66,9 @@ class _Fork(NamedTuple):
     client: socket.socket
 
 
-def main(control: socket.socket, path: Path | None, eos_token_ids: tuple[int, ...]) -> None:
+def main(
+    control: socket.socket, path: Path | None, eos_token_ids: tuple[int, ...], max_cpu: int
+) -> None:
     """Serve until the other end of `control` is closed.
 
     Args:
@@ -74,6 +76,7 @@ def main(control: socket.socket, path: Path | None, eos_token_ids: tuple[int, ..
         path: of the model directory with the tokenizer; without one grammars are counted and
             not compiled.
         eos_token_ids: what ends an output.
+        max_cpu: seconds of processor time for a trial.
     """
     tokenizer: _Tokenizer = None
     try:
@@ -96,7 +99,7 @@ def main(control: socket.socket, path: Path | None, eos_token_ids: tuple[int, ..
                 _, sent, _, _ = socket.recv_fds(control, 1, 1)
                 if not sent:
                     return
-                fork = _begin(socket.socket(fileno=sent[0]), tokenizer)
+                fork = _begin(socket.socket(fileno=sent[0]), tokenizer, max_cpu)
                 forks[fork.client.fileno()] = fork
                 poll.register(fork.client, 0)  # tells that the other end is closed
             elif descriptor == woken:
@@ -124,7 +127,7 @@ def _signal(status: int) -> int:
     return FAILED if os.WEXITSTATUS(status) else 0
 
 
-def _begin(client: socket.socket, tokenizer: _Tokenizer) -> _Fork:
+def _begin(client: socket.socket, tokenizer: _Tokenizer, max_cpu: int) -> _Fork:
     pid = os.fork()
     if pid:
         return _Fork(pid, client)
@@ -132,7 +135,7 @@ def _begin(client: socket.socket, tokenizer: _Tokenizer) -> _Fork:
     try:
         signal.set_wakeup_fd(-1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic would quote the grammar
-        _limit()
+        _limit(max_cpu)
         with client.makefile("rb") as file:
             grammar = msgspec.msgpack.decode(file.read(), type=Grammar)
         client.sendall(msgspec.msgpack.encode(_try(grammar, tokenizer)))
@@ -156,8 +159,8 @@ def _try(grammar: Grammar, tokenizer: _Tokenizer) -> Answer:
     return Answer(source=source, num_bytes=max(0, grown * resource.getpagesize()))
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU, MAX_CPU + 1))
+def _limit(max_cpu: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (max_cpu, max_cpu + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name, size in (
         (resource.RLIMIT_AS, _pages(SIZE) * resource.getpagesize() + MAX_MEMORY),
@@ -178,7 +181,10 @@ def _pages(field: int) -> int:
 
 if __name__ == "__main__":
     os.nice(5)
-    descriptor, path, ids = sys.argv[1:]
+    descriptor, path, ids, seconds = sys.argv[1:]
     main(
-        socket.socket(fileno=int(descriptor)), Path(path) if path else None, tuple(json.loads(ids))
+        socket.socket(fileno=int(descriptor)),
+        Path(path) if path else None,
+        tuple(json.loads(ids)),
+        int(seconds),
     )
