@@ -38,6 +38,7 @@ from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.allocator import keep_freed_memory
 from inlay.http.bodies.embeds import tensor_data
 from inlay.http.bodies.memory import private
+from inlay.http.parsed_request import parse_body
 from inlay.prompt import Buffer, Rows
 from inlay.tensors import ReadLimits, read, to_rows, write
 from inlay.transport.local import Arena
@@ -60,7 +61,7 @@ def taken_in(body: bytes, arena: Arena, piece: int) -> Callable[[], float]:
         lifting = lift.Base64Extractor(len(body), room)
         for at in range(0, len(body), piece):
             lifting.feed(view[at : at + piece])
-        parsed = lift.parse(
+        parsed = parse_body(
             lifting.close(),
             _decoder,
             lambda request: tensor_data(in_completion(request)),

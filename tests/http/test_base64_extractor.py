@@ -19,6 +19,7 @@ from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.errors import EmbeddingsError, InlayError, InvalidRequestError
 from inlay.http.bodies import base64_extractor as lift
 from inlay.http.bodies.embeds import tensor_data
+from inlay.http.parsed_request import parse_body
 from inlay.prompt import Buffer
 from inlay.tensors import ReadLimits
 
@@ -47,7 +48,7 @@ def cut(
 def parse(
     body: bytes | lift.ExtractedBody, limits: ReadLimits = LIMITS
 ) -> lift.Parsed[CompletionRequest]:
-    return lift.parse(body, DECODER, strings, limits=limits, files_in=files)
+    return parse_body(body, DECODER, strings, limits=limits, files_in=files)
 
 
 def files(request: CompletionRequest) -> list[str]:
@@ -152,7 +153,7 @@ def test_what_refuses_the_request_is_heard_before_anything_is_decoded() -> None:
         raise InvalidRequestError("not here")
 
     with pytest.raises(InvalidRequestError, match="not here"):
-        lift.parse(
+        parse_body(
             json.dumps({"prompt_embeds": "A" * 100_000}).encode(), DECODER, refuse, limits=LIMITS
         )
 

@@ -10,7 +10,8 @@ HTTP request.
     info, pages  routes that belong to no API
 
 A request passes through: `app` (routing) -> `callers.auth` (authentication) -> `callers.clients`
-(quota) -> `bodies.body` and `bodies.base64_extractor` (bounded reading) -> a route of `inlay.api`.
+(quota) -> a route of `inlay.api`, which calls `parsed_request` (the body read within its limits and
+parsed) and, where the request names embeddings or media, `references` (its parts, the store, URLs).
 
 Invariants:
 - Bytes are reserved before they are held (`bodies.accounting`), for each request, each client and

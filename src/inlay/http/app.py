@@ -1,5 +1,6 @@
 """ASGI app: routing, authentication, and errors as responses."""
 
+import asyncio
 import logging
 import re
 import uuid
@@ -16,7 +17,6 @@ from inlay.errors import InlayError, NotFoundError
 from inlay.http import openapi
 from inlay.http.asgi import Message, Receive, Scope, Send
 from inlay.http.bodies.accounting import Reservation
-from inlay.http.bodies.body import discard_body
 from inlay.http.bodies.connection import EXTENSION
 from inlay.http.cors import Cors
 from inlay.http.errors import (
@@ -42,6 +42,9 @@ _request_id = re.compile(rb"[\x21-\x7e]{1,128}")
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _KEPT_ALIVE = 64 * 1024
 """Bytes of a refused body that are read to keep the connection; a longer body closes it."""
+
+_LINGER = 2.0
+"""Seconds a refused body is read and dropped, so that its sender sees the answer."""
 
 
 _DESCRIPTION = Operation("GET", "/openapi.json", "OpenAPI description.", open=True)
@@ -236,5 +239,20 @@ async def _refuse(call: Call, error: InlayError) -> None:
     await call.send({"type": "http.response.body", "body": body, "more_body": bool(unread)})
     if unread:
         if not slow:
-            await discard_body(call.receive)
+            await _discard_body(call.receive)
         await call.send({"type": "http.response.body", "body": b""})
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read and drop the rest of a body for at most `_LINGER` s.
+
+    A connection closed with unread data is reset, and its client would not see the answer.
+    """
+    try:
+        async with asyncio.timeout(_LINGER):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

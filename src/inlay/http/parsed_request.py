@@ -1,32 +1,35 @@
-"""Reading requests that may hold embeddings: JSON, multipart, or a raw tensor file."""
+"""Reading of requests: a body within its limits, JSON or multipart, and the JSON in it.
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+A body is read within its size limit, the memory budget and a time limit.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from inlay.card import ModelCard
-from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay import liveness
+from inlay.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
 from inlay.http.bodies import base64_extractor as lift
-from inlay.http.bodies.base64_extractor import ExtractedBody, Parsed
-from inlay.http.bodies.body import body_limit, read_body, read_pieces, read_whole, receive_body
-from inlay.http.bodies.embeds import Embeddings, Source, TensorSource, check_source
-from inlay.http.bodies.media import MediaItems, MediaSource, fetched, file_data, spec_for
-from inlay.http.bodies.memory import Memory
+from inlay.http.bodies.accounting import RequestMemory
+from inlay.http.bodies.base64_extractor import Base64Extractor, ExtractedBody, Parsed
+from inlay.http.bodies.embeds import Source
+from inlay.http.bodies.media import file_data
+from inlay.http.bodies.memory import Memory, Room, private
 from inlay.http.bodies.multipart import MULTIPART, Form
-from inlay.http.server import JSON, Call, ContentType, Server
-from inlay.media.video import Encode
-from inlay.prompt import Buffer, Rows
-from inlay.store import StoredPrompt, StoredPrompts
-from inlay.tensors import check_size
-from inlay.tensors.tensor import quoted
+from inlay.http.errors import BodyTimeoutError, ClientGone, from_parser
+from inlay.http.server import JSON, Call
+from inlay.http.settings import FrontendSettings
+from inlay.prompt import Buffer
+from inlay.tensors import ReadLimits
 
-SWEEP_SECONDS = 10.0
-"""Interval at which expired prompts are removed from the store."""
+MIN_RATE = 64 * 1024
+"""Minimum average bytes a second of a body, so that slow senders cannot hold the budget."""
+
+_WHOLE_FROM = 64 * 1024
+"""Bytes of a body from which it is read directly from its connection."""
 
 T = TypeVar("T")
 
@@ -47,81 +50,46 @@ class ParsedRequest(Generic[T]):
     sources: Sequence[Source]
     parts: Mapping[str, Buffer] | None = None
 
-    async def embeddings(
-        self, call: Call, card: ModelCard, only: TensorSource | None = None
-    ) -> Embeddings:
-        """Return the embeddings and images of the request for the model of `card`.
 
-        Files that are elsewhere are fetched.
+class ContentType(NamedTuple):
+    """Media type of a body.
 
-        Args:
-            call: the HTTP request.
-            card: of the model.
-            only: the source that is read, where they are for several models; None for all.
+    Attributes:
+        kind: lower case, without parameters; "application/json" if the header is absent.
+        parameters: by name in lower case.
+    """
 
-        Raises:
-            InvalidRequestError: the body has a part that the request does not name, or the model
-                takes no images, or not these.
-            InlayError: as `stored_rows` and `inlay.http.bodies.media.fetched`.
-        """
-        tensors = [source for source in self.sources if isinstance(source, TensorSource)]
-        unused = sorted(set(self.parts or ()) - {source.part for source in tensors})
-        if unused:
-            raise InvalidRequestError(
-                f"the request does not use part {quoted(unused[0])} of its body",
-                param=unused[0][:80],
-            )
-        reader, parsed = call.server.embeds, self.parsed
-        if only is not None:
-            tensors = [only]
-        stored = await stored_rows(call, tensors, card) if tensors else {}
+    kind: str
+    parameters: dict[str, str]
 
-        def decode(text: str) -> Buffer:
-            return parsed.data(text, limits=call.server.limits.any)
 
-        return Embeddings(
-            reader,
-            card,
-            decode,
-            hold=call.reservation.grow,
-            parts=self.parts,
-            stored=stored,
-            media=await self._media(call, card, decode),
+def content_type(call: Call, *allowed: str) -> ContentType:
+    """Return the media type of the body.
+
+    Args:
+        call: the HTTP request.
+        allowed: media types; one that ends in "/*" stands for all that begin so.
+
+    Raises:
+        UnsupportedMediaTypeError: it is none of these, or the body is compressed.
+    """
+    encoding = call.headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        raise UnsupportedMediaTypeError(
+            f"content-encoding {encoding.decode('latin-1')!r} is not supported; send the body "
+            "as it is (identity)"
         )
-
-    async def _media(
-        self, call: Call, card: ModelCard, decode: Callable[[str], Buffer]
-    ) -> MediaItems | None:
-        sources = [source for source in self.sources if isinstance(source, MediaSource)]
-        if not sources:
-            return None
-        server, hold = call.server, call.reservation.grow
-        spec = spec_for(card, sources)
-        files = await stored_files(call, sources)
-        found = await fetched(server.fetcher, sources, hold, call.client)
-        call.memory.check_total(map(len, found.values()))
-        files.update(found)
-        encode: Encode = _no_times
-        if any(source.kind == "video" for source in sources):
-            renderer = await server.renderers.of(card)
-            encode = partial(renderer.encode, add_special_tokens=False)
-        return MediaItems(
-            card,
-            spec,
-            server.secret,
-            server.limits,
-            max_bytes=server.settings.max_media_bytes,
-            files=files,
-            lifted=self.parsed.lifted,
-            decode=decode,
-            hold=hold,
-            encode=encode,
+    kind, *rest = call.headers.get(b"content-type", b"").decode("latin-1").split(";")
+    kind = kind.strip().lower() or JSON
+    if kind.endswith("+json"):
+        kind = JSON
+    if kind not in allowed and f"{kind.partition('/')[0]}/*" not in allowed:
+        raise UnsupportedMediaTypeError(
+            f"content-type {kind!r} is not supported; send {' or '.join(allowed)}"
         )
-
-
-def _no_times(_: str) -> Sequence[int]:
-    """Stand for the tokenizer in a request without videos."""
-    return ()
+    pairs = (item.partition("=") for item in rest)
+    parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
+    return ContentType(kind, parameters)
 
 
 async def read_request(
@@ -137,12 +105,12 @@ async def read_request(
     Raises:
         InvalidRequestError: not JSON of the expected type, or not a valid multipart body.
         EmbeddingsError: tensor data over the limit.
-        InlayError: as `inlay.http.bodies.body.receive_body`.
+        InlayError: as `receive_body`.
     """
     server = call.server
-    media = call.content_type(JSON, MULTIPART)
+    media = content_type(call, JSON, MULTIPART)
     parts: Mapping[str, Buffer] | None = None
-    body: ExtractedBody | bytes
+    body: ExtractedBody | bytes | bytearray
     sources: list[Source] = []
 
     def tensors_in(request: T) -> list[str]:
@@ -151,7 +119,7 @@ async def read_request(
 
     if media.kind == JSON:
         body = await read_body(call, server.room)
-        size = body.size
+        size = len(body)
     else:
         form = await _read_form(call, media)
         body, parts, size = form.request, form.parts, form.size
@@ -164,39 +132,6 @@ async def read_request(
     return ParsedRequest(parsed, size, sources, parts)
 
 
-async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
-    """Read a request that is JSON without embeddings; `empty` if there is no body.
-
-    Raises as `read_request`.
-    """
-    call.content_type(JSON)
-    body = await read_body(call)
-    if empty is not None and not len(body):
-        return empty
-    return (await parse(call, body, decoder, lambda _: ())).request
-
-
-async def parse(
-    call: Call,
-    body: ExtractedBody | bytes,
-    decoder: msgspec.json.Decoder[T],
-    tensors_in: Callable[[T], Sequence[str]],
-    files_in: Callable[[T], Sequence[str]] = lift.no_files,
-) -> Parsed[T]:
-    """Parse a body. Arguments and errors as `inlay.http.bodies.base64_extractor.parse`."""
-    limits = call.server.limits.any
-    return await call.server.prepare(
-        body.parsed_size if isinstance(body, ExtractedBody) else len(body),
-        lift.parse,
-        body,
-        decoder,
-        tensors_in,
-        limits=limits,
-        files_in=files_in,
-        intake=call.memory,
-    )
-
-
 async def _read_form(call: Call, media: ContentType) -> Form:
     server = call.server
     server.embeds.require_enabled()
@@ -207,56 +142,233 @@ async def _read_form(call: Call, media: ContentType) -> Form:
     return form
 
 
-async def read_tensor(call: Call) -> Buffer:
-    """Read a body that is a tensor file.
+async def read_json(call: Call, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
+    """Read a request that is JSON without embeddings; `empty` if there is no body.
 
-    Raises:
-        EmbeddingsError: over the limit; from Content-Length, before anything is read.
-        BodyTooLargeError: over the limit of bodies.
-        InlayError: as `inlay.http.bodies.body.receive_body`.
+    Raises as `read_request`.
     """
+    content_type(call, JSON)
+    body = await read_body(call)
+    if empty is not None and not len(body):
+        return empty
+    return (await parse(call, body, decoder, lambda _: ())).request
+
+
+async def parse(
+    call: Call,
+    body: ExtractedBody | bytes | bytearray,
+    decoder: msgspec.json.Decoder[T],
+    tensors_in: Callable[[T], Sequence[str]],
+    files_in: Callable[[T], Sequence[str]] = lambda _: (),
+) -> Parsed[T]:
+    """Parse a body, in a thread if it is large. Arguments and errors as `parse_body`."""
     limits = call.server.limits.any
-
-    def check(size: int) -> None:
-        if size > limits.max_bytes:
-            check_size(size, limits=limits)
-
-    data = await _read_raw(call, check)
-    if not len(data):
-        raise EmbeddingsError(
-            "prompt_embeds decoded data must be at least 100 bytes, got an empty body",
-            reason="too_small",
-        )
-    return data
+    return await call.server.prepare(
+        body.parsed_size if isinstance(body, ExtractedBody) else len(body),
+        parse_body,
+        body,
+        decoder,
+        tensors_in,
+        limits=limits,
+        files_in=files_in,
+        intake=call.memory,
+    )
 
 
-async def read_image(call: Call) -> Buffer:
-    """Read a body that is an image file.
+def parse_body(
+    body: ExtractedBody | bytes | bytearray,
+    decoder: msgspec.json.Decoder[T],
+    tensors_in: Callable[[T], Sequence[str]],
+    *,
+    limits: ReadLimits,
+    files_in: Callable[[T], Sequence[str]] = lambda _: (),
+    intake: RequestMemory | None = None,
+) -> Parsed[T]:
+    """Parse a body with `decoder`.
+
+    Args:
+        body: JSON, as it came or already extracted.
+        decoder: of the request's type.
+        tensors_in: returns the strings of a request that are tensor data; may refuse the request.
+        limits: of one tensor file.
+        files_in: returns the strings that are other files; called after `tensors_in`.
+        intake: reserves the memory of parsing and decoding beforehand.
 
     Raises:
-        InvalidRequestError: over the limit; from Content-Length, before anything is read.
-        InlayError: as `read_tensor`.
+        InvalidRequestError: not JSON of the expected type.
+        EmbeddingsError: tensor data over the limit.
+        InlayError: `intake` refuses the memory.
     """
-    limit = call.server.settings.max_media_bytes
-    return await _read_raw(call, lambda size: check_media_size(size, limit))
+    if not isinstance(body, ExtractedBody) and len(body) >= lift.RUN:
+        extractor = Base64Extractor(len(body))
+        extractor.feed(body)
+        body = extractor.close()
+    refused: InvalidRequestError | None = None
+    if isinstance(body, ExtractedBody):
+        if body.runs:
+            parsed = lift.parse_extracted(body, decoder, tensors_in, files_in, limits, intake)
+            if isinstance(parsed, Parsed):
+                return parsed
+            refused = parsed
+            if intake is not None:
+                intake.on_reassembled(len(body))
+        body = body.text()
+    try:
+        if intake is not None:
+            intake.parsing(body)
+        request = decoder.decode(body)
+    except BodyTooLargeError:
+        # The base64 counts only because the first parse was refused: that error says more.
+        if refused is not None:
+            raise refused from None
+        raise
+    except lift.PARSER_ERRORS as error:
+        raise from_parser(error) from error
+    finally:
+        # The raised error holds this frame; breaking the cycle frees both without a collection.
+        refused = None
+    tensors = tensors_in(request)
+    sizes = lift.check_encoded(tensors, limits) if tensors else []
+    sizes += map(lift.decoded_size, files_in(request))
+    if intake is not None and sizes:
+        intake.decoding(sizes)
+    return Parsed(request, {})
 
 
-def check_media_size(size: int, limit: int) -> None:
-    """Raise `InvalidRequestError` for a file of more than `limit` bytes."""
-    if size > limit:
-        raise InvalidRequestError(f"an image has {size} bytes; allowed: {limit}")
+async def receive_body(
+    call: Call, *, check: Callable[[int], None], take: Callable[[bytes], None]
+) -> None:
+    """Pass on a body as it arrives; the bytes received, or declared, are reserved.
+
+    Args:
+        call: the HTTP request.
+        check: called with the known minimum size, first that of Content-Length; raises if it is
+            too large.
+        take: called with each piece.
+
+    Raises:
+        OverloadedError: the memory budget is used up.
+        BodyTimeoutError: the body arrives too slowly.
+        ClientGone: the client left.
+    """
+    if call.declared is not None:
+        check(call.declared)
+        call.reservation.grow_to(call.declared)
+    size = 0
+    async with _in_time(call) as progress:
+        while True:
+            message = await call.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            if chunk:
+                size += len(chunk)
+                check(size)
+                call.reservation.grow_to(size)
+                take(chunk)
+            if not message.get("more_body", False):
+                break
+            progress(size)
+    _received(call)
 
 
-async def _read_raw(call: Call, fits: Callable[[int], None]) -> Buffer:
-    """Read a body that is one file, of a size that `fits` does not refuse."""
+@asynccontextmanager
+async def _in_time(call: Call) -> AsyncIterator[Callable[[int], None]]:
+    """Yield a callback for the number of bytes received so far.
+
+    Raises `BodyTimeoutError` if they are too few for the time.
+    """
+    began = liveness.now()
+    size, most = 0, call.server.settings.body_timeout
+    try:
+        async with liveness.timeout(most) as timer:
+
+            def progress(came: int) -> None:
+                nonlocal size
+                size = came
+                allowed = began + most + size / MIN_RATE
+                timer.reset(min(most, allowed - liveness.now()))
+
+            yield progress
+    except TimeoutError as error:
+        raise BodyTimeoutError(
+            f"the body came too slowly: {size} bytes in {liveness.now() - began:.0f} s"
+            + ("" if call.declared is None else f" of {call.declared}")
+        ) from error
+
+
+def _received(call: Call) -> None:
+    """Note that nothing of the body is left, and begin to account for what is made of it."""
+    call.body_read = True
+    call.memory = RequestMemory(call.reservation, call.server.limits)
+
+
+async def read_pieces(call: Call, *, take: Callable[[bytes | memoryview], None]) -> None:
+    """Pass on a body as it arrives; a large one of known length directly from the socket.
+
+    Arguments and errors as `receive_body`; the memory of a piece is reused afterwards.
+
+    Raises `BodyTooLargeError`: it is over the limit of bodies.
+    """
+    check, declared = body_limit(call.server.settings), call.declared
+    exchange = call.exchange
+    arrived = None if exchange is None else exchange.arrived()
+    if arrived is not None:
+        check(len(arrived))
+        call.reservation.grow_to(len(arrived))
+        if arrived:
+            take(arrived)
+    elif exchange is None or declared is None or declared < _WHOLE_FROM:
+        await receive_body(call, check=check, take=take)
+        return
+    else:
+        check(declared)
+        call.reservation.grow_to(declared)
+        async with _in_time(call) as progress:
+            await exchange.stream(declared, take, progress)
+    _received(call)
+
+
+async def read_body(call: Call, room: Room = private) -> ExtractedBody | bytearray:
+    """Read a JSON body; its large base64 strings are decoded into `room` as they arrive.
+
+    Raises:
+        BodyTooLargeError: over the limit, by Content-Length before anything is read; or too much
+            JSON text.
+        OverloadedError, BodyTimeoutError, ClientGone: as `receive_body`.
+    """
+    body: ExtractedBody | bytearray
+    if call.declared is not None and call.declared < lift.RUN:
+        # No string in it is long enough to be extracted.
+        body = bytearray()
+        await read_pieces(call, take=body.extend)
+    else:
+        extractor = Base64Extractor(call.declared, room, call.server.limits.check_json)
+        await read_pieces(call, take=extractor.feed)
+        body = extractor.close()
+    call.server.metrics.body_read(call.route, len(body))
+    return body
+
+
+async def read_file(call: Call, fits: Callable[[int], None]) -> Buffer:
+    """Read a body that is one file, of a size that `fits` does not refuse.
+
+    A large one of known length goes directly into its memory. Errors as `receive_body`.
+    """
     in_body = body_limit(call.server.settings)
 
     def check(size: int) -> None:
         in_body(size)
         fits(size)
 
-    whole = await read_whole(call, check)
-    if whole is not None:
+    declared, exchange = call.declared, call.exchange
+    if exchange is not None and declared is not None and declared >= _WHOLE_FROM:
+        check(declared)
+        call.reservation.grow_to(declared)
+        whole = private(declared)
+        async with _in_time(call) as progress:
+            await exchange.fill(whole, progress)
+        _received(call)
         return Buffer(whole)
     # Allocated at the first byte: by then the declared size has been checked.
     memory: Memory | None = None
@@ -264,105 +376,20 @@ async def _read_raw(call: Call, fits: Callable[[int], None]) -> Buffer:
     def take(piece: bytes) -> None:
         nonlocal memory
         if memory is None:
-            memory = Memory(call.declared)
+            memory = Memory(declared)
         memory.write(piece)
 
     await receive_body(call, check=check, take=take)
     return Buffer(b"") if memory is None else memory.buffer()
 
 
-def store_for(call: Call) -> StoredPrompts:
-    """Return the store of uploaded embeddings and images.
+def body_limit(settings: FrontendSettings) -> Callable[[int], None]:
+    """Return a function that raises `BodyTooLargeError` for sizes over the limit of bodies."""
 
-    Raises:
-        InvalidRequestError: this server accepts neither.
-        NotFoundError: this server has no store.
-    """
-    server = call.server
-    if not takes_images(server):
-        server.embeds.require_enabled()
-    if server.store is None:
-        raise NotFoundError("prompt_embeds not found: this server stores none")
-    return server.store
-
-
-async def stored_rows(
-    call: Call, sources: Sequence[TensorSource], card: ModelCard
-) -> dict[str, tuple[Rows, ...]]:
-    """Return the rows of every reference among `sources`, by id.
-
-    Rows that this model has used before are looked up, not computed again.
-
-    Raises:
-        EmbeddingsError: not acceptable for the model.
-        InvalidRequestError: a source that is not exactly one string.
-        NotFoundError: no such stored prompt, or not the caller's.
-        BodyTooLargeError: they are over the limit of one request.
-        OverloadedError: reading them would exceed the memory budget.
-    """
-    wanted: dict[str, str] = {}
-    for source in sources:
-        check_source(source)
-        if isinstance(source.ref, str):
-            wanted.setdefault(source.ref, source.param)
-    if not wanted:
-        return {}
-    store, target, tenant = store_for(call), call.server.embeds.target(card), call.caller.tenant.id
-
-    found: dict[str, tuple[Rows, ...]] = {}
-    for ref, param in wanted.items():
-        with _named(param):
-            found[ref] = await store.rows(
-                tenant, ref, target, look=_counter(call), hold=call.reservation.grow
+    def check(size: int) -> None:
+        if size > settings.max_body_bytes:
+            raise BodyTooLargeError(
+                f"the body of {size} bytes is over the limit of {settings.max_body_bytes} bytes"
             )
-    return found
 
-
-def takes_images(server: Server) -> bool:
-    """Return True if any model takes images."""
-    return any(
-        card.media is not None and card.media.image is not None for card in server.router.models()
-    )
-
-
-async def stored_files(call: Call, sources: Sequence[MediaSource]) -> dict[str, Buffer]:
-    """Return the files of every stored image among `sources`, by id.
-
-    Raises:
-        InvalidRequestError: stored embeddings, not an image.
-        InlayError: as `stored_rows`.
-    """
-    found: dict[str, Buffer] = {}
-    for source in sources:
-        if source.ref is None or source.ref in found:
-            continue
-        with _named(source.param):
-            found[source.ref] = await store_for(call).file(
-                call.caller.tenant.id, source.ref, look=_counter(call), hold=call.reservation.grow
-            )
-    return found
-
-
-def _counter(call: Call) -> Callable[[StoredPrompt], None]:
-    """Return what counts stored bytes among those of the request."""
-    return lambda stored: call.memory.check_total([stored.bytes])
-
-
-@contextmanager
-def _named(param: str) -> Iterator[None]:
-    """Name the place of a reference in its errors."""
-    try:
-        yield
-    except NotFoundError as error:
-        raise error.at(param) from error
-    except InvalidRequestError as error:
-        if error.param is not None:
-            raise
-        raise InvalidRequestError(f"{param}: {error.message}", param=param) from error
-
-
-async def sweep(store: StoredPrompts) -> None:
-    """Remove expired prompts at intervals, until cancelled."""
-    while True:
-        await asyncio.sleep(SWEEP_SECONDS)
-        await store.sweep()
+    return check

@@ -19,11 +19,11 @@ from inlay.http.bodies.connection import BoundedHttp
 from inlay.http.callers.auth import ADMIN_PORT
 from inlay.http.callers.keys import read_keys
 from inlay.http.listener import Listener
-from inlay.http.parsed_request import sweep
-from inlay.http.renderers import read_template
+from inlay.http.references import sweep
 from inlay.http.settings import FrontendSettings
 from inlay.http.tls import Tls
 from inlay.pace import set_switch_interval
+from inlay.render.template import read_template
 
 _log = logging.getLogger(__name__)
 ASGI: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -21,7 +21,6 @@ from inlay.embedding.cache import ResultCache
 from inlay.errors import (
     DeadlineExceededError,
     InvalidRequestError,
-    UnsupportedMediaTypeError,
 )
 from inlay.http.asgi import Headers, Receive, Scope, Send
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
@@ -40,13 +39,13 @@ from inlay.http.metrics.collectors import (
 )
 from inlay.http.metrics.engine import EngineMetrics
 from inlay.http.metrics.requests import Metrics, RequestTimes
-from inlay.http.renderers import Renderers
 from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
 from inlay.pace import mark_background
 from inlay.prompt import Prompt
+from inlay.render.renderer import Renderers
 from inlay.request import Diffusion, Input, Pooling, Request, Sampling, Task
 from inlay.router import Router, ServedModel
 from inlay.speech import Speech
@@ -243,18 +242,6 @@ def check_task(card: ModelCard, *tasks: Task) -> None:
     )
 
 
-class ContentType(NamedTuple):
-    """Media type of a body.
-
-    Attributes:
-        kind: lower case, without parameters; "application/json" if the header is absent.
-        parameters: by name in lower case.
-    """
-
-    kind: str
-    parameters: dict[str, str]
-
-
 @dataclass(slots=True)
 class Call:
     """One HTTP request that is being answered.
@@ -313,33 +300,6 @@ class Call:
         self.errors = errors
         if errors.id_header is not None:
             self.added.append((errors.id_header, self.request_id.encode()))
-
-    def content_type(self, *allowed: str) -> ContentType:
-        """Return the media type of the body.
-
-        Args:
-            allowed: media types; one that ends in "/*" stands for all that begin so.
-
-        Raises:
-            UnsupportedMediaTypeError: it is none of these, or the body is compressed.
-        """
-        encoding = self.headers.get(b"content-encoding", b"").strip().lower()
-        if encoding not in (b"", b"identity"):
-            raise UnsupportedMediaTypeError(
-                f"content-encoding {encoding.decode('latin-1')!r} is not supported; send the body "
-                "as it is (identity)"
-            )
-        kind, *rest = self.headers.get(b"content-type", b"").decode("latin-1").split(";")
-        kind = kind.strip().lower() or JSON
-        if kind.endswith("+json"):
-            kind = JSON
-        if kind not in allowed and f"{kind.partition('/')[0]}/*" not in allowed:
-            raise UnsupportedMediaTypeError(
-                f"content-type {kind!r} is not supported; send {' or '.join(allowed)}"
-            )
-        pairs = (item.partition("=") for item in rest)
-        parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
-        return ContentType(kind, parameters)
 
     @property
     def client(self) -> str | None:

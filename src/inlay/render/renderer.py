@@ -1,16 +1,19 @@
-"""Renderer of a model directory: text and chats to prompts, ids to text."""
+"""Renderers of model directories: text and chats to prompts, ids to text."""
 
+import asyncio
+import logging
 import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
-from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.card import ModelCard
+from inlay.errors import ContextLengthError, EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import NO_MEDIA, ChatMedia, PlaceholderMarks, template_messages
 from inlay.render.detokenizer import (
@@ -20,10 +23,13 @@ from inlay.render.detokenizer import (
     WindowDetokenizer,
 )
 from inlay.render.ends import End, Side, end_of
-from inlay.render.template import ChatTemplates
+from inlay.render.template import ChatTemplates, read_template
 from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
+from inlay.single_flight import SingleFlight
+
+_log = logging.getLogger(__name__)
 
 _AT_A_TIME = 64 * 1024
 """Characters of a long text that are counted together; tokenizing takes 250 bytes for each."""
@@ -366,6 +372,52 @@ class Renderer:
             if self._with_rows is None:
                 self._with_rows = _RowsTokenizer(self._tokenizer)
             return self._with_rows
+
+
+class _Key(NamedTuple):
+    path: str
+    max_positions: int
+
+
+class Renderers:
+    """Renderers by model directory. Each is loaded once, in a thread.
+
+    Args:
+        chat_template: a template that replaces the models' own, as `read_template` takes it, or
+            None.
+    """
+
+    def __init__(self, chat_template: str | None) -> None:
+        self._template = None if chat_template is None else read_template(chat_template)
+        self._loaded: dict[_Key, Renderer] = {}
+        self._loading: SingleFlight[_Key, Renderer] = SingleFlight(finishes=True)
+
+    async def of(self, card: ModelCard) -> Renderer:
+        """Return the renderer of the model of `card`.
+
+        Raises `EngineError` if its directory has no usable tokenizer here; the log says why.
+        """
+        key = _Key(card.path, card.limits.max_model_len)
+        renderer = self._loaded.get(key)
+        if renderer is not None:
+            return renderer
+        return await self._loading.run(key, partial(self._load, key))
+
+    async def _load(self, key: _Key) -> Renderer:
+        renderer = self._loaded[key] = await asyncio.to_thread(self._read, key)
+        return renderer
+
+    def _read(self, key: _Key) -> Renderer:
+        try:
+            return Renderer.load(
+                key.path, chat_template=self._template, max_positions=key.max_positions
+            )
+        except InlayError as error:
+            # A fault of the server: the client is not shown the paths of its files.
+            _log.error("cannot load a tokenizer or chat template: %s", error.message)
+            raise EngineError(
+                "this server cannot read the model's tokenizer or chat template"
+            ) from error
 
 
 class _RowsTokenizer:

@@ -374,3 +374,26 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
+
+
+def read_template(given: str) -> str:
+    """Return the text of a chat template.
+
+    Args:
+        given: path of its file, or the template itself. As in vLLM, it is the template if there
+            is no such file and it has a brace or a line break.
+
+    Raises:
+        InvalidRequestError: no such file and no template, or a template with an error in its
+            syntax.
+    """
+    try:
+        text = Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if not any(character in given for character in "{}\n"):
+            raise InvalidRequestError(
+                f"cannot read the chat template: {error}", param="chat_template"
+            ) from error
+        text = given
+    ChatTemplate(text, {}).compiled()
+    return text

@@ -23,6 +23,7 @@ from inlay.errors import InvalidRequestError
 from inlay.http.bodies.accounting import size_of
 from inlay.http.bodies.embeds import Embeddings
 from inlay.http.parsed_request import ParsedRequest
+from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.prompt import Prompt
 from inlay.render import Renderer
@@ -98,7 +99,7 @@ async def chat_prompt(
     )
     forms = ModelFormats.of(server.settings, renderer)
     check_tool_use(server.settings, card, forms, use)
-    embeddings = await incoming.embeddings(call, card)
+    embeddings = await embeddings_of(call, incoming, card)
     max_tokens = (
         request.max_tokens
         if request.max_completion_tokens is None

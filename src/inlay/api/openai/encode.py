@@ -26,6 +26,7 @@ from inlay.http.bodies.embeds import Embeddings
 from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_request
 from inlay.http.quoting import shown_at, shown_value
+from inlay.http.references import embeddings_of
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import JSON_HEADER, Call
 from inlay.media.embeds import grid_beside
@@ -62,7 +63,7 @@ async def encode(call: Call) -> None:
     check_count(call, len(sources), "input")
     if not sources:
         raise InvalidRequestError("input must not be empty", param="input")
-    embeddings = await incoming.embeddings(call, model.card)
+    embeddings = await embeddings_of(call, incoming, model.card)
     size = incoming.size + embeddings.num_fetched_bytes
     prompts = await server.prepare(size, _prompts, embeddings, sources)
     del incoming, embeddings

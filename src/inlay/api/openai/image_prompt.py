@@ -16,6 +16,7 @@ from inlay.errors import (
 )
 from inlay.http.bodies.embeds import TensorSource
 from inlay.http.parsed_request import ParsedRequest
+from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.prompt import Buffer, Prompt, Rows
 from inlay.request import Diffusion, Payload
@@ -112,7 +113,7 @@ async def prompt_payloads(
         # Each tensor has a width of its own.
         own = msgspec.structs.replace(taker, hidden_size=size)
         try:
-            embeddings = await incoming.embeddings(call, own, source)
+            embeddings = await embeddings_of(call, incoming, own, source)
             found[source.param] = await call.server.prepare(incoming.size, embeddings.one, source)
         except EmbeddingsError as error:
             raise error.at(source.param) from error

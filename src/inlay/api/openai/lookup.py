@@ -21,7 +21,8 @@ from inlay.api.openai.uploads import shown
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError, PermissionDeniedError
 from inlay.http.bodies.embeds import TensorSource
-from inlay.http.parsed_request import read_json, store_for, stored_rows
+from inlay.http.parsed_request import read_json
+from inlay.http.references import store_for, stored_rows
 from inlay.http.server import Call, Server
 from inlay.http.tables import Table, with_noise
 from inlay.prompt import Buffer, Rows

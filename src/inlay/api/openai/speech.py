@@ -24,6 +24,7 @@ from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.parsed_request import ParsedRequest, read_request
 from inlay.http.quoting import shown_value
+from inlay.http.references import embeddings_of
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import Call, Server
 from inlay.media.positions import media_runs
@@ -156,7 +157,7 @@ async def _read(
     """Return the prompt; the request is without its text from here on."""
     server, thinker = call.server, speaker.thinker
     renderer = await server.renderers.of(thinker)
-    embeddings = await incoming.embeddings(call, thinker)
+    embeddings = await embeddings_of(call, incoming, thinker)
     prompt = await server.prepare(
         incoming.size + embeddings.num_fetched_bytes,
         spoken_prompt,

@@ -13,26 +13,18 @@ from inlay.api.openai.schema.prompt_embeds import (
 )
 from inlay.card import ModelCard
 from inlay.digest import Secret
-from inlay.errors import InvalidRequestError
+from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.http.bodies.base64_extractor import Parsed
-from inlay.http.bodies.body import read_body
 from inlay.http.bodies.media import MediaSource, file_data, spec_for
-from inlay.http.parsed_request import (
-    check_media_size,
-    parse,
-    read_image,
-    read_json,
-    read_tensor,
-    store_for,
-    takes_images,
-)
+from inlay.http.parsed_request import content_type, parse, read_body, read_file, read_json
+from inlay.http.references import store_for, takes_images
 from inlay.http.server import IMAGES, JSON, OCTETS, Call
 from inlay.media.image import read_image_header
 from inlay.media.items import image_item
 from inlay.media.spec import MediaSpec
 from inlay.prompt import Buffer
 from inlay.store import Picture, StoredPrompt
-from inlay.tensors import Tensor, read
+from inlay.tensors import Tensor, check_size, read
 
 _upload = msgspec.json.Decoder(UploadRequest)
 _pin = msgspec.json.Decoder(PinRequest)
@@ -43,13 +35,13 @@ async def upload(call: Call) -> None:
     store_for(call)
     name = _model(call)
     card = None if name is None else call.server.card(name)
-    media = call.content_type(OCTETS, JSON, IMAGES + "*")
+    media = content_type(call, OCTETS, JSON, IMAGES + "*")
     if media.kind.startswith(IMAGES):
-        await _store_image(call, await read_image(call), card)
+        await _store_image(call, await _read_image(call), card)
         return
     if media.kind == OCTETS:
         call.server.embeds.require_enabled()
-        await _store_tensor(call, await read_tensor(call), card)
+        await _store_tensor(call, await _read_tensor(call), card)
         return
     parsed = await _parsed(call)
     source = _source(parsed.request)
@@ -60,6 +52,46 @@ async def upload(call: Call) -> None:
     else:
         data = source.data(parsed.lifted, call.server.settings.max_media_bytes)
         await _store_image(call, data, card)
+
+
+async def _read_tensor(call: Call) -> Buffer:
+    """Read a body that is a tensor file.
+
+    Raises:
+        EmbeddingsError: over the limit; from Content-Length, before anything is read.
+        BodyTooLargeError: over the limit of bodies.
+        InlayError: as `read_file`.
+    """
+    limits = call.server.limits.any
+
+    def check(size: int) -> None:
+        if size > limits.max_bytes:
+            check_size(size, limits=limits)
+
+    data = await read_file(call, check)
+    if not len(data):
+        raise EmbeddingsError(
+            "prompt_embeds decoded data must be at least 100 bytes, got an empty body",
+            reason="too_small",
+        )
+    return data
+
+
+async def _read_image(call: Call) -> Buffer:
+    """Read a body that is an image file.
+
+    Raises:
+        InvalidRequestError: over the limit; from Content-Length, before anything is read.
+        InlayError: as `_read_tensor`.
+    """
+    limit = call.server.settings.max_media_bytes
+    return await read_file(call, lambda size: _check_image_size(size, limit))
+
+
+def _check_image_size(size: int, limit: int) -> None:
+    """Raise `InvalidRequestError` for a file of more than `limit` bytes."""
+    if size > limit:
+        raise InvalidRequestError(f"an image has {size} bytes; allowed: {limit}")
 
 
 async def _store_tensor(call: Call, data: Buffer, card: ModelCard | None) -> None:
@@ -76,7 +108,7 @@ async def _store_image(call: Call, data: Buffer, card: ModelCard | None) -> None
     server = call.server
     if not takes_images(server):
         raise InvalidRequestError("no model of this server takes images", param="data")
-    check_media_size(len(data), server.settings.max_media_bytes)
+    _check_image_size(len(data), server.settings.max_media_bytes)
     spec = None
     if card is not None:
         spec = spec_for(card, [MediaSource(None, None, None, "data", ref="data")])

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 import msgspec
 import pybase64
 
-from inlay.errors import BodyTooLargeError, EmbeddingsError, InvalidRequestError
+from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.http.bodies.accounting import RequestMemory
 from inlay.http.bodies.memory import Memory, Room, private
 from inlay.http.errors import from_parser
@@ -43,7 +43,7 @@ _QUOTE = b'"'
 _SAMPLE = 256
 _alphabet = re.compile(rb"[A-Za-z0-9+/]+")
 _data_url = re.compile(rb"data:[!#-\[\]-~]{0,128}?;base64,", re.IGNORECASE)
-_PARSER_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+PARSER_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 T = TypeVar("T")
 
@@ -307,70 +307,7 @@ class Parsed(Generic[T]):
         return Buffer(decode_base64(text, limits=limits)) if data is None else data
 
 
-def no_files(_: object) -> Sequence[str]:
-    """Return no strings."""
-    return ()
-
-
-def parse(
-    body: ExtractedBody | bytes | bytearray,
-    decoder: msgspec.json.Decoder[T],
-    tensors_in: Callable[[T], Sequence[str]],
-    *,
-    limits: ReadLimits,
-    files_in: Callable[[T], Sequence[str]] = no_files,
-    intake: RequestMemory | None = None,
-) -> Parsed[T]:
-    """Parse a body with `decoder`.
-
-    Args:
-        body: JSON, as it came or already extracted.
-        decoder: of the request's type.
-        tensors_in: returns the strings of a request that are tensor data; may refuse the request.
-        limits: of one tensor file.
-        files_in: returns the strings that are other files; called after `tensors_in`.
-        intake: reserves the memory of parsing and decoding beforehand.
-
-    Raises:
-        InvalidRequestError: not JSON of the expected type.
-        EmbeddingsError: tensor data over the limit.
-        InlayError: `intake` refuses the memory.
-    """
-    if not isinstance(body, ExtractedBody):
-        lift = Base64Extractor(len(body))
-        lift.feed(body)
-        body = lift.close()
-    refused: InvalidRequestError | None = None
-    if body.runs:
-        parsed = _parse_extracted(body, decoder, tensors_in, files_in, limits, intake)
-        if isinstance(parsed, Parsed):
-            return parsed
-        refused = parsed
-        if intake is not None:
-            intake.on_reassembled(len(body))
-    text = body.text()
-    try:
-        if intake is not None:
-            intake.parsing(text)
-        request = decoder.decode(text)
-    except BodyTooLargeError:
-        # The base64 counts only because the first parse was refused: that error says more.
-        if refused is not None:
-            raise refused from None
-        raise
-    except _PARSER_ERRORS as error:
-        raise from_parser(error) from error
-    finally:
-        # The raised error holds this frame; breaking the cycle frees both without a collection.
-        refused = None
-    sizes = _check_encoded(tensors_in(request), limits)
-    sizes += map(_decoded_size, files_in(request))
-    if intake is not None and sizes:
-        intake.decoding(sizes)
-    return Parsed(request, {})
-
-
-def _parse_extracted(
+def parse_extracted(
     body: ExtractedBody,
     decoder: msgspec.json.Decoder[T],
     tensors_in: Callable[[T], Sequence[str]],
@@ -401,7 +338,7 @@ def _parse_extracted(
         files = files_in(request)
     except InvalidRequestError as error:
         return error.with_traceback(None)
-    except _PARSER_ERRORS as error:
+    except PARSER_ERRORS as error:
         return from_parser(error)
     if sum(text in spans for text in (*wanted, *files)) != len(spans):
         return None
@@ -409,16 +346,19 @@ def _parse_extracted(
         if text in spans:
             _check_fits(len(spans[text].data), limits)
         else:
-            _check_fits(_decoded_size(text), limits)
+            _check_fits(decoded_size(text), limits)
     if intake is not None:
         intake.on_decoded(len(run.data) for run in spans.values())
-        intake.decoding(_decoded_size(text) for text in (*wanted, *files) if text not in spans)
+        intake.decoding(decoded_size(text) for text in (*wanted, *files) if text not in spans)
     return Parsed(request, {nonce: run.data for nonce, run in spans.items()})
 
 
-def _check_encoded(texts: Sequence[str], limits: ReadLimits) -> list[int]:
-    # From the lengths alone, before decoding. Too short is checked later: it may not be base64.
-    sizes = [_decoded_size(text) for text in texts]
+def check_encoded(texts: Sequence[str], limits: ReadLimits) -> list[int]:
+    """Return the decoded sizes of base64 strings; raise `EmbeddingsError` for one over the limit.
+
+    From the lengths alone, before decoding. Too short is checked later: it may not be base64.
+    """
+    sizes = [decoded_size(text) for text in texts]
     for size in sizes:
         _check_fits(size, limits)
     return sizes
@@ -429,7 +369,8 @@ def _check_fits(size: int, limits: ReadLimits) -> None:
         check_size(size, limits=limits)
 
 
-def _decoded_size(text: str) -> int:
+def decoded_size(text: str) -> int:
+    """Return the bytes that a base64 string decodes to."""
     return len(text) // 4 * 3 - text[-2:].count("=")
 
 
@@ -439,7 +380,7 @@ def decode_base64(text: str, *, limits: ReadLimits) -> bytes:
     Raises:
         EmbeddingsError: not base64, or over the limit.
     """
-    _check_encoded([text], limits)
+    check_encoded([text], limits)
     try:
         return _decode(text)
     except ValueError as error:

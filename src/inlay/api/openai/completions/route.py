@@ -27,6 +27,7 @@ from inlay.http.bodies.accounting import size_of
 from inlay.http.bodies.embeds import Embeddings, Source, TensorSource
 from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_request
+from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.prompt import Prompt, Segment, Tokens
 from inlay.render import End, Renderer
@@ -53,7 +54,7 @@ async def completions(call: Call) -> None:
     grammar = grammar_of(request, card)
     renderer = await server.renderers.of(card)
     reader = PromptReader(request, incoming.sources, model, renderer)
-    embeddings = await incoming.embeddings(call, card)
+    embeddings = await embeddings_of(call, incoming, card)
     prompts, size = await server.prepare(
         incoming.size,
         _prompts,

@@ -14,6 +14,7 @@ from inlay.card import EmbeddingCard
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings, Source
 from inlay.http.parsed_request import ParsedRequest
+from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.prompt import Prompt, Tokens
 from inlay.render import Renderer
@@ -40,7 +41,7 @@ async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel
     server = call.server
     request: PromptsRequest = incoming.parsed.request
     renderer = await server.renderers.of(model.card)
-    rows = await incoming.embeddings(call, model.card)
+    rows = await embeddings_of(call, incoming, model.card)
     return await server.prepare(incoming.size, _inputs, call, request, model, renderer, rows)
 
 

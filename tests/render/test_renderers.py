@@ -8,9 +8,10 @@ import pytest
 
 from inlay.card import Limits, ModelCard
 from inlay.errors import EngineError, InvalidRequestError
-from inlay.http.renderers import Renderers, read_template
 from inlay.http.serve import check
 from inlay.http.settings import FrontendSettings
+from inlay.render.renderer import Renderers
+from inlay.render.template import read_template
 from tests.models import tiny
 
 
