@@ -202,7 +202,9 @@ def followed() -> tuple[Generation, Following]:
     times: Any = SimpleNamespace(
         tokens=lambda *_: None, ended=lambda *_: None, finished=lambda _: None
     )
-    generation = Generation([choice(DisplayOptions())], 1, times, fingerprint="")
+    one = choice(DisplayOptions())
+    generation = Generation([one.request], 1, times, lambda _: [one], fingerprint="")
+    generation.choices = [one]
     stream: Any = Following()
     sent = asyncio.get_running_loop().create_future()
     sent.set_result([stream])

@@ -270,11 +270,11 @@ def outcome(target: str, body: bytes) -> tuple[str, Any]:
     most = routes.limits.max_model_len
     least = 0 if getattr(call.request, "only_echoes", False) else 1
     requests = []
-    for choice in call.generation.choices:
-        length = len(choice.request.prompt)
+    for request in call.generation.requests:
+        length = len(request.prompt)
         assert length > 0
-        assert least <= choice.request.sampling.max_tokens <= most - length
-        header, buffers = frames.encode(msgspec.structs.replace(choice.request, id="w"))
+        assert least <= request.sampling.max_tokens <= most - length
+        header, buffers = frames.encode(msgspec.structs.replace(request, id="w"))
         requests.append((header, [bytes(buffer.view) for buffer in buffers]))
     assert requests
     return "requests", requests

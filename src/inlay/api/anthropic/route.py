@@ -86,7 +86,8 @@ async def messages(call: Call) -> None:
             call, asked.incoming, chat, answers, response_id, _reader(asked.said), request
         )
         del asked
-        shape = MessagesShape(
+        shape = partial(
+            MessagesShape,
             response_id,
             model.name,
             ready.generation,

@@ -5,14 +5,16 @@ The way in, in the order in which a route calls it:
     sampling        checks of fields that need no model
     grammars, tools, output_format   grammar of the outputs, and the parser that reads them
     parts, messages, truncation      prompts of chats, and what is cut off
-    sampling        the settings that all choices share, and those of each choice
+    sampling        the settings of each choice
     generation      one engine request for each choice
     chat            all of these in turn, for APIs with chats
+    respond         sends them
 
 The way out: `respond.respond` runs a `Generation`, which reads the router's streams;
 `choices.ChoiceState` makes pieces of text, tool calls and reasoning from outputs; a
-`respond.ResponseShape` (`CompletionShape`, `ChatShape`, `ResponsesShape`) makes the API's JSON. A
-stream is read no faster than its client takes the events.
+`respond.ResponseShape` (`CompletionShape`, `ChatShape`, `ResponsesShape`) makes the API's JSON.
+These are made once the requests are at a worker, which computes meanwhile. A stream is read no
+faster than its client takes the events.
 
 Outputs with nothing but the next ids, the usual case of one choice, wake no task. They are taken
 where they have come, all streams of a connection in one loop (`OutputQueue.offer`,

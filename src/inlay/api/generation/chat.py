@@ -27,7 +27,7 @@ from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.prompt import Prompt
 from inlay.render import Renderer
-from inlay.request import Grammar, Sampling
+from inlay.request import Grammar
 from inlay.router import ServedModel
 
 
@@ -53,12 +53,10 @@ class PreparedChat(NamedTuple):
     """A chat that is ready for generation.
 
     Attributes:
-        sampling: settings that the choices share.
         use: tools of the request.
     """
 
     renderer: Renderer
-    sampling: Sampling
     generation: Generation
     use: ToolUse
 
@@ -185,13 +183,14 @@ async def _prepare(
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         logprobs_param="top_logprobs",
         grammar=bound,
+        reasoning=output.reasoning,
         settings=call.server.settings,
     )
     request.messages = []
     generation = generation_of(
-        call, request, response_id, model, renderer, [prompt], sampling, max_tokens, output=output
+        call, request, response_id, model, renderer, [prompt], sampling, output=output
     )
-    return PreparedChat(renderer, sampling, generation, asked.use)
+    return PreparedChat(renderer, generation, asked.use)
 
 
 def _prompt(

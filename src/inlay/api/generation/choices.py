@@ -22,7 +22,6 @@ from inlay.render import (
 )
 from inlay.render.output import ContentParser
 from inlay.request import Output, Payload, Request, TokenLogprobs
-from inlay.router.making import Making
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +113,11 @@ class ChoiceState:
         pieces: those that a whole response is made of.
         payloads: what came beside text.
         worker: id of the worker that made the last of it; None before the first.
-        kept: its payloads, where its worker keeps them for other stages, or None.
     """
 
     __slots__ = (
         "_detokenizer", "_include_stop", "_may_call", "_parser", "_reasoning", "_stops",
-        "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index", "kept",
+        "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index",
         "payloads", "pieces", "queued_seconds", "request", "worker",
     )  # fmt: skip
 
@@ -129,7 +127,6 @@ class ChoiceState:
         self.index = index
         self.request = request
         self.worker: str | None = None
-        self.kept: Making | None = None
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.queued_seconds = 0.0

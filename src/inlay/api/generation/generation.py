@@ -13,7 +13,7 @@ from inlay import __version__, refusals
 from inlay.api.generation.choices import ChoicePiece, ChoiceState, DisplayOptions
 from inlay.api.generation.grammars import own_fields
 from inlay.api.generation.logprobs import PromptScores, reserve, size_of_logprobs
-from inlay.api.generation.sampling import candidates_of, each_choice, stops_of
+from inlay.api.generation.sampling import stops_of
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
@@ -25,6 +25,7 @@ from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.request import Output, Request, Sampling
 from inlay.request import Usage as WorkerUsage
 from inlay.router import Router, ServedModel
+from inlay.router.making import Making
 from inlay.router.resume import ResumingStream
 from inlay.transport.output_queue import TakeOutput
 
@@ -71,6 +72,9 @@ class Kept:
         """Return None: pieces are kept whole."""
 
 
+Begin: TypeAlias = Callable[[Sequence[Request]], Sequence[ChoiceState]]
+"""Returns the choices of engine requests."""
+
 _QUEUED = 64
 """Batches of outputs that may wait between the streams of a request and its response."""
 
@@ -94,7 +98,9 @@ class Generation:
     `close` must always be called.
 
     Attributes:
-        choices: in the order of the response.
+        requests: in the order of the response; they may be replaced until `start`.
+        choices: of the requests, once these have been sent.
+        kept: payloads of the only choice, where its worker keeps them for other stages, or None.
         bulk: bytes of logprobs in the response: of the prompts, and of the outputs so far.
         fingerprint: OpenAI's `system_fingerprint`.
         stage: of a pipeline that answers; None of a model that is none.
@@ -104,9 +110,10 @@ class Generation:
 
     def __init__(
         self,
-        choices: Sequence[ChoiceState],
+        requests: Sequence[Request],
         prompts: int,
         times: RequestTimes,
+        begin: Begin,
         *,
         fingerprint: str,
         stage: str | None = None,
@@ -117,23 +124,27 @@ class Generation:
         """Nothing is sent yet.
 
         Args:
-            choices: those of the first prompt, then those of the next, equally many of each.
+            requests: those of the first prompt, then those of the next, equally many of each.
             prompts: number of prompts.
             times: measurements of the request.
+            begin: returns the choices of requests that have been sent.
             fingerprint: OpenAI's `system_fingerprint`.
             stage: of a pipeline that answers.
             positions_before: positions that the model puts before each prompt.
             scores: logprobs of each prompt, if requested.
             bulk: bytes that showing them takes.
         """
-        self.choices = choices
+        self.requests = [*requests]
+        self.choices: Sequence[ChoiceState] = ()
+        self.kept: Making | None = None
         self.fingerprint = fingerprint
         self.stage = stage
         self.others: dict[str, WorkerUsage] = {}
         self.admitted = False
         self._positions_before = positions_before
-        self._per_prompt = len(choices) // prompts
+        self._per_prompt = len(requests) // prompts
         self._times = times
+        self._begin = begin
         self._scores = scores
         self.bulk = bulk
         self._sending: Sequence[asyncio.Future[list[ResumingStream]]] = []
@@ -151,9 +162,11 @@ class Generation:
     async def start(self, router: Router, name: str, *, session: str | None) -> None:
         """Send the requests; return once those of the first prompt are at a worker.
 
-        The requests of one prompt go to one worker. Arguments and errors as `Router.send`.
+        The requests of one prompt go to one worker. What its answer takes is made while it works.
+        Arguments and errors as `Router.send`.
         """
-        prompts = [[choice.request for choice in choices] for choices in self.by_prompt()]
+        each, whole = self._per_prompt, self.requests
+        prompts = [whole[start : start + each] for start in range(0, len(whole), each)]
         if len(prompts) == 1:
             # The usual case; a task would cost one more iteration of the event loop.
             sent: asyncio.Future[list[ResumingStream]] = asyncio.get_running_loop().create_future()
@@ -161,12 +174,13 @@ class Generation:
                 await router.send(name, prompts[0], session=session, admitted=self.admitted)
             )
             self._sending = [sent]
-            return
-        self._sending = [
-            asyncio.create_task(router.send(name, requests, session=session))
-            for requests in prompts
-        ]
-        await self._sending[0]
+        else:
+            self._sending = [
+                asyncio.create_task(router.send(name, requests, session=session))
+                for requests in prompts
+            ]
+            await self._sending[0]
+        self.choices = self._begin(whole)
 
     async def each(self, sink: Sink) -> None:
         """Give `sink` the pieces that have arrived, until every choice has ended.
@@ -217,7 +231,7 @@ class Generation:
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
         scores = self.scores_of(choice)
-        kept = choice.kept
+        kept = self.kept
         if kept is not None:
             kept.made_by(stream)
         early: list[ChoicePiece | Exception] = []
@@ -307,26 +321,32 @@ class Generation:
         """Cancel the requests that are still running."""
         for task in self._tasks:
             task.cancel()
-        for choices, sending in zip(self.by_prompt(), self._sending, strict=False):
+        ended = {choice.index for choice in self.choices if choice.finish_reason is not None}
+        for prompt, sending in enumerate(self._sending):
             if not sending.done():
                 sending.cancel()
             elif not sending.cancelled() and sending.exception() is None:
-                for choice, stream in zip(choices, sending.result(), strict=True):
-                    if choice.finish_reason is None or choice.kept is not None:
+                for index, stream in enumerate(sending.result(), prompt * self._per_prompt):
+                    if index not in ended or self.kept is not None:
                         stream.cancel()
         self._times.finished(self._cached_tokens())
 
     def _cached_tokens(self) -> int:
         return sum(choice.cached_tokens for choice in self.choices[:: self._per_prompt])
 
-    def _prompt_tokens(self, choice: ChoiceState) -> int:
-        return len(choice.request.prompt) + self._positions_before
+    def _prompt_tokens(self, request: Request) -> int:
+        return len(request.prompt) + self._positions_before
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Positions of all prompts."""
+        return sum(map(self._prompt_tokens, self.requests[:: self._per_prompt]))
 
     def usage(self) -> Usage:
         """Return the usage of all choices so far."""
         choices = self.choices
         return Usage(
-            sum(self._prompt_tokens(choice) for choice in choices[:: self._per_prompt]),
+            self.prompt_tokens,
             sum(choice.completion_tokens for choice in choices),
             self._cached_tokens(),
             sum(choice.reasoning_tokens for choice in choices)
@@ -344,7 +364,7 @@ class Generation:
         """Return the usage of one choice up to `piece`, or before its first."""
         reasoning = 0 if piece is None else piece.reasoning_tokens
         return Usage(
-            self._prompt_tokens(choice),
+            self._prompt_tokens(choice.request),
             0 if piece is None else piece.completion_tokens,
             choice.cached_tokens,
             reasoning if choice.counts_reasoning else None,
@@ -364,62 +384,61 @@ def generation_of(
     model: ServedModel,
     renderer: Renderer,
     prompts: Sequence[Prompt],
-    sampling: Sampling,
-    max_tokens: int | None,
+    sampling: Sequence[Sampling],
     *,
     output: OutputFormat = PLAIN,
 ) -> Generation:
-    """Return the generation of a request, with `candidates` engine requests for each prompt.
+    """Return the generation of a request, with an engine request for each of its choices.
 
-    The engine requests of a prompt share its memory. `output` is the format of the answers. Raises
-    `InvalidRequestError` for features that the engine refuses, and as `logprobs.reserve`.
+    The engine requests of a prompt share its memory. `sampling` is of `sampling_of`, `output` the
+    format of the answers. Raises `InvalidRequestError` for features that the engine refuses, and as
+    `logprobs.reserve`.
     """
-    stops = stops_of(request)
+    stops = () if request.stop is None else stops_of(request)
     if stops:
         call.reservation.grow(StopStrings.size(stops))
     # Two clients may send the same request_id; ids of engine requests must be unique.
     unique_id = response_id if request.request_id is None else uuid.uuid4().hex
-    display = DisplayOptions(
-        stops=StopStrings(stops) if stops else None,
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
-        format=output,
-    )
-    if request.seed is not None and sampling.temperature > 0 and not model.card.seeds:
+    if request.seed is not None and sampling[0].temperature > 0 and not model.card.seeds:
         raise InvalidRequestError(
             f"seed is not supported by the engine of this model ({model.card.engine} "
             f"{model.card.engine_version}): what it draws does not depend on one",
             param="seed",
         )
-    scored = sampling.prompt_logprobs is not None
-    bulk = reserve(call.reservation, sampling, prompts, candidates_of(request)) if scored else 0
-    choices: list[ChoiceState] = []
-    for prompt, own in each_choice(
-        sampling,
-        request,
-        prompts,
-        max_len=model.max_len,
-        max_tokens=max_tokens,
-        reasoning=output.reasoning,
-    ):
+    per_prompt = len(sampling) // len(prompts)
+    scored = sampling[0].prompt_logprobs is not None
+    bulk = reserve(call.reservation, sampling[0], prompts, per_prompt) if scored else 0
+    requests: list[Request] = []
+    for index, own in enumerate(sampling):
         engine_request = call.engine_request(
-            f"{unique_id}-{len(choices)}",
+            f"{unique_id}-{index}",
             own,
-            (prompt,),
+            (prompts[index // per_prompt],),
             adapter=model.adapter_name,
             cache_salt=request.cache_salt,
             priority=request.priority,
         )
         _check_served(model, engine_request, request)
-        choices.append(ChoiceState(len(choices), engine_request, renderer, display))
+        requests.append(engine_request)
+
+    def begin(sent: Sequence[Request]) -> list[ChoiceState]:
+        display = DisplayOptions(
+            stops=StopStrings(stops) if stops else None,
+            include_stop=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+            format=output,
+        )
+        return [ChoiceState(index, own, renderer, display) for index, own in enumerate(sent)]
+
     total = sum(len(prompt) + model.positions_before for prompt in prompts)
     times = call.times = call.server.metrics.request(model.card.name, total, call.began)
     scores = [PromptScores(prompt) for prompt in prompts] if scored else []
     return Generation(
-        choices,
+        requests,
         len(prompts),
         times,
+        begin,
         fingerprint=fingerprint_of(model.card),
         stage=None if model.card.stage is None else model.card.stage.name,
         positions_before=model.positions_before,
@@ -440,6 +459,8 @@ def _fingerprint(*parts: str | None) -> str:
 
 def _check_served(model: ServedModel, engine_request: Request, request: GenerationRequest) -> None:
     card = model.card
+    if not card.refusals:
+        return
     if model.positions_before:
         # A trained prompt is embeddings to the engine, not an adapter.
         engine_request = msgspec.structs.replace(engine_request, adapter=None)

@@ -134,12 +134,12 @@ async def behind_others(
             model = server.model(own.model, Task.GENERATE)
             prepared = await prepare(call, incoming, own, model, id_, found, own)
             incoming = without
-            (choice,) = prepared.generation.choices
             port = graph.fed_on(following)
             if port == "hidden":
-                _ask_for_hidden(choice, graph, name, cards[name])
+                _ask_for_hidden(prepared.generation, graph, name, cards[name])
             prepared.generation.admitted = True
             await _run(call, prepared.generation, cards[name].name)
+            (choice,) = prepared.generation.choices
             usages[name] = Usage(*prepared.generation.usage()[:2])
             if port == "hidden":
                 size = sum(len(payload.data) for payload in choice.payloads)
@@ -217,7 +217,7 @@ def _request(request: ChatRequest, graph: Graph, stage: str, adapter: str | None
     )
 
 
-def _ask_for_hidden(choice: ChoiceState, graph: Graph, stage: str, card: ModelCard) -> None:
+def _ask_for_hidden(generation: Generation, graph: Graph, stage: str, card: ModelCard) -> None:
     asked, layers = graph.stages[stage].hidden, card.hidden_layers
     if layers is None or not -layers - 1 <= asked.layer <= layers:
         raise EngineError(
@@ -225,14 +225,15 @@ def _ask_for_hidden(choice: ChoiceState, graph: Graph, stage: str, card: ModelCa
             + ("none" if layers is None else f"{-layers - 1} to {layers}")
         )
     output = asked.positions == "output"
-    sampling = choice.request.sampling
+    (asking,) = generation.requests
+    sampling = asking.sampling
     states = HiddenStates(
         layers=(asked.layer % (layers + 1),), prompt=0 if output else -1, output=output
     )
     params = msgspec.structs.replace(
         sampling, hidden_states=states, max_tokens=sampling.max_tokens if output else 0
     )
-    choice.request = msgspec.structs.replace(choice.request, params=params)
+    generation.requests = [msgspec.structs.replace(asking, params=params)]
 
 
 async def _run(call: Call, generation: Generation, model: str) -> None:

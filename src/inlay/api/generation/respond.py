@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -44,6 +44,9 @@ class ResponseShape(Protocol):
 
     def response(self) -> msgspec.Struct:
         """Return the whole response, made of the choices' `pieces`."""
+
+
+S = TypeVar("S", bound=ResponseShape)
 
 
 class NamedWorkers:
@@ -98,33 +101,29 @@ class _Written:
     """Pieces as events of a stream."""
 
     def __init__(
-        self,
-        call: Call,
-        generation: Generation,
-        shape: ResponseShape,
-        stream: EventStream,
-        named: NamedWorkers | None,
+        self, call: Call, generation: Generation, shape: ResponseShape, framing: Framing
     ) -> None:
+        self.stream = EventStream(call.send, framing, call.exchange)
         self._prepare = call.server.prepare
         self._generation = generation
         self._shape = shape
-        self._stream = stream
-        self._named = named
+        shows_workers = call.caller.admin and b"x-show-workers" in call.headers
+        self._named = NamedWorkers() if shows_workers else None
 
     def ready(self) -> bool:
         """As `Sink.ready`."""
-        return self._stream.ready() and self._generation.bulk < OFFLOAD_BYTES
+        return self.stream.ready() and self._generation.bulk < OFFLOAD_BYTES
 
     def take(self, pieces: Pieces) -> Awaitable[None] | None:
         """As `Sink.take`."""
         if self._generation.bulk >= OFFLOAD_BYTES:
             return self._take_bulk(pieces)
         events = self._with_workers(pieces, self._shape.events(pieces))
-        return None if self._stream.write_now(events) else self._stream.write(events)
+        return None if self.stream.write_now(events) else self.stream.write(events)
 
     async def _take_bulk(self, pieces: Pieces) -> None:
         events = await self._prepare(self._generation.bulk, self._shape.events, pieces)
-        await self._stream.write(self._with_workers(pieces, events))
+        await self.stream.write(self._with_workers(pieces, events))
 
     def _with_workers(self, pieces: Pieces, events: Sequence[Event]) -> Sequence[Event]:
         return events if self._named is None else [*self._named.of(pieces), *events]
@@ -132,7 +131,11 @@ class _Written:
     def texts(self, choice: ChoiceState) -> TextWriter | None:
         """As `Sink.texts`."""
         events = self._shape.texts(choice)
-        return None if events is None else self._stream.text_writer(events)
+        return None if events is None else self.stream.text_writer(events)
+
+    async def fail(self, error: InlayError) -> None:
+        """End the stream because of an error."""
+        await self.stream.finish(self._shape.failure_events(error))
 
 
 async def respond(
@@ -140,59 +143,59 @@ async def respond(
     request: GenerationRequest,
     model: ServedModel,
     generation: Generation,
-    shape: ResponseShape,
+    make_shape: Callable[[], S],
     framing: Framing = UNNAMED,
-    rest: Callable[[EventStream | None], Awaitable[None]] | None = None,
+    rest: Callable[[S, EventStream | None], Awaitable[None]] | None = None,
 ) -> None:
-    """Run `generation` and answer the call in `shape`.
+    """Run `generation` and answer the call in the shape of `make_shape`.
 
-    A stream starts with the first tokens, so that an engine's refusal is an HTTP status and not an
-    event. `rest` does what follows the text, and writes to the stream where there is one.
+    The shape is made once the requests are at a worker. A stream starts with the first tokens, so
+    that an engine's refusal is an HTTP status and not an event. `rest` does what follows the text,
+    and writes to the stream where there is one.
 
     Raises:
         InlayError: before the first event; later errors are events.
         ClientGone: the client left; the engine requests are cancelled.
     """
-    stream = EventStream(call.send, framing, call.exchange)
     session = _session_of(call, request)
-    shows_workers = call.caller.admin and b"x-show-workers" in call.headers
-    named = NamedWorkers() if shows_workers else None
+    written: _Written | None = None
 
     def grow(size: int) -> None:
         call.reservation.grow(size)
         generation.bulk += size
 
-    streams = bool(request.stream)
-    sink = _Written(call, generation, shape, stream, named) if streams else Kept(grow)
     try:
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
             call.sent = time.perf_counter()
             await generation.start(call.server.router, model.card.name, session=session)
-            await generation.each(sink)
+            shape = make_shape()
+            if request.stream:
+                written = _Written(call, generation, shape, framing)
+            await generation.each(written or Kept(grow))
             if rest is not None:
-                await rest(stream if request.stream else None)
+                await rest(shape, None if written is None else written.stream)
     except (InlayError, ClientGone) as error:
         if isinstance(error, ClientGone):
             raise
         error = error.mapped(own_fields(request))
-        if not stream.started:
+        if written is None or not written.stream.started:
             raise error from None
         call.failed = error
         call.server.metrics.failed(error)
-        await stream.finish(shape.failure_events(error))
+        await written.fail(error)
         return
     except Exception as error:
-        if not stream.started:
+        if written is None or not written.stream.started:
             raise
         call.failed = error
         _log.exception("request %s failed in its stream", call.request_id)
-        await stream.finish(shape.failure_events(internal_error(call.request_id)))
+        await written.fail(internal_error(call.request_id))
         return
     finally:
         generation.close()
-    if not request.stream:
-        tokens = sum(choice.completion_tokens for choice in generation.choices)
-        await call.prepared_json(generation.bulk + tokens * _TOKEN_BYTES, shape.response)
+    if written is not None:
+        await written.stream.finish(shape.closing_events())
         return
-    await stream.finish(shape.closing_events())
+    tokens = sum(choice.completion_tokens for choice in generation.choices)
+    await call.prepared_json(generation.bulk + tokens * _TOKEN_BYTES, shape.response)

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -105,11 +105,6 @@ def _check_best_of(request: GenerationRequest, best_of: int) -> None:
         )
 
 
-def candidates_of(request: GenerationRequest) -> int:
-    """Return the outputs generated for each prompt, of which `n` are returned."""
-    return max(request.n or 1, request.best_of or 1)
-
-
 def stops_of(request: GenerationRequest) -> tuple[str, ...]:
     """Return the stop strings."""
     if request.stop is None:
@@ -186,26 +181,36 @@ def sampling_of(
     logprobs_param: str = "logprobs",
     echoed: int | None = None,
     grammar: Grammar | None = None,
+    reasoning: ReasoningIds | None = None,
     settings: FrontendSettings,
-) -> Sampling:
-    """Return the settings that all choices share; `each_choice` adds those of one choice.
+) -> list[Sampling]:
+    """Return the settings of each choice: all of the first prompt, then those of the next.
 
     Args:
-        request: checked by `check_request`.
+        request: checked by `check_request`. Choice `i` samples with `seed + i`, or with a random
+            seed if it has none.
         model: its generation config has the defaults of absent fields.
         renderer: of the model.
         prompts: of the request.
-        max_tokens: the request's value, or None.
+        max_tokens: the request's value, or None for what fits after the choice's prompt.
         logprobs: alternatives for each token, or None for no logprobs.
         logprobs_param: name of that field.
         echoed: alternatives for each position of an echoed prompt, or None.
         grammar: of the outputs.
+        reasoning: how the outputs' reasoning begins and ends, if it is known.
         settings: name the form of the model's reasoning, which a budget needs.
 
     Raises:
         InvalidRequestError: out of the model's range.
         ContextLengthError: prompt and output do not fit.
     """
+    candidates = max(request.n or 1, request.best_of or 1)
+    if len(prompts) * candidates > settings.max_choices:
+        raise InvalidRequestError(
+            f"the request asks for {len(prompts) * candidates} choices; at most "
+            f"{settings.max_choices} are allowed",
+            param="n" if request.best_of is None else "best_of",
+        )
     card = model.card
     longest = max(map(len, prompts)) + model.positions_before
     limit = card.limits.max_model_len
@@ -247,9 +252,8 @@ def sampling_of(
     ):
         if ids:
             check_ids(ids, card.vocab_size, name)
-    candidates = candidates_of(request)
     best_of = candidates > (request.n or 1)
-    sampling = Sampling(
+    shared = Sampling(
         max_tokens=wanted,
         min_tokens=min_tokens,
         temperature=_chosen(request, card, "temperature", 1.0),
@@ -276,8 +280,51 @@ def sampling_of(
         if request.thinking_token_budget in (None, -1)
         else thinking_budget(request.thinking_token_budget, settings, renderer),
     )
-    check_together(sampling, len(prompts) * candidates)
-    return sampling
+    check_together(shared, len(prompts) * candidates)
+    return _of_choices(
+        shared,
+        request,
+        prompts,
+        candidates,
+        model.max_len,
+        max_tokens=max_tokens,
+        reasoning=reasoning,
+    )
+
+
+def _of_choices(
+    shared: Sampling,
+    request: GenerationRequest,
+    prompts: Sequence[Prompt],
+    candidates: int,
+    max_len: int,
+    *,
+    max_tokens: int | None,
+    reasoning: ReasoningIds | None,
+) -> list[Sampling]:
+    """Return the settings of each choice from those that all share."""
+    found: list[Sampling] = []
+    for prompt in prompts:
+        thinking = shared.thinking
+        if thinking is not None:
+            spent = thinking.spent_in(prompt)
+            if spent is None and reasoning is not None and reasoning.begins is Begins.INSIDE:
+                spent = 0
+            thinking = msgspec.structs.replace(thinking, spent=spent)
+        most = output_limit(request, max_tokens, max_len - len(prompt))
+        for number in range(candidates):
+            seed = request.seed
+            own = msgspec.structs.replace(
+                shared,
+                seed=secrets.randbits(63) if seed is None else (seed + len(found)) % 2**63,
+                unseeded=seed is None,
+                max_tokens=most,
+                thinking=thinking,
+                # The logprobs of a prompt are sent once, however many choices show them.
+                prompt_logprobs=None if number else shared.prompt_logprobs,
+            )
+            found.append(own)
+    return found
 
 
 def check_together(sampling: Sampling, choices: int) -> None:
@@ -342,48 +389,3 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
         result[int(key)] = value
     check_ids(list(result), vocab_size, "logit_bias")
     return result
-
-
-def each_choice(
-    sampling: Sampling,
-    request: GenerationRequest,
-    prompts: Sequence[Prompt],
-    *,
-    max_len: int,
-    max_tokens: int | None,
-    reasoning: ReasoningIds | None,
-) -> Iterator[tuple[Prompt, Sampling]]:
-    """Yield prompt and settings of each choice, those of the first prompt first.
-
-    Args:
-        sampling: settings that all share.
-        request: choice `i` samples with `seed + i`, or with a random seed if it has none.
-        prompts: of the request.
-        max_len: maximum positions of prompt and output.
-        max_tokens: the request's value, or None for what fits after the choice's prompt.
-        reasoning: how the outputs' reasoning begins and ends, if it is known.
-    """
-    index = 0
-    for prompt in prompts:
-        thinking = sampling.thinking
-        if thinking is not None:
-            spent = thinking.spent_in(prompt)
-            if spent is None and reasoning is not None and reasoning.begins is Begins.INSIDE:
-                spent = 0
-            thinking = msgspec.structs.replace(thinking, spent=spent)
-        most = output_limit(request, max_tokens, max_len - len(prompt))
-        for number in range(candidates_of(request)):
-            seed = request.seed
-            yield (
-                prompt,
-                msgspec.structs.replace(
-                    sampling,
-                    seed=secrets.randbits(63) if seed is None else (seed + index) % 2**63,
-                    unseeded=seed is None,
-                    max_tokens=most,
-                    thinking=thinking,
-                    # The logprobs of a prompt are sent once, however many choices show them.
-                    prompt_logprobs=None if number else sampling.prompt_logprobs,
-                ),
-            )
-            index += 1

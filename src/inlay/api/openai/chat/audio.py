@@ -47,10 +47,10 @@ class ChatAudio:
         self, call: Call, request: ChatRequest, plan: "SoundPlan", generation: Generation, id_: str
     ) -> None:
         """Begin to listen to the text. Raises `InvalidRequestError` for too long a prompt."""
-        (choice,) = generation.choices
-        speaker, asked = plan.speaker, choice.request
+        (asked,) = generation.requests
+        speaker = plan.speaker
         # With rows of an adapter, which stand before every prompt.
-        positions = generation.usage().prompt_tokens
+        positions = generation.prompt_tokens
         codes = speaker.codes(positions, "messages")
         params = speaker.params(
             plan.voice,
@@ -63,8 +63,8 @@ class ChatAudio:
         call.reservation.grow(speaker.num_bytes(codes))
         sampling = replace(asked.sampling, hidden_states=speaker.states)
         window = speaker.steps[0].edges[0].window
-        choice.request = replace(asked, params=sampling, hold=window)
-        choice.kept = Making(continues=True, hold=call.reservation.grow)
+        generation.requests = [replace(asked, params=sampling, hold=window)]
+        generation.kept = Making(continues=True, hold=call.reservation.grow)
 
         def make(stage: str, inputs: tuple[Input, ...]) -> Request:
             return stage_request(call, id_, params[stage], request.priority or 0, stage, inputs)
@@ -78,7 +78,7 @@ class ChatAudio:
         self._file = plan.file
         self._writer = plan.writer
         self._steps = speaker.steps
-        self._making = choice.kept
+        self._making = generation.kept
         self._make = make
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
         self._ended = False

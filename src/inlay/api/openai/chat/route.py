@@ -48,17 +48,27 @@ async def chat_completions(call: Call) -> None:
         request,
     )
     del incoming
+    generation = asked.generation
     stage = None if model.card.stage is None else model.card.name
-    shape = ChatShape(
-        response_id, request, model.name, asked.renderer, asked.generation, asked.use, stage
-    )
+
+    def shape() -> ChatShape:
+        return ChatShape(
+            response_id, request, model.name, asked.renderer, generation, asked.use, stage
+        )
+
     if sound is not None:
-        audio = ChatAudio(call, request, sound, asked.generation, response_id)
-        spoken = AudioChatShape(shape, asked.generation, audio)
-        await respond(call, request, model, asked.generation, spoken, rest=spoken.speak)
+        audio = ChatAudio(call, request, sound, generation, response_id)
+
+        def spoken() -> AudioChatShape:
+            return AudioChatShape(shape(), generation, audio)
+
+        await respond(call, request, model, generation, spoken, rest=AudioChatShape.speak)
         return
     if image is None:
-        await respond(call, request, model, asked.generation, shape)
+        await respond(call, request, model, generation, shape)
         return
-    drawn = ImageChatShape(call, shape, asked.generation, image)
-    await respond(call, request, model, asked.generation, drawn, rest=drawn.draw)
+
+    def drawn() -> ImageChatShape:
+        return ImageChatShape(call, shape(), generation, image)
+
+    await respond(call, request, model, generation, drawn, rest=ImageChatShape.draw)

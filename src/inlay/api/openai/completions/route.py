@@ -1,6 +1,7 @@
 """`POST /v1/completions`: from its body to its prompts, and to their generation."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -10,8 +11,8 @@ from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.logprobs import check_has_ids
 from inlay.api.generation.parts import media_source
 from inlay.api.generation.respond import respond
-from inlay.api.generation.sampling import candidates_of, check_request, sampling_of
-from inlay.api.generation.truncation import Truncation
+from inlay.api.generation.sampling import check_request, sampling_of
+from inlay.api.generation.truncation import kept_positions, truncated
 from inlay.api.openai.completions.shape import CompletionShape
 from inlay.api.openai.schema.completions import (
     CompletionRequest,
@@ -30,7 +31,7 @@ from inlay.http.parsed_request import read_request
 from inlay.http.references import embeddings_of
 from inlay.http.server import Call
 from inlay.prompt import Prompt, Segment, Tokens
-from inlay.render import End, Renderer
+from inlay.render import End, Renderer, Side
 from inlay.request import Task
 from inlay.router import ServedModel
 
@@ -51,10 +52,14 @@ async def completions(call: Call) -> None:
             "by /v1/chat/completions",
             param="model",
         )
-    grammar = grammar_of(request, card)
+    grammar = None
+    if request.response_format is not None or request.structured_outputs is not None:
+        grammar = grammar_of(request, card)
     renderer = await server.renderers.of(card)
     reader = PromptReader(request, incoming.sources, model, renderer)
-    embeddings = await embeddings_of(call, incoming, card)
+    embeddings = None
+    if incoming.sources or incoming.parts:
+        embeddings = await embeddings_of(call, incoming, card)
     prompts, size = await server.prepare(
         incoming.size,
         _prompts,
@@ -79,24 +84,16 @@ async def completions(call: Call) -> None:
         settings=server.settings,
     )
     response_id = answer_id("cmpl-", request.request_id)
-    generation = generation_of(
-        call, request, response_id, model, renderer, prompts, sampling, request.max_tokens
-    )
-    shape = CompletionShape(response_id, request, model.name, renderer, generation)
+    generation = generation_of(call, request, response_id, model, renderer, prompts, sampling)
+    shape = partial(CompletionShape, response_id, request, model.name, renderer, generation)
     await respond(call, request, model, generation, shape)
 
 
 def _prompts(
-    reader: "PromptReader", embeddings: Embeddings, request: CompletionRequest, most: int
+    reader: "PromptReader", embeddings: Embeddings | None, request: CompletionRequest, most: int
 ) -> tuple[list[Prompt], int]:
     """Return the prompts of a request, and the bytes of its other fields."""
     prompts = reader.prompts(embeddings, most=most)
-    asked = len(prompts) * candidates_of(request)
-    if asked > most:
-        param = "n" if request.best_of is None else "best_of"
-        raise InvalidRequestError(
-            f"the request asks for {asked} choices; at most {most} are allowed", param=param
-        )
     if not all(map(len, prompts)):
         raise InvalidRequestError("prompt must have at least one position", param="prompt")
     return prompts, size_of(request, "prompt", "prompt_embeds")
@@ -159,33 +156,36 @@ class PromptReader:
         model: ServedModel,
         renderer: Renderer,
     ) -> None:
-        """Prepare for `request` with `sources`. Raises as `Truncation.of`."""
+        """Prepare for `request` with `sources`. Raises as `kept_positions`."""
         self._request = request
         self._sources = sources
-        self._cut = Truncation.of(
-            request.truncate_prompt_tokens,
-            request.truncation_side or "left",
-            model.max_len,
-            request.max_tokens,
+        keep = request.truncate_prompt_tokens
+        self._keep = (
+            None if keep is None else kept_positions(keep, model.max_len, request.max_tokens)
         )
+        self._side: Side = request.truncation_side or "left"
         self._vocab_size = model.card.vocab_size
         self._renderer = renderer
         self._special = request.add_special_tokens is not False
 
-    def prompts(self, embeddings: Embeddings, *, most: int) -> list[Prompt]:
+    def prompts(self, embeddings: Embeddings | None, *, most: int) -> list[Prompt]:
         """Return the prompts of the request in order, truncated.
+
+        Args:
+            embeddings: of the request; None if it has no sources.
+            most: maximum number of prompts.
 
         Raises:
             InvalidRequestError: none, more than `most`, or one that the model cannot take.
             NotFoundError: a stored prompt or part does not exist.
         """
         request, self._embeddings = self._request, embeddings
-        if request.prompt_embeds not in (None, []):
+        if embeddings is not None and request.prompt_embeds not in (None, []):
             sources = [source for source in self._sources if isinstance(source, TensorSource)]
             _check_count(len(sources), most)
             found = []
             for source in sources:
-                found += [self._kept(Prompt.of(rows)) for rows in self._embeddings.prompts(source)]
+                found += [self._kept(Prompt.of(rows)) for rows in embeddings.prompts(source)]
             _check_count(len(found), most)
             return found
         prompt = request.prompt
@@ -233,10 +233,10 @@ class PromptReader:
             raise InvalidRequestError(f"{param} is empty", param=param)
         if ids:
             return self._kept(Prompt.of(self._ids(ids, param)))
-        room = self._cut.keep
+        room, right = self._keep, self._side == "right"
         segments: list[Segment] = []
         # From the end that is kept, so that texts beyond it are not tokenized.
-        order = range(len(parts)) if self._cut.side == "right" else reversed(range(len(parts)))
+        order = range(len(parts)) if right else reversed(range(len(parts)))
         whole = True
         for index in order:
             several, all_of_it = self._part(parts[index], index, f"{param}[{index}]", room)
@@ -244,12 +244,10 @@ class PromptReader:
                 # Parts beyond a cut are checked and dropped, even if there is room: keeping them
                 # would leave a gap.
                 continue
-            segments += several if self._cut.side == "right" else reversed(several)
+            segments += several if right else reversed(several)
             whole = all_of_it
             room = None if room is None else max(0, room - sum(map(len, several))) if whole else 0
-        return self._kept(
-            Prompt.of(*(segments if self._cut.side == "right" else reversed(segments)))
-        )
+        return self._kept(Prompt.of(*(segments if right else reversed(segments))))
 
     def _part(
         self, part: PromptPart, index: int, param: str, room: int | None
@@ -262,21 +260,25 @@ class PromptReader:
         if isinstance(part, TokenIdsPart):
             return [self._ids(part.token_ids, f"{param}.token_ids")], True
         if isinstance(part, PromptEmbedsPart):
-            return [self._embeddings.one(_part_source(part, param))], True
-        return self._embeddings.media(_media_part_source(part, param)), True
+            return [self._sourced().one(_part_source(part, param))], True
+        return self._sourced().media(_media_part_source(part, param)), True
+
+    def _sourced(self) -> Embeddings:
+        assert self._embeddings is not None, "parts with sources are among those of the request"
+        return self._embeddings
 
     def _text(self, text: str) -> Prompt:
-        return self._kept(Prompt.of(Tokens(self._end(text, self._special, self._cut.keep).ids)))
+        return self._kept(Prompt.of(Tokens(self._end(text, self._special, self._keep).ids)))
 
     def _end(self, text: str, special: bool, room: int | None) -> End:
         if room is None:
             return End(self._renderer.encode(text, add_special_tokens=special), True)
         if room == 0:
             return End((), False)
-        return self._renderer.end(text, room, add_special_tokens=special, side=self._cut.side)
+        return self._renderer.end(text, room, add_special_tokens=special, side=self._side)
 
     def _kept(self, prompt: Prompt) -> Prompt:
-        return self._cut.cut(prompt)
+        return prompt if self._keep is None else truncated(prompt, self._keep, self._side)
 
     def _ids(self, ids: list[int], param: str) -> Tokens:
         check_ids(ids, self._vocab_size, param)

@@ -94,15 +94,19 @@ async def responses(call: Call) -> None:
             request,
         )
         del incoming, said
-        opening = _opening(response_id, request, model.name, asked.sampling)
-        shape = ResponsesShape(
-            opening,
-            asked.generation,
-            asked.renderer,
-            chat.top_logprobs,
-            shows_reasoning=chat.include_reasoning is not False,
-        )
-        await respond(call, chat, model, asked.generation, shape, NAMED)
+        generation = asked.generation
+
+        def shape() -> ResponsesShape:
+            sampling = generation.requests[0].sampling
+            return ResponsesShape(
+                _opening(response_id, request, model.name, sampling),
+                generation,
+                asked.renderer,
+                chat.top_logprobs,
+                shows_reasoning=chat.include_reasoning is not False,
+            )
+
+        await respond(call, chat, model, generation, shape, NAMED)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
 
