@@ -429,6 +429,9 @@ def _main() -> NoReturn:
     if sys.argv[1] == _FRONTEND:
         _frontend(int(sys.argv[2]), *sys.argv[3:])
     gc.disable()
+    with suppress(ImportError):
+        # Finds where the title stands, which it cannot once variables have been changed.
+        importlib.import_module("setproctitle").getproctitle()
     for name in sys.argv[3:]:
         importlib.import_module(name)
     gc.freeze()

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from inlay.engine.api import GenerateEngine
 from inlay.engine.settings import EngineSettings
-from tests.engines.starting import mark, started
+from tests.engines.starting import mark, preload, started
 from tests.engines.vllm.serving import FLAGS, model
 
 
@@ -22,6 +22,22 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark(items, Path(__file__).parent)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _preloaded() -> None:
+    preload(
+        FLAGS,
+        [
+            "inlay.worker.host",
+            "inlay.engine.vllm.engine",
+            "inlay.engine.vllm.pooling",
+            "vllm.entrypoints.launchers.api_server.entry",
+            "vllm.v1.engine.core",
+            "vllm.v1.executor.multiproc_executor",
+            "vllm.v1.worker.cpu_worker",
+        ],
+    )
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+from tests import preloaded
 from tests.engines.vllm.serving import model
 from tests.equality.reference import greedy, rows_of, tokenizer_of
 from tests.equality.test_over_http import (
@@ -67,7 +68,8 @@ def serve(path: Path, *rest: object, admin_key: str = "", media: bool = False, *
 
 @pytest.fixture(scope="module")
 def server(path: Path) -> Iterator[Served]:
-    with serve(path) as served:
+    # All of it started, none forked, as users have it.
+    with preloaded.started(), serve(path) as served:
         yield served
 
 
