@@ -136,12 +136,12 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     where nothing is slower for it (engine torch, some models, CPUs with AVX512-BF16 and no AMX;
     with AMX it may be set). With vllm, its own VLLM_BATCH_INVARIANT, on GPUs only."""
     speculative_config: str | None = None
-    """Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram look-up: {"method":
-    "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}, by a
-    smaller model: {"model": "DIRECTORY"}, by an EAGLE-3 head: {"method": "eagle3", "model":
-    "DIRECTORY"}, or by DeepSeek-V3's layer for it: {"method": "mtp"}; of the drafts it computes as
-    many as pay. Ids that a grammar forces are drafted unless {"method": "none"} is set (on a GPU,
-    with another method only)."""
+    """Speculative decoding, as vLLM's JSON. The torch engine drafts by n-gram look-up, on a CPU
+    unless set: {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2,
+    "prompt_lookup_max": 5}, by a smaller model: {"model": "DIRECTORY"}, by an EAGLE-3 head:
+    {"method": "eagle3", "model": "DIRECTORY"}, or by the model's own layer for it: {"method":
+    "mtp"}; of the drafts it computes as many as pay. Ids that a grammar forces are drafted with
+    each; {"method": "grammar"} has these alone, {"method": "none"} drafts nothing."""
     kv_events_config: str | None = None
     """Endpoints to publish KV cache events on, as JSON with vLLM's keys: enable_kv_cache_events,
     publisher (zmq, null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic."""

@@ -11,8 +11,8 @@ from inlay.errors import InvalidRequestError
 class SpeculativeConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Speculation of the torch engine. Names and meaning are vLLM's, but for two methods.
 
-    With "grammar" nothing is drafted but what a grammar forces, which all methods draft; with
-    "none" that is not either.
+    With "grammar" nothing is drafted but what a grammar forces, which all other methods draft too;
+    with "none" nothing is.
     """
 
     method: Literal["ngram", "draft_model", "eagle3", "mtp", "grammar", "none"] = "draft_model"

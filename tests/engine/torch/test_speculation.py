@@ -414,6 +414,35 @@ def test_a_drafter_that_costs_more_than_it_gives_is_left_alone() -> None:
     assert 0 < engine.stats().num_drafts < 40
 
 
+class Wrong(Coin):
+    """Guesses eight tokens, all wrong."""
+
+    def available(self, sequence: Sequence, limit: int) -> int:
+        return min(limit, 8)
+
+    def draft(self, counts: Mapping[Sequence, int], room: int) -> dict[Sequence, tuple[int, ...]]:
+        return {sequence: (12,) * count for sequence, count in counts.items()}
+
+
+def test_a_batch_learns_from_the_first_wrong_guesses_of_a_few() -> None:
+    engine = core(DearDrafts(Wrong([]), 8), page_size=32)
+    text, bias = Prompt.of(Tokens([5, 6, 7])), {11: 1000.0}
+    found = run(engine, *(make_request(str(n), text, 120, logit_bias=bias) for n in range(8)))
+    assert {tuple(each.output) for each in found.values()} == {(11,) * 120}
+    assert 0 < engine.stats().num_draft_tokens < 20
+
+
+def test_a_few_more_rows_are_tried_than_were_measured() -> None:
+    costs = StepCosts()
+    assert costs.drafts_tried(32) == 8
+    costs.learn(1, 0.1)
+    assert costs.drafts_tried(1) == 4
+    costs.learn(5, 0.1)
+    assert costs.drafts_tried(1) == 8
+    costs.learn(40, 0.1)
+    assert (costs.drafts_tried(1), costs.drafts_tried(32), costs.drafts_tried(512)) == (49, 18, 4)
+
+
 def test_a_machine_that_stood_still_does_not_end_speculation() -> None:
     costs = StepCosts()
     for _ in range(60):

@@ -75,7 +75,7 @@ def core_of(
     overlap = on_gpu if settings.async_scheduling is None else settings.async_scheduling
     speculation = speculative_config(settings)
     if speculation is None and not overlap:
-        speculation = SpeculativeConfig(method="grammar")
+        speculation = SpeculativeConfig(method="ngram")
     source = None if speculation is None else draft_source_of(settings, speculation, model)
     if num_blocks is None:
         num_blocks = num_pages(

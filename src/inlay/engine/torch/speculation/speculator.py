@@ -25,6 +25,10 @@ RISE = 0.1
 _COST_WEIGHT = 0.1
 """Weight of a new measurement in the average; the first ones of a size have more."""
 
+_TRIED_ROWS = 4
+_TRIED_SHARE = 0.25
+"""A step may have so many rows, or such a part, more than the largest that has been measured."""
+
 _COST_RETURN = 0.001
 """Part of the way back to `RISE` of sizes above a measured one: what was dear is tried again."""
 
@@ -55,6 +59,14 @@ class StepCosts:
     def measured(self, rows: int) -> bool:
         """Return True if a step of `rows` rows has been measured."""
         return rows in self._seconds
+
+    def drafts_tried(self, rows: int) -> int:
+        """Return how many drafts a step of `rows` rows may have: few beyond what was measured.
+
+        What more rows cost is learned at the price of a few.
+        """
+        largest = max(self._seconds, default=rows)
+        return max(_TRIED_ROWS, largest + max(_TRIED_ROWS, int(_TRIED_SHARE * largest)) - rows)
 
     def relative(self, rows: int, more: int) -> NDArray[np.float64]:
         """Return the cost of steps of `rows` to `rows + more` rows, as float64 [more + 1].
@@ -158,6 +170,26 @@ _RETURN = 0.01
 
 
 @dataclass(slots=True)
+class _Acceptance:
+    """How often drafts of a sequence are accepted.
+
+    Attributes:
+        chance: probability that a draft is.
+        tried: True if it had drafts. Until then its chance moves with that of all.
+    """
+
+    chance: float
+    tried: bool = False
+
+
+def _moved(average: float, values: Iterable[float], weight: float) -> float:
+    """Return a moving average after more values, each with `weight`."""
+    for value in values:
+        average += weight * (value - average)
+    return average
+
+
+@dataclass(slots=True)
 class SpeculationCounts:
     """Totals since the start, under the names of vLLM's metrics.
 
@@ -247,7 +279,7 @@ class Speculator:
         self.reader = reader
         self._costs = StepCosts()
         self._usual = PRIOR
-        self._acceptance: dict[Sequence, float] = {}
+        self._acceptance: dict[Sequence, _Acceptance] = {}
         self.counts = SpeculationCounts()
 
     def __len__(self) -> int:
@@ -306,18 +338,23 @@ class Speculator:
     ) -> dict[Sequence, int]:
         """Return how many drafts of sequences that decode pay, without those of which none do."""
         sequences = list(limits)
-        known = [self._acceptance.setdefault(sequence, self._usual) for sequence in sequences]
+        known = [
+            self._acceptance.setdefault(sequence, _Acceptance(self._usual))
+            for sequence in sequences
+        ]
+        room = min(room, self._costs.drafts_tried(rows))
         # In a full batch none pays, and nothing is looked for.
         most = min(room, self._most * len(sequences))
-        each = self._most if known and self._costs.pays(rows, max(known), most) else 0
+        best = max((each.chance for each in known), default=0.0)
+        limit = self._most if self._costs.pays(rows, best, most) else 0
         chances = {
-            place: (chance, drafter.available(sequence, min(limits[sequence], each)))
-            for place, (sequence, chance) in enumerate(zip(sequences, known, strict=True))
+            place: (each.chance, drafter.available(sequence, min(limits[sequence], limit)))
+            for place, (sequence, each) in enumerate(zip(sequences, known, strict=True))
         }
         counts = best_lengths(chances, rows, self._costs, room)
-        for place, sequence in enumerate(sequences):
+        for place, each in enumerate(known):
             if place not in counts:
-                self._acceptance[sequence] += _RETURN * (PRIOR - self._acceptance[sequence])
+                each.chance += _RETURN * (PRIOR - each.chance)
         return {sequences[place]: count for place, count in counts.items()}
 
     def accept(
@@ -351,12 +388,18 @@ class Speculator:
                         going.append(chunk)
             place += 1
             choices = choose(going, place).read()
-        for chunk, run in runs.items():
-            self._learn(chunk, run.accepted)
+        fates = [fate for chunk, run in runs.items() for fate in self._learn(chunk, run.accepted)]
+        self._usual = _moved(self._usual, fates, _PRIOR_WEIGHT)
+        for each in self._acceptance.values():
+            if not each.tried:
+                each.chance = _moved(each.chance, fates, _PRIOR_WEIGHT)
         return runs
 
-    def _learn(self, chunk: ScheduledChunk, accepted: int) -> None:
-        """Record that the first `accepted` drafts of `chunk` became output."""
+    def _learn(self, chunk: ScheduledChunk, accepted: int) -> list[float]:
+        """Record that the first `accepted` drafts of `chunk` became output.
+
+        Returns 1 for each accepted guess and 0 for a wrong one.
+        """
         drafted = len(chunk.drafts)
         self.counts.drafts += 1
         self.counts.draft_tokens += drafted
@@ -364,14 +407,14 @@ class Speculator:
         if chunk.sequence in self._forced:
             self.counts.forced_draft_tokens += drafted
             self.counts.forced_accepted_tokens += accepted
-            return
-        chance = self._acceptance.get(chunk.sequence)
-        if chance is not None:
-            # The draft after the last accepted one was tried too; those behind it tell nothing.
-            for fate in [1.0] * accepted + [0.0] * (accepted < drafted):
-                chance += _WEIGHT * (fate - chance)
-                self._usual += _PRIOR_WEIGHT * (fate - self._usual)
-            self._acceptance[chunk.sequence] = chance
+            return []
+        known = self._acceptance.get(chunk.sequence)
+        if known is None:
+            return []
+        # The draft after the last accepted one was tried too; those behind it tell nothing.
+        fates = [1.0] * accepted + [0.0] * (accepted < drafted)
+        known.tried, known.chance = True, _moved(known.chance, fates, _WEIGHT)
+        return fates
 
     def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
         """Learn from the time of a step, if all its sequences decoded."""
