@@ -148,7 +148,9 @@ class Ours:
         speculation: SpeculativeConfig | None = None,
         page_size: int = PAGE_SIZE,
         batch_invariant: bool | None = None,
+        model: CausalModel | None = None,
     ) -> None:
+        """An engine of its own, with the weights of `model` if there is one."""
         settings = EngineSettings(
             model=str(directory),
             dtype="bfloat16",
@@ -158,7 +160,7 @@ class Ours:
             max_loras=max(1, max_loras),
             batch_invariant=batch_invariant,
         )
-        self.model = CausalModel.load(settings)
+        self.model = CausalModel.load(settings) if model is None else model
         bounds = EngineLimits(
             num_pages=num_positions // page_size,
             page_size=page_size,

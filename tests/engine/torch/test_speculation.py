@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from inlay.engine.torch.plan import ScheduledChunk
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.draft_model import DraftModel
-from inlay.engine.torch.speculation.ngram import MAX_CANDIDATES, History, NgramDrafter, lookup
+from inlay.engine.torch.speculation.ngram import NO_ID, History, NgramDrafter, lookup, text_of
 from inlay.engine.torch.speculation.speculator import StepCosts, best_lengths
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
@@ -299,7 +298,7 @@ def reference(ids: list[int], count: int, shortest: int, longest: int) -> list[i
         at
         for at in range(places)
         if ids[at : at + shortest] == ids[places:] and -1 not in ids[places:]
-    ][-MAX_CANDIDATES:]
+    ]
     for at in starts:
         more = 0
         while (
@@ -326,20 +325,22 @@ def reference(ids: list[int], count: int, shortest: int, longest: int) -> list[i
 def test_a_draft_is_what_followed_the_longest_equal_run(
     ids: list[int], count: int, shortest: int, more: int
 ) -> None:
-    found = lookup(np.array(ids, dtype=np.int64), count, shortest, shortest + more)
+    text = "".join(NO_ID if id_ < 0 else chr(id_) for id_ in ids)
+    found = lookup(text, count, shortest, shortest + more)
     assert found == reference(ids, count, shortest, shortest + more)
 
 
 def test_a_history_has_no_ids_where_rows_stand_and_grows_with_the_output() -> None:
     sequence = sequence_of(Sampling(max_tokens=200), prompt=[4, 5])
     history = History(sequence)
-    assert history.after([]).tolist() == [4, 5]
+    assert history.after([]) == text_of([4, 5])
     output = list(range(100))
-    assert history.after(output[:3]).tolist() == [4, 5, 0, 1, 2]
-    assert history.after(output).tolist() == [4, 5, *output]
+    assert history.after(output[:3]) == text_of([4, 5, 0, 1, 2])
+    assert history.after(output) == text_of([4, 5, *output])
     mixed = Prompt.of(Tokens([1, 2]), noise("llama", 1, 3), Tokens([3]))
     request = make_request("a", mixed)
-    assert History(Sequence(request, arrival=0)).after([9]).tolist() == [1, 2, -1, -1, -1, 3, 9]
+    told = History(Sequence(request, arrival=0)).after([9])
+    assert told == text_of([1, 2]) + 3 * NO_ID + text_of([3, 9])
 
 
 # How many

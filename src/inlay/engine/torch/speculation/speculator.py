@@ -25,6 +25,9 @@ RISE = 0.1
 _COST_WEIGHT = 0.1
 """Weight of a new measurement in the average; the first ones of a size have more."""
 
+_GAIN = 0.05
+"""Drafts must give this part more tokens a second: to look for them costs time as well."""
+
 _TRIED_ROWS = 4
 _TRIED_SHARE = 0.25
 """A step may have so many rows, or such a part, more than the largest that has been measured."""
@@ -82,7 +85,8 @@ class StepCosts:
     def pays(self, rows: int, chance: float, most: int) -> bool:
         """Return True if up to `most` drafts may pay, each accepted with `chance`."""
         more = np.arange(most + 1)
-        return bool((1 + chance * more / rows > self.relative(rows, most)).any())
+        gain = (1 + chance * more / rows) / self.relative(rows, most)
+        return bool((gain > 1 + _GAIN).any())
 
     def _expected(self, asked: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return seconds of steps of `asked` rows: between sizes by line, beyond them by `RISE`."""
@@ -118,8 +122,9 @@ def best_lengths(
     if not chances:
         return {}
     tokens = np.array(list(accumulate((chance for chance, _ in chances), initial=float(rows))))
-    best = int(np.argmax(tokens / costs.relative(rows, len(chances))))
-    return _counted(key for _, key in chances[:best])
+    speed = tokens / costs.relative(rows, len(chances))
+    best = int(np.argmax(speed))
+    return _counted(key for _, key in chances[:best]) if speed[best] > (1 + _GAIN) * rows else {}
 
 
 def _counted(keys: Iterable[int]) -> dict[int, int]:
@@ -345,8 +350,8 @@ class Speculator:
         room = min(room, self._costs.drafts_tried(rows))
         # In a full batch none pays, and nothing is looked for.
         most = min(room, self._most * len(sequences))
-        best = max((each.chance for each in known), default=0.0)
-        limit = self._most if self._costs.pays(rows, best, most) else 0
+        best = max((each.chance for each in known), default=None)
+        limit = 0 if best is None or not self._costs.pays(rows, best, most) else self._most
         chances = {
             place: (each.chance, drafter.available(sequence, min(limits[sequence], limit)))
             for place, (sequence, each) in enumerate(zip(sequences, known, strict=True))
