@@ -176,7 +176,7 @@ _RETURN = 0.01
 
 @dataclass(slots=True)
 class _Acceptance:
-    """How often drafts of a sequence are accepted.
+    """Acceptance of the drafts of a sequence.
 
     Attributes:
         chance: probability that a draft is.
