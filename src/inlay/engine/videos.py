@@ -89,7 +89,7 @@ def _started(data: memoryview, task: dict[str, object]) -> "subprocess.Popen[byt
             stderr=subprocess.DEVNULL,
             env={},
             cwd="/",
-            start_new_session=True,
+            process_group=0,  # in a session of its own its niceness would not count
         )
 
 

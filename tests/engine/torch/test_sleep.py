@@ -108,8 +108,9 @@ def test_memory_returns_and_answers_stay(
     before, after = found.said
     assert after == before
     assert found.awake - found.asleep > 0.9 * weights
-    assert found.awake_again < found.awake + 0.5 * weights
-    assert found.asleep_again < found.asleep + 0.5 * weights
+    # What glibc keeps differs by up to 0.6 of the weights; a copy left would be all of them.
+    assert found.awake_again < found.awake + 0.8 * weights
+    assert found.asleep_again < found.asleep + 0.8 * weights
 
 
 async def test_the_cache_is_empty_after_waking_and_counters_go_on(engine: TorchEngine) -> None:

@@ -168,7 +168,9 @@ class TrialProcess:
                     ],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    start_new_session=True,
+                    # To be killed with its forks. In a session of its own it would give way to
+                    # nobody: Linux has niceness count within a session (sched_autogroup).
+                    process_group=0,
                 )
         return self._control
 
