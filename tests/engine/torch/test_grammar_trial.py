@@ -4,6 +4,7 @@ At its limits, or when its last client has left.
 """
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -215,6 +216,25 @@ async def test_cheap_grammars_of_other_engines_are_counted_without_a_process(
     with pytest.raises(InvalidRequestError):
         await counter.check(Grammar("choice", "[]"), "a")
     assert counter.trials.pid is None
+
+
+async def test_a_client_that_leaves_is_no_error_in_the_log(
+    counter: GrammarCounter, caplog: pytest.LogCaptureFixture
+) -> None:
+    await counter.check(COSTLY, "other")
+    process = psutil.Process(counter.trials.pid)
+    process.suspend()
+    try:
+        waiting = asyncio.create_task(counter.check(COSTLY, "a"))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    finally:
+        process.resume()
+    await counter.check(COSTLY, "a")
+    del waiting
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_a_client_who_has_many_grammars_counted_delays_its_own_alone(

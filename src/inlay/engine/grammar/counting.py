@@ -39,9 +39,12 @@ class GrammarCounter:
         trial = Trial(self.trials, grammar)
         task = Task(partial(checked_source, grammar, trial), trial.stop)
         self._turns.submit(task, client)
+        ended = asyncio.wrap_future(task.done)
+        # Where the client has left nobody asks for the error, which asyncio would log.
+        ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             # Shielded: a task that is cancelled could not say that its thread is free.
-            await asyncio.shield(asyncio.wrap_future(task.done))
+            await asyncio.shield(ended)
         finally:
             if self._turns.unsubscribe(task, client):
                 task.stop()
