@@ -123,6 +123,14 @@ def started_processes() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _no_real_time() -> Iterator[None]:
+    """Fail a test that leaves this thread, and all it starts, more of the CPU than others have."""
+    yield
+    if hasattr(os, "sched_getscheduler"):
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@pytest.fixture(autouse=True)
 def _logging_of_its_own() -> Iterator[None]:
     """Remove handlers that a test's commands made: their stream is closed with the test."""
     yield

@@ -1,15 +1,19 @@
 """Files of video, made by PyAV."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import av
 import numpy as np
 import numpy.typing as npt
 
 Frame = npt.NDArray[np.uint8]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOSSLESS = {"qp": "0", "preset": "ultrafast"}
 """Options of `libx264rgb`, whose frames come back as they were."""
@@ -24,6 +28,22 @@ def drawn(count: int, height: int = 48, width: int = 64, seed: int = 0) -> list[
     return [np.ascontiguousarray(each[:height, :width]) for each in whole]
 
 
+def _in_a_thread_of_its_own(function: Callable[P, R]) -> Callable[P, R]:
+    """Leave the caller's thread as it is.
+
+    SVT-AV1 gives the thread that calls it real-time priority 99, where that is allowed, as to root.
+    All processes that it then starts have it too, and keep every core from those without.
+    """
+
+    @wraps(function)
+    def apart(*args: P.args, **kwargs: P.kwargs) -> R:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *args, **kwargs).result()
+
+    return apart
+
+
+@_in_a_thread_of_its_own
 def video(
     frames: Sequence[Frame],
     codec: str = "libx264rgb",
