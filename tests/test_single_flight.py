@@ -1,6 +1,7 @@
 """One computation for equal keys at a time, whoever leaves meanwhile."""
 
 import asyncio
+import gc
 from collections import Counter
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.single_flight import SingleFlight
+from inlay.single_flight import SingleFlight, shielded
 from tests.examples import examples
 
 KEYS = "ab"
@@ -146,3 +147,24 @@ async def test_cancelling_all_ends_computations_and_callers() -> None:
     await _settled()
     done.running["a"].set_result(0)
     assert await again == 3
+
+
+async def test_an_error_after_its_caller_was_cancelled_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def waits(future: "asyncio.Future[None]") -> None:
+        await shielded(future)
+
+    waiting = asyncio.create_task(waits(running))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not running.cancelled()
+    running.set_exception(ValueError("late"))
+    await asyncio.sleep(0)
+    del running, waiting
+    gc.collect()
+    assert caplog.records == []

@@ -1,4 +1,7 @@
-"""Single flight: one computation for equal keys at a time; all callers get its result."""
+"""Computations that go on when a caller leaves: one for equal keys at a time, or shielded.
+
+Of single flights all callers get the result.
+"""
 
 import asyncio
 import threading
@@ -48,11 +51,10 @@ class SingleFlight(Generic[K, T]):
         flight = self._flights.get(key)
         if flight is None:
             task = asyncio.create_task(self._computed(key, compute))
-            task.add_done_callback(_heard)
             flight = self._flights[key] = _Flight(task)
         flight.waiting += 1
         try:
-            return await asyncio.shield(flight.task)
+            return await shielded(flight.task)
         finally:
             flight.waiting -= 1
             if not (flight.waiting or self._finishes or flight.task.done()):
@@ -117,7 +119,15 @@ class ThreadSingleFlight(Generic[K, T]):
                 del self._under_way[key]
 
 
-def _heard(task: "asyncio.Task[Any]") -> None:
-    """Retrieve an error that no caller waits for any more."""
-    if not task.cancelled():
-        task.exception()
+def shielded(running: "asyncio.Future[T]") -> "asyncio.Future[T]":
+    """Return a future of what `running` returns, which goes on when its caller is cancelled.
+
+    As `asyncio.shield`, which has an error that nobody waits for then logged with its stack.
+    """
+    running.add_done_callback(_heard)
+    return asyncio.shield(running)
+
+
+def _heard(running: "asyncio.Future[Any]") -> None:
+    if not running.cancelled():
+        running.exception()

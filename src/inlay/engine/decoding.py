@@ -25,6 +25,7 @@ from inlay.media.spec import (
     video_layout,
 )
 from inlay.prompt import Media
+from inlay.single_flight import shielded
 
 _T = TypeVar("_T")
 
@@ -180,7 +181,7 @@ def image_key(digest: bytes, salt: str | None) -> bytes:
 async def finished(running: "asyncio.Future[_T]") -> _T:
     """Return the result of `running`; a cancelled caller waits until it has ended."""
     try:
-        return await asyncio.shield(running)
+        return await shielded(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
         raise

@@ -41,6 +41,7 @@ from inlay.errors import (
 from inlay.media.addresses import Network, address_of, is_public, networks
 from inlay.media.data_url import decode_data_url
 from inlay.media.turns import Place, Turns
+from inlay.single_flight import shielded
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ class Fetcher:
         if not address_of(target.host):
             lookup = asyncio.ensure_future(self._resolve(target.host, target.port))
             place.occupy(lookup)
-            found = await asyncio.shield(lookup)
+            found = await shielded(lookup)
         if not found:
             raise _RefusedError("no address")
         for text in found:

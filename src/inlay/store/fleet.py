@@ -15,7 +15,7 @@ from inlay import liveness
 from inlay.digest import Secret
 from inlay.errors import BodyTooLargeError, NotFoundError, OverloadedError
 from inlay.prompt import Buffer, Rows
-from inlay.single_flight import SingleFlight
+from inlay.single_flight import SingleFlight, shielded
 from inlay.store.entry import (
     Content,
     Description,
@@ -143,7 +143,7 @@ class FleetStore:
                     # Not cancelled with its caller: a content may be erased only where it is
                     # known whether a record names it.
                     offered = asyncio.create_task(swap)
-                    done = await asyncio.shield(offered)
+                    done = await shielded(offered)
                 else:
                     done = await swap
                 if done:

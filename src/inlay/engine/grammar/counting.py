@@ -7,6 +7,7 @@ from functools import partial
 from inlay.engine.grammar.fair_executor import FairExecutor, Task
 from inlay.engine.grammar.trial import Checked, Trial, TrialProcess, checked_source
 from inlay.request import Grammar
+from inlay.single_flight import shielded
 
 THREADS = 8
 """Trials at a time. So many clients must ask for costly grammars before another one waits."""
@@ -39,12 +40,9 @@ class GrammarCounter:
         trial = Trial(self.trials, grammar)
         task = Task(partial(checked_source, grammar, trial), trial.stop)
         self._turns.submit(task, client)
-        ended = asyncio.wrap_future(task.done)
-        # Where the client has left nobody asks for the error, which asyncio would log.
-        ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             # Shielded: a task that is cancelled could not say that its thread is free.
-            await asyncio.shield(ended)
+            await shielded(asyncio.wrap_future(task.done))
         finally:
             if self._turns.unsubscribe(task, client):
                 task.stop()
