@@ -34,6 +34,7 @@ def theirs(family: str, total: int, fps: float, max_frames: int) -> list[int]:
 @example(500, 1.0, 768)
 @example(7, 30.0, 768)
 @example(90, 30.0, 16)
+@example(34_630, 84.4, 768)
 def test_frames_are_those_that_transformers_samples(
     family: str, total: int, fps: float, max_frames: int
 ) -> None:
@@ -41,6 +42,12 @@ def test_frames_are_those_that_transformers_samples(
     found = list(sampled(total, fps, WAYS[family], max_frames))
     if family == "qwen2_vl":  # its steps are rounded, and now and then there is one too many
         wanted = wanted[: len(wanted) // 2 * 2]
+        step = total / len(wanted)
+        for place, index in enumerate(found):
+            # torch.arange adds within a vector of the CPU in float32: just below a whole number.
+            if wanted[place] != index and abs(place * step - round(place * step)) < 0.005:
+                assert abs(wanted[place] - index) == 1
+                wanted[place] = index
     if family == "glm4v":  # it knows no such number
         wanted = wanted[:max_frames]
     assert found == wanted
