@@ -50,7 +50,8 @@ class NgramDrafter:
 class History:
     """The ids of a sequence, prompt and output, each as one character.
 
-    So they are searched at the speed of `str.rfind`, 20 times that of comparing arrays.
+    `str.rfind` takes 3 to 5 us for 4,096 ids, where comparing arrays took 8 to 15; for 32,768 both
+    take 16 to 29.
     """
 
     __slots__ = ("_output", "_text")
