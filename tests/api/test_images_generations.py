@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -150,3 +151,18 @@ def test_a_client_that_leaves_frees_the_engine(painter: Fleet, url: str) -> None
     ) as answer:  # fmt: skip
         assert next(answer.iter_lines()).startswith("event: image_generation.partial_image")
     assert painter.idle_within(60)
+
+
+def test_clients_that_choose_the_same_ids_each_get_their_image(url: str) -> None:
+    def ask(seed: int) -> npt.NDArray[np.uint8]:
+        body = {"prompt": "a red fox", "request_id": "one", **FIELDS, "seed": seed}
+        body |= {"num_inference_steps": 60}
+        answer = httpx.post(
+            f"{url}/v1/images/generations", json=body, headers={"x-request-id": "1"}, timeout=60
+        )
+        assert answer.status_code == 200, answer.text
+        return pixels(answer.json()["data"][0]["b64_json"])
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(ask, (7, 8)))
+    assert not near(found[:1], found[1:])

@@ -108,6 +108,33 @@ async def test_where_the_model_that_answers_is_full_none_before_it_works(
         server.close()
 
 
+async def test_answers_of_the_same_id_are_requests_of_different_ids() -> None:
+    asked: list[str] = []
+
+    async def prepare(*given: Any) -> Any:
+        asked.append(given[4])
+        raise OverloadedError("as the test says")
+
+    async with World.around(Writer("drafter"), Writer("editor")) as world:
+        server = Server(world.router, FrontendSettings(port=0), Secret(bytes(32)))
+        unparsed: Any = SimpleNamespace()
+        request = ChatRequest(messages=[{"role": "user", "content": "x"}], model="pair")
+        for _ in range(2):
+            with ExitStack() as ending, pytest.raises(OverloadedError, match="as the test says"):
+                await behind_others(
+                    call_of(server, ending),
+                    ParsedRequest(unparsed, 0, ()),
+                    request,
+                    ROW,
+                    {},
+                    "chosen",
+                    lambda *_: pytest.fail("nothing is read"),
+                    prepare,
+                )
+        server.close()
+    assert len(set(asked)) == 2
+
+
 SPOKEN_ROW = Graph(
     name="pair",
     stages={

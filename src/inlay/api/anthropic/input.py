@@ -102,6 +102,7 @@ class _Turns:
             )
         turn: dict[str, Any] = {"role": role}
         said: list[object] = []
+        thoughts: list[str] = []
         for index, block in enumerate(content):
             place = f"{where}[{index}]"
             match _kind(block, place, _BLOCKS[role]):
@@ -110,14 +111,15 @@ class _Turns:
                     turn, said = {"role": role}, []
                     self._result(block, place)
                 case "thinking":
-                    thought = string_at(block, "thinking", place)
-                    turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+                    thoughts.append(string_at(block, "thinking", place))
                 case "redacted_thinking":
                     pass  # encrypted by another server: nobody can read it here
                 case "tool_use":
                     turn.setdefault("tool_calls", []).append(_call(block, place))
                 case kind:
                     said.append(self._part(kind, block, place))
+        if thoughts:
+            turn["reasoning_content"] = "".join(thoughts)
         self._add(turn, said)
 
     def _add(self, turn: dict[str, Any], said: list[object]) -> None:

@@ -6,6 +6,7 @@ made; where it gave hidden states, their rows stand before its text. Embeddings 
 message are the first model's: what it gives is made of them.
 """
 
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -130,7 +131,8 @@ async def behind_others(
             await server.awake(model_name, Task.GENERATE)
         for name, following in pairwise(names):
             own = _request(request, graph, name, adapters.get(name))
-            id_ = f"{response_id}-{name}"
+            # Two clients may have chosen the same id of their answers.
+            id_ = f"{response_id}-{name}-{uuid.uuid4().hex}"
             model = server.model(own.model, Task.GENERATE)
             prepared = await prepare(call, incoming, own, model, id_, found, own)
             incoming = without

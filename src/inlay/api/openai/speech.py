@@ -18,7 +18,7 @@ from inlay.api.openai.schema.speech import SpeechRequest, VoiceId
 from inlay.api.openai.speaking import Speaker, speaks
 from inlay.api.openai.speech_prompt import SpokenPrompt, spoken_prompt
 from inlay.api.openai.speech_shape import Answer, Events, File, Pieces
-from inlay.api.openai.stage_request import all_awake, stage_request, take_places
+from inlay.api.openai.stage_request import all_awake, engine_id, stage_request, take_places
 from inlay.card import ModelCard
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
@@ -222,6 +222,5 @@ class _Requests:
         states = msgspec.structs.replace(self.speaker.states, output=False)
         # It writes nothing: all that is spoken is in the prompt.
         params = Sampling(max_tokens=0, temperature=0, hidden_states=states)
-        return call.engine_request(
-            f"{call.request_id}-{self._id}-{stage}", params, (self.prompt.whole,), priority=priority
-        )
+        id_ = engine_id(call, self._id, stage)
+        return call.engine_request(id_, params, (self.prompt.whole,), priority=priority)

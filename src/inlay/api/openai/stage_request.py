@@ -1,5 +1,6 @@
 """The steps of a pipeline's plan: places at their stages, and the requests of these."""
 
+import uuid
 from collections.abc import Sequence
 
 from inlay.http.server import Call, Server
@@ -36,6 +37,15 @@ def _task(step: Step) -> Task:
     return Task.STAGE if step.edges else Task.GENERATE
 
 
+def engine_id(call: Call, id_: str, stage: str) -> str:
+    """Return the id of a request to a stage, of the answer's `id_`.
+
+    It is a new one each time: clients choose the ids of their requests and answers, and two may
+    choose alike.
+    """
+    return f"{call.request_id}-{id_}-{stage}-{uuid.uuid4().hex}"
+
+
 def stage_request(
     call: Call,
     id_: str,
@@ -55,7 +65,7 @@ def stage_request(
         inputs: outputs of the stages before it.
     """
     return call.engine_request(
-        f"{call.request_id}-{id_}-{stage}",
+        engine_id(call, id_, stage),
         params,
         task=Task.STAGE,
         priority=priority,
