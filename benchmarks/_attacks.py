@@ -27,6 +27,10 @@ TIMEOUT = 60.0
 """Seconds after which a client gives up on an answer."""
 
 _PIECE = 256 * 1024
+_CHUNKED = (
+    f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    f"authorization: Bearer {KEYS[0]}\r\ntransfer-encoding: chunked\r\n\r\n"
+).encode()
 _MANY_KEYS = 700_000
 _MANY = 1_000_000
 
@@ -200,6 +204,31 @@ def aborted_uploads(announced: int, sent: int, connections: int = 64) -> Send:
     return run
 
 
+def sending(begun: bytes, again: bytes, connections: int = 8) -> Send:
+    """Send `begun`, then `again` until the server closes, on so many connections."""
+
+    def run(target: Target, stop: Event) -> Answers:
+        answers: Answers = Counter()
+
+        def one() -> None:
+            while not stop.is_set():
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(("127.0.0.1", target.port)) as connection,
+                ):
+                    connection.sendall(begun)
+                    while not stop.is_set():
+                        connection.sendall(again)
+                answers["closed"] += 1
+
+        for _ in range(connections):
+            threading.Thread(target=one, daemon=True).start()
+        stop.wait()
+        return Counter(answers)
+
+    return run
+
+
 def nats_garbage() -> Send:
     """Publish a message whose subject is not UTF-8 to everyone who listens for heartbeats, four times a second."""
 
@@ -318,6 +347,21 @@ ATTACKS: tuple[Attack, ...] = (
         lambda: posting(
             _json("/v1/completions", prompt_embeds=b64encode(bytes(7_800_000)).decode())
         ),
+    ),
+    Attack(
+        "small chunks",
+        "a body in chunks of one byte, 8 connections",
+        lambda: sending(_CHUNKED, b"1\r\n \r\n" * 10_000),
+    ),
+    Attack(
+        "many headers",
+        "15,000 in each head, 8 connections, no key",
+        lambda: sending(b"", b"GET /live HTTP/1.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n"),
+    ),
+    Attack(
+        "requests in a row",
+        "without waiting for answers, 8 connections, no key",
+        lambda: sending(b"", b"GET /live HTTP/1.1\r\n\r\n" * 10_000),
     ),
     Attack("hostile files", f"{len(FILES) + len(BOMBS)} files, each refused", _hostile_files),
     Attack("NATS", "a subject that is not UTF-8", nats_garbage, fleet=True),

@@ -1,6 +1,7 @@
 """Connections that are slow, half open, cut, endless or lying, to a server that others are using."""
 
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inlay.http.bodies import connection as http
+from inlay.http import bounded_http as http
 from tests.live import Fleet, fleet
 from tests.security.company import MIB, Attack, Question, settings, settle, under_attack
 from tests.serving import Served
@@ -379,3 +380,104 @@ def test_a_head_over_the_limit_is_refused_by_name(server: Served) -> None:
     error = json.loads(received.partition(b"\r\n\r\n")[2])["error"]
     assert error["type"] == "invalid_request_error"
     assert str(http.MAX_HEAD) in error["message"]
+
+
+def test_a_body_in_many_small_chunks_is_refused(
+    server: Served, asked: tuple[Question, ...]
+) -> None:
+    coded = head(b"transfer-encoding: chunked")
+
+    def in_chunks(body: bytes, size: int) -> bytes:
+        pieces = (body[start : start + size] for start in range(0, len(body), size))
+        return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+    def endless(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                connection.sendall(coded + in_chunks(b" " * 200_000, 1))
+            received = answer(connection)
+            assert received.startswith(b"HTTP/1.1 400")
+            assert b"the body came in 4097 chunks of 4097 bytes" in received
+
+    def ended(client: httpx.Client) -> None:
+        # What is left of a body that is dropped must not be taken for all of it.
+        with connected(client) as connection:
+            connection.sendall(coded + in_chunks(GOOD + b" " * 4100, 1) + b"0\r\n\r\n")
+            assert answer(connection).startswith(b"HTTP/1.1 400")
+
+    def allowed(client: httpx.Client) -> None:
+        for body, size in ((GOOD + b" " * 3000, 1), (GOOD + b" " * 400_000, 64)):
+            with connected(client) as connection:
+                connection.sendall(coded + in_chunks(body, size) + b"0\r\n\r\n")
+                connection.shutdown(socket.SHUT_WR)
+                assert b"HTTP/1.1 200" in answer(connection)
+
+    under_attack(server, asked, [endless, ended, allowed], attackers=1)
+
+
+LONG_HEADS = {
+    "many headers": (b"/live", b"a:\r\n" * 600, b"512 headers"),
+    "very many headers": (b"/live", b"a:\r\n" * 12_000, b"512 headers"),
+    "a long path": (b"/" + b"%41" * 2800, b"", b"8192 bytes"),
+    "a very long path": (b"/" + b"%41" * 20_000, b"", b"8192 bytes"),
+    "a long query": (b"/live?" + b"a" * 8200, b"", b"8192 bytes"),
+}
+
+
+@pytest.mark.parametrize("long", LONG_HEADS)
+def test_many_headers_and_long_paths_are_refused(
+    server: Served, asked: tuple[Question, ...], long: str
+) -> None:
+    target, lines, said = LONG_HEADS[long]
+
+    def attack(client: httpx.Client) -> None:
+        with connected(client) as connection:
+            connection.sendall(
+                b"GET " + target + b" HTTP/1.1\r\nconnection: close\r\n" + lines + b"\r\n"
+            )
+            received = answer(connection)
+            assert received.startswith(b"HTTP/1.1 431")
+            assert said in received
+
+    under_attack(server, asked, [attack], attackers=1)
+
+
+@pytest.fixture
+def large(hurried: Fleet) -> tuple[str, bytes]:
+    """A server with an answer that no socket holds, and the answer."""
+    url = hurried.serve()
+    body = b"x" * 64 * MIB
+    hurried.apps[url]._document = functools.cache(lambda: body)
+    return url, body
+
+
+ASKED = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def answered(url: str) -> bool:
+    return b'route="/openapi.json",status="200"' in httpx.get(url + "/metrics").content
+
+
+def test_a_long_answer_is_held_by_its_request_until_it_is_read(large: tuple[str, bytes]) -> None:
+    url, body = large
+    with httpx.Client(base_url=url) as client, connected(client) as connection:
+        connection.sendall(ASKED)
+        received = connection.recv(65536)
+        for _ in range(10):
+            assert not answered(url)
+        while not received.endswith(b"x") or len(received) < len(body):
+            received += connection.recv(MIB)
+        assert received.partition(b"\r\n\r\n")[2] == body
+        settle(lambda: answered(url), "it was not noticed that the answer was read")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_client_that_reads_nothing_is_given_up(
+    large: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    url, body = large
+    monkeypatch.setattr(http, "READ_TIMEOUT", 0.3)
+    with httpx.Client(base_url=url) as client, connected(client) as connection:
+        connection.sendall(ASKED if kept else ASKED.replace(b"host: x", b"connection: close"))
+        settle(lambda: answered(url), "it is still waited for")
+        assert len(answer(connection)) < len(body)

@@ -18,6 +18,7 @@ from inlay.http import openapi
 from inlay.http.asgi import Message, Receive, Scope, Send
 from inlay.http.bodies.accounting import Reservation
 from inlay.http.bodies.connection import EXTENSION
+from inlay.http.bounded_http import check_head
 from inlay.http.cors import Cors
 from inlay.http.errors import (
     OPENAI,
@@ -40,6 +41,9 @@ Routes: TypeAlias = Sequence[tuple[Operation, Handler]]
 _log = logging.getLogger(__name__)
 _request_id = re.compile(rb"[\x21-\x7e]{1,128}")
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
+_PIECE = 256 * 1024
+"""Bytes of an answer that are written at a time."""
+
 _KEPT_ALIVE = 64 * 1024
 """Bytes of a refused body that are read to keep the connection; a longer body closes it."""
 
@@ -164,7 +168,7 @@ class App:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *added]
-            await send(message)
+            await _send_in_pieces(send, message)
 
         if preflight is not None:
             await tagged({"type": "http.response.start", "status": 204, "headers": preflight})
@@ -186,6 +190,8 @@ class App:
         scope["inlay.call"] = call
         failed: BaseException | None = None
         try:
+            target = scope.get("raw_path", b"") + scope.get("query_string", b"")
+            check_head(target, scope["headers"])
             _check_transfer(scope)
             await self._route(scope, receive, tagged)
         except ClientGone as error:
@@ -210,6 +216,23 @@ class App:
             # An error holds the frames it passed through, with the request's memory. Kept here,
             # they would live, uncounted, until the garbage collector finds them.
             failed = call.failed = None
+
+
+async def _send_in_pieces(send: Send, message: Message) -> None:
+    """Send a message, a long body in pieces.
+
+    The server takes any size at once. Of a client that does not read its answer no more than a
+    piece is then in the connection's buffer, and the request holds what is left.
+    """
+    body, more = message.get("body", b""), message.get("more_body", False)
+    if len(body) <= _PIECE:
+        await send(message)
+        return
+    for start in range(0, len(body), _PIECE):
+        piece = body[start : start + _PIECE]
+        await send({"type": message["type"], "body": piece, "more_body": True})
+    if not more:
+        await send({"type": message["type"], "body": b""})
 
 
 def _check_transfer(scope: Scope) -> None:

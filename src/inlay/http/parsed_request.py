@@ -260,6 +260,8 @@ async def receive_body(
             message = await call.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
+            if call.exchange is not None:
+                call.exchange.check()
             chunk: bytes = message.get("body", b"")
             if chunk:
                 size += len(chunk)

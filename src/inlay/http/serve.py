@@ -15,7 +15,7 @@ from inlay.http.address import bound
 from inlay.http.app import App
 from inlay.http.asgi import Receive, Scope, Send
 from inlay.http.bodies.allocator import give_back_memory, keep_freed_memory
-from inlay.http.bodies.connection import BoundedHttp
+from inlay.http.bounded_http import BoundedHttp
 from inlay.http.callers.auth import ADMIN_PORT
 from inlay.http.callers.keys import read_keys
 from inlay.http.listener import Listener

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections with limits that uvicorn lacks, large bodies and events without messages.
+"""HTTP/1.1 connections with large bodies and events without messages.
 
 uvicorn passes a body on in pieces, each copied from socket to bytes, parser, cycle and message,
 with a task switch every 64 KB. For a body of known length, an `Exchange` takes over the transport
@@ -8,15 +8,13 @@ buffer, and the transport is given back before the next request's first byte.
 
 import asyncio
 from collections.abc import Callable, MutableMapping
-from socket import SO_ERROR, SOL_SOCKET
 from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from inlay import liveness
-from inlay.errors import InlayError, InvalidRequestError
-from inlay.http.errors import ClientGone, error_json
+from inlay.errors import InlayError
+from inlay.http.errors import ClientGone
 
 EXTENSION = "inlay.exchange"
 """Key of the `Exchange` in the extensions of a scope."""
@@ -27,43 +25,16 @@ _AT_A_TIME = 256 * 1024
 _IN_A_ROW = 1 << 20
 """Bytes of one body after which others are served: libuv would read 32 times in a row."""
 
-MAX_HEAD = 64 * 1024
-"""Maximum bytes of a request line with its headers, or of trailers.
-
-One read may exceed it before it is checked.
-"""
-
-HEAD_TIMEOUT = 20.0
-"""Seconds for a head, from the connection or, on a kept connection, from the head's first byte."""
-
-_LOOK_AGAIN = 0.1
-"""Interval in seconds at which a half-closed connection is checked: its client may have left."""
-
-MAX_WAITING = 16
-"""Maximum pipelined requests on one connection.
-
-No known client sends any.
-"""
-
-
-class HeadTooLargeError(InlayError):
-    """Request line and headers over `MAX_HEAD`."""
-
-    status = 431
-    type = "invalid_request_error"
-
-
-class HeadTimeoutError(InlayError):
-    """The request line and headers did not come in time."""
-
-    status = 408
-    type = "timeout_error"
-
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, with an `Exchange` in its scopes."""
+    """uvicorn's connection, with an `Exchange` in its scopes.
+
+    Attributes:
+        refusal: error of a body that is not read further, or None.
+    """
 
     _given_up = False
+    refusal: InlayError | None = None
 
     def on_headers_complete(self) -> None:
         """Start the app; called by the parser."""
@@ -86,6 +57,12 @@ class Connection(HttpToolsProtocol):
         self._given_up = True
         self.cycle.keep_alive = False
 
+    def refuse(self, error: InlayError) -> None:
+        """Give up, and have whoever reads the body raise `error`."""
+        self.give_up()
+        self.refusal = error
+        self.cycle.message_event.set()
+
 
 class Exchange:
     """One request and its response, on their connection."""
@@ -93,6 +70,11 @@ class Exchange:
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
         self._cycle = cycle
+
+    def check(self) -> None:
+        """Raise the error of a body that is not read further."""
+        if self._connection.refusal is not None:
+            raise self._connection.refusal
 
     def arrived(self) -> bytes | None:
         """Take a body that has arrived whole; None if more of it is to come."""
@@ -305,131 +287,3 @@ class _Filling(asyncio.BufferedProtocol):
         self._connection.cycle.disconnected = True
         if not self._done.done():
             self._done.set_exception(ClientGone())
-
-
-class BoundedHttp(Connection):
-    """uvicorn's protocol with limits on heads, trailers, pipelining and half-open connections.
-
-    uvicorn has no limit for any of these, and they are reached before authentication.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._unsettled = 0
-        self._head_timer: liveness.Timer | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer of the head."""
-        super().connection_made(transport)
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer of the head."""
-        self._head_came()
-        super().connection_lost(exc)
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep a half-closed connection whose client has sent a whole request.
-
-        Such a client may still read the answer. A client that has left looks the same until
-        something is sent to it. So an interim response is sent, which every HTTP/1.1 client ignores
-        (RFC 9110, 15.2): if the client has left, it causes a reset and the request ends. TLS has no
-        half-closed connections.
-        """
-        cycle = cast("RequestResponseCycle | None", self.cycle)
-        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
-            return False
-        cycle.keep_alive = False
-        if not self.pipeline and not cycle.response_started and self.scope["http_version"] == "1.1":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._look_for_reset()
-        return True
-
-    def _look_for_reset(self) -> None:
-        """Close the connection if it was reset; else check again later."""
-        if self.transport.is_closing():
-            return
-        # Reading would only return the end of the stream again.
-        if self.transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
-            self.transport.abort()
-        else:
-            self.loop.call_later(_LOOK_AGAIN, self._look_for_reset)
-
-    def data_received(self, data: bytes) -> None:
-        """Count the bytes of heads, chunk headers and trailers."""
-        if self.transport.is_closing():
-            return
-        # The parser's callbacks reset it when a head or a piece of a body is complete.
-        self._unsettled += len(data)
-        super().data_received(data)
-        if self._unsettled > MAX_HEAD:
-            self._give_up(
-                HeadTooLargeError(f"the head of the request is over the limit of {MAX_HEAD} bytes")
-            )
-        elif len(self.pipeline) > MAX_WAITING:
-            self._give_up(None)
-
-    def on_message_begin(self) -> None:
-        """Start the timer of the next head."""
-        super().on_message_begin()
-        self._await_head()
-
-    def on_headers_complete(self) -> None:
-        """Stop the timer: the head is complete."""
-        self._unsettled = 0
-        self._head_came()
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """Reset the count: bodies have limits of their own."""
-        self._unsettled = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Reset the count: the request is complete."""
-        self._unsettled = 0
-        super().on_message_complete()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start the app after one more read of the socket.
-
-        An upload that was broken off then costs no more than its head. Otherwise each of thousands
-        of them would be routed, counted and logged before the next connection is accepted.
-        """
-
-        def start() -> None:
-            if not self.transport.is_closing():
-                super(BoundedHttp, self)._start_asgi_task(cycle, app)
-
-        # The first callback runs after the current data, the second after the next read.
-        self.loop.call_soon(lambda: self.loop.call_soon(start) if cycle.more_body else start())
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with a JSON error; uvicorn would send plain text."""
-        self._give_up(InvalidRequestError(msg))
-
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            late = HeadTimeoutError(
-                f"the head of the request did not come within {HEAD_TIMEOUT:g} s"
-            )
-            self._head_timer = liveness.Timer(HEAD_TIMEOUT, lambda: self._give_up(late))
-
-    def _head_came(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _give_up(self, error: InlayError | None) -> None:
-        """Close the connection, with an error response unless another one has begun."""
-        if self.transport.is_closing():
-            return
-        under_way = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
-        if error is not None and (under_way is None or under_way.response_complete):
-            body = error_json(error)
-            head = (
-                f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\nconnection: "
-                f"close\r\ncontent-length: {len(body)}\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
-        self.transport.close()
