@@ -3,6 +3,7 @@
 Threads in the background give way, and collections look at little.
 """
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from inlay import pace
 from inlay.digest import BLOCK_SIZE, Secret, row_digests
-from inlay.http.server import OFFLOAD_BYTES
+from inlay.http.server import OFFLOAD_BYTES, preparing_for
 from inlay.prompt import Buffer, Rows
 from inlay.tensors.cast import cast, largest_magnitude
 from tests.live import Fleet
@@ -102,6 +103,30 @@ def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: lis
     assert not pauses
     llama.run(server.prepare(OFFLOAD_BYTES, pace.yield_gil))
     assert len(pauses) == 1
+
+
+def test_a_client_that_has_much_prepared_leaves_a_thread_to_others(llama: Fleet) -> None:
+    server = llama.apps[llama.serve()].server
+    over = threading.Event()
+
+    async def prepared(client: str, function: Callable[[], object]) -> None:
+        preparing_for.set(client)
+        await server.prepare(OFFLOAD_BYTES, function)
+
+    async def both() -> None:
+        many = [asyncio.create_task(prepared("many", over.wait)) for _ in range(32)]
+        try:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            # Those that have begun cannot be interrupted: their threads stay taken.
+            for one in many[:4]:
+                one.cancel()
+            await asyncio.wait_for(prepared("one", lambda: None), 60)
+        finally:
+            over.set()
+        await asyncio.gather(*many, return_exceptions=True)
+
+    llama.run(both())
 
 
 def test_what_a_process_has_loaded_is_not_collected_again() -> None:

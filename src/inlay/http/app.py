@@ -18,7 +18,7 @@ from inlay.http import openapi
 from inlay.http.asgi import Message, Receive, Scope, Send
 from inlay.http.bodies.accounting import Reservation
 from inlay.http.bodies.connection import EXTENSION
-from inlay.http.bounded_http import check_head
+from inlay.http.bounded_http import MAX_HEADERS, MAX_TARGET, check_head
 from inlay.http.cors import Cors
 from inlay.http.errors import (
     OPENAI,
@@ -33,7 +33,7 @@ from inlay.http.errors import (
 )
 from inlay.http.openapi import Notes, Operation
 from inlay.http.request_log import begin_span, log_request
-from inlay.http.server import Call, Server
+from inlay.http.server import Call, Server, preparing_for
 
 Handler: TypeAlias = Callable[[Call], Awaitable[None]]
 Routes: TypeAlias = Sequence[tuple[Operation, Handler]]
@@ -91,6 +91,7 @@ class _Endpoint:
         clock = call.start_clock()
         peer = scope.get("client")
         client = call.reservation.client = server.clients.of(call.caller, peer[0] if peer else "")
+        preparing_for.set(client.name)
         with client, server.inflight, call.reservation, call.ending:
             try:
                 async with clock:
@@ -190,9 +191,7 @@ class App:
         scope["inlay.call"] = call
         failed: BaseException | None = None
         try:
-            target = scope.get("raw_path", b"") + scope.get("query_string", b"")
-            check_head(target, scope["headers"])
-            _check_transfer(scope)
+            _check_head(scope)
             await self._route(scope, receive, tagged)
         except ClientGone as error:
             failed = error
@@ -235,8 +234,16 @@ async def _send_in_pieces(send: Send, message: Message) -> None:
         await send({"type": message["type"], "body": b""})
 
 
-def _check_transfer(scope: Scope) -> None:
-    """Raise `TransferCodingError` for a transfer coding other than chunked (RFC 9112, 6.1)."""
+def _check_head(scope: Scope) -> None:
+    """Check what the server's parser has let through.
+
+    Raises:
+        HeadTooLargeError: the path with its query is too long, or there are too many headers.
+        TransferCodingError: a transfer coding other than chunked (RFC 9112, 6.1).
+    """
+    target = scope.get("raw_path", b"") + scope.get("query_string", b"")
+    if len(target) > MAX_TARGET or len(scope["headers"]) > MAX_HEADERS:
+        check_head(target, scope["headers"])
     codings = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
     if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
         got = b", ".join(codings)[:80].decode("latin-1")

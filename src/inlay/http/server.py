@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qs
@@ -43,6 +44,7 @@ from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
+from inlay.media.turns import Turns
 from inlay.pace import mark_background
 from inlay.prompt import Prompt
 from inlay.render.renderer import Renderers
@@ -57,6 +59,9 @@ OFFLOAD_BYTES = 16 * 1024
 
 For smaller bodies the change of thread costs more than it saves.
 """
+
+preparing_for: ContextVar[str | None] = ContextVar("preparing_for", default=None)
+"""Client whose request the running task answers."""
 
 _QUERY_FIELDS = 16
 
@@ -144,8 +149,11 @@ class Server:
         self.fetcher = Fetcher(settings.fetching)
         self.renderers = Renderers(settings.chat_template)
         self.tables = Tables()
+        # One client alone has half of them, and whoever comes next finds one at once.
+        threads = 2 * min(4, os.cpu_count() or 1)
+        self._turns = Turns(threads)
         self._pool = ThreadPoolExecutor(
-            min(4, os.cpu_count() or 1),
+            threads,
             thread_name_prefix="inlay-prepare",
             initializer=mark_background,
         )
@@ -204,11 +212,23 @@ class Server:
     async def prepare(
         self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run `function`, CPU work on `size` bytes of a request, in a thread if it is large."""
+        """Run `function`, CPU work on `size` bytes of a request, in a thread if it is large.
+
+        Clients take turns at the threads.
+        """
         if size < OFFLOAD_BYTES:
             return function(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, functools.partial(function, *args, **kwargs))
+        async with self._turns.taken(preparing_for.get()) as place:
+            run = asyncio.get_running_loop().run_in_executor
+            work = run(self._pool, functools.partial(function, *args, **kwargs))
+            place.occupy(work)
+            try:
+                return await asyncio.shield(work)
+            finally:
+                if work.done():
+                    # With its error it would hold this frame, and all that the request took.
+                    place.busy.clear()
+                del work
 
     def close(self) -> None:
         """Stop the threads after their current tasks, and close the store and the tracing."""
