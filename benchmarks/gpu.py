@@ -8,9 +8,10 @@
 
 Each decode step is measured with CUDA graphs and steps that overlap (one is launched before the
 last is read), with graphs alone, and eagerly, in one run; then by vLLM, in the Python that
-`BENCH_VLLM` names, with its own graphs. Floors: a decode step reads all weights once, and the keys
-and values of its sequences (bytes over measured read bandwidth); a prompt does its products (FLOPs
-over the measured peak of a large bfloat16 product). Then adapters, four dealt out to the sequences;
+`BENCH_VLLM` names, with its own graphs. Of one eager step kernels are counted. Floors: a decode
+step reads all weights once, and the keys and values of its sequences (bytes over measured read
+bandwidth); a prompt does its products (FLOPs over the measured peak of a large bfloat16 product).
+Then adapters, four dealt out to the sequences;
 sleep of both levels, waking, and the first token after it; images of 448 x 448 for the model that
 `--vision` names, small ones for a tiny Qwen2.5-VL without it.
 """
@@ -205,6 +206,22 @@ class Table:
                 label, share, rate = f"batch {batch} at {context}", found[0] / found[1], batch
                 print(f"{label:26} {shown} {share:6.0%} {rate / found[1]:9.0f}", flush=True)
 
+    def kernels(self) -> None:
+        """Print how many kernels an eager step launches, and what they take."""
+        context, layers = min(self._contexts), len(self._model.layers)
+        core = core_of(self._model, 1, self._positions, graphs=False)
+        admit(core, 1, context, STEPS)
+        for _ in range(8):
+            core.step()
+        with torch.profiler.profile() as trace:
+            core.step()
+            wait()
+        core.close()
+        found = [event for event in trace.events() or [] if event.device_type.name == "CUDA"]
+        took = sum(event.self_device_time_total for event in found) / 1e3
+        each = len(found) / layers
+        print(f"\nan eager step: {len(found)} kernels, {each:.1f} a layer, in {took:.2f} ms")
+
     def prompts(self) -> None:
         """Print the time of prompts."""
         peer = f" {'vLLM':>9}" if self._peer else ""
@@ -264,6 +281,8 @@ def measure(path: str, wanted: Sequence[str], options: argparse.Namespace) -> No
         table.head()
         if "decode" in wanted:
             table.decode()
+            if on_gpu:
+                table.kernels()
         if "prompt" in wanted:
             table.prompts()
         if peer is not None:

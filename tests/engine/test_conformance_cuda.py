@@ -21,7 +21,7 @@ from inlay.engine.torch.step import Core
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Output, Request, Sampling
 from tests.engine.reference import embedded, greedy
-from tests.engine.torch.kernel_scenes import compare
+from tests.engine.torch import kernel_scenes, layer_scenes
 from tests.equality.reference import model_of
 from tests.models import tiny
 
@@ -109,7 +109,12 @@ async def test_text_and_rows_decode_as_the_reference_does(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_attention_kernel_agrees_with_gathered_pages(dtype: str) -> None:
-    compare(dtype, "cuda")
+    kernel_scenes.compare(dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_kernels_of_layers_agree_with_operations_of_torch(dtype: str) -> None:
+    layer_scenes.compare(dtype, "cuda")
 
 
 def test_captured_graphs_hold_all_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
-"""The kernel of `CudaAttention` in plain torch, one query at a time, for machines without CUDA."""
+"""The kernels for CUDA in plain torch, for machines without; attention one query at a time."""
 
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from inlay.engine.torch.attention.cuda import Sequences
-from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.attention.cuda import CudaKernels, Sequences
+from inlay.engine.torch.attention.paged import Projection, Scoring
 from inlay.engine.torch.windows import first_seen
 
 
@@ -46,3 +47,34 @@ def attend(
             weights = scores.softmax(1)[:, : end + 1 - low]
             found = torch.einsum("qt,qte->qe", weights, own_values[:, seen])
             out[row] = found.to(out.dtype)
+
+
+def prepare(
+    query: Tensor, projection: Projection, slots: Tensor, keys: Tensor, values: Tensor
+) -> None:
+    """As `triton_layers.prepare`, rounded as the operations of transformers are."""
+    half, size = projection.rotated // 2, query.shape[2]
+    heads = projection.heads.view(len(query), -1, size)
+    cosine, sine = (angles[:, None, :half] for angles in (projection.cosine, projection.sine))
+
+    def turned(states: Tensor, norm: int) -> Tensor:
+        if projection.norms is not None:
+            weight = projection.norms[norm].float()
+            states = F.rms_norm(states.float(), (size,), weight, projection.eps).to(states.dtype)
+        low, high, rest = states.tensor_split([half, 2 * half], -1)
+        return torch.cat((low * cosine - high * sine, high * cosine + low * sine, rest), -1)
+
+    count = len(slots)
+    query.copy_(turned(heads[:, : query.shape[1]], 0))
+    new = turned(heads[:, query.shape[1] : -len(keys)], 1), heads[:, -len(keys) :]
+    for pages, states in zip((keys, values), new, strict=True):
+        pages.flatten(1, 2).index_copy_(1, slots, states[:count].transpose(0, 1))
+
+
+def multiply(gate_up: Tensor, *, gelu: bool) -> Tensor:
+    """As `triton_layers.multiply`, rounded as the operations of transformers are."""
+    gate, up = gate_up.chunk(2, -1)
+    return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
+
+
+KERNELS = CudaKernels(attend, prepare, multiply)

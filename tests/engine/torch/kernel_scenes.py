@@ -14,6 +14,7 @@ from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.windows import Chunk, Window
 from inlay.prompt import Tokens
+from tests.engine.torch import cuda_kernel
 
 LAYERS: dict[str, dict[str, Any]] = {
     "as it comes": {"size": 64, "heads": 2, "group": 2},
@@ -40,13 +41,15 @@ def compare(dtype: str, device: str = "cpu") -> None:
     """Hold the kernel against gathered pages, which have NaN where nothing has been written."""
     from inlay.engine.torch.attention.triton_kernels import attend
 
+    kernels = cuda_kernel.KERNELS._replace(attend=attend)
+
     for name, layer in LAYERS.items():
         scene = Scene(getattr(torch, dtype), torch.device(device), **layer)
         for spans in STEPS[:1] if "wholes" in layer else STEPS:
             batch, query, key, value = scene.step(spans)
             gathered = GatheredAttention(batch, scene.pages, Workspace(), float32_scores=True)
             expected = gathered.attend(0, query, key, value, scene.scoring)
-            paged = CudaAttention(batch, scene.pages, attend)
+            paged = CudaAttention(batch, scene.pages, kernels)
             found = paged.attend(0, query, key, value, scene.scoring)
             bound = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}[dtype]
             error = float((found - expected).abs().max())

@@ -299,7 +299,7 @@ def test_what_the_kernel_on_cuda_is_called_with_means_the_same_attention(
     scene = Scene([(40, 1), (0, 30), (17, 20)], group=group, value_size=12)
     sinks = torch.tensor([2.0, -1.0, 0.5, 4.0][: 2 * group])
     for options in ({}, {"sinks": sinks}, {"softcap": 2.0}):
-        found = CudaAttention(scene.batch, scene.pages, cuda_kernel.attend).attend(
+        found = CudaAttention(scene.batch, scene.pages, cuda_kernel.KERNELS).attend(
             1, *scene.step(), Scoring(0.3, window, **options)
         )
         expected = scene.expected(0.3, window, **options)
@@ -314,7 +314,7 @@ def test_runs_that_see_themselves_and_padding_reach_the_kernel_on_cuda() -> None
         found, expected = (
             paged.attend(1, steps[0], steps[1], steps[2], Scoring(0.3, window))
             for paged in (
-                CudaAttention(batch, scene.pages, cuda_kernel.attend),
+                CudaAttention(batch, scene.pages, cuda_kernel.KERNELS),
                 GatheredAttention(batch, scene.pages, Workspace()),
             )
         )

@@ -51,10 +51,12 @@ SECRET = Secret(bytes(32))
 
 @pytest.fixture(autouse=True)
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No native kernels, and graphs whose attention is the kernel for CUDA in plain torch."""
+    """The kernels for CUDA, in plain torch, in place of native ones."""
     for module in (choice, linear, model):
         monkeypatch.setattr(module, "kernels", lambda: None)
-    monkeypatch.setattr(decode_graphs, "cuda_kernel", lambda: cuda_kernel.attend)
+    for module in (choice, model):
+        monkeypatch.setattr(module, "kernels_on", lambda _: cuda_kernel.KERNELS)
+    monkeypatch.setattr(decode_graphs, "cuda_kernels", lambda: cuda_kernel.KERNELS)
 
 
 @cache
@@ -161,7 +163,7 @@ def test_a_step_that_no_graph_holds_is_computed_as_ever() -> None:
 def test_what_a_graph_says_does_not_depend_on_its_size_or_on_what_ran_before() -> None:
     loaded = load("qwen3")
     pages = loaded.new_pages(BOUNDS.num_pages + 1, 16)
-    graphs = DecodeGraphs(loaded, pages, BOUNDS, Capturing(), cuda_kernel.attend)
+    graphs = DecodeGraphs(loaded, pages, BOUNDS, Capturing(), cuda_kernel.KERNELS)
     runs = [PageRun([number]) for number in range(1, 6)]
 
     def batch(*spans: tuple[int, int]) -> Batch:
@@ -193,7 +195,7 @@ class Dropping:
 def test_all_that_a_graph_reads_lives_as_long_as_it() -> None:
     capture = Dropping()
     loaded = load("llama")
-    graphs = DecodeGraphs(loaded, loaded.new_pages(4, 16), BOUNDS, capture, cuda_kernel.attend)
+    graphs = DecodeGraphs(loaded, loaded.new_pages(4, 16), BOUNDS, capture, cuda_kernel.KERNELS)
     gc.collect()
     assert all(function() is not None for function in capture.functions)
     del graphs
@@ -205,7 +207,9 @@ def test_only_the_columns_of_block_tables_in_use_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded, copied = load("llama"), list[int]()
-    graphs = DecodeGraphs(loaded, loaded.new_pages(41, 16), BOUNDS, Capturing(), cuda_kernel.attend)
+    graphs = DecodeGraphs(
+        loaded, loaded.new_pages(41, 16), BOUNDS, Capturing(), cuda_kernel.KERNELS
+    )
     fill = decode_graphs._Inputs.fill
 
     def noted(inputs: decode_graphs._Inputs, host: decode_graphs._Inputs) -> None:
@@ -273,7 +277,7 @@ def test_a_step_neither_looks_at_the_device_nor_copies_from_the_host(
     )
     starts = torch.zeros(3, dtype=torch.int32, device=meta)
     sequences = Sequences(starts, own.int(), 2, single=True, several=False)
-    paged = choice.with_kernel(batch, pages, lambda *_: None, sequences)
+    paged = choice.with_kernels(batch, pages, decode_graphs._SILENT, sequences)
     with torch.inference_mode(), _Hosted() as hosted:
         logits = loaded.logits(loaded.hidden(batch, pages, paged))
     assert logits.device == meta
@@ -324,6 +328,6 @@ def test_without_triton_decoding_runs_without_graphs_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(decode_graphs, "cuda_kernel", choice.cuda_kernel.__wrapped__)
+    monkeypatch.setattr(decode_graphs, "cuda_kernels", choice.cuda_kernels.__wrapped__)
     assert Core(load("llama"), BOUNDS, SECRET, capture=Capturing()).graphs is None
     assert "Triton, which comes with torch's packages for CUDA" in caplog.text

@@ -12,17 +12,26 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.torch.layer_scenes import LAYERS, Layer
+
 pytestmark = pytest.mark.engines
 
 DEVICE_BYTES = 227 * 1024
 """Shared memory that a program may have on compute capability 9.0."""
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_kernel_attends_as_gathered_pages_do(dtype: str) -> None:
-    # The interpreter has to be chosen before Triton is imported; it has no products in bfloat16.
+@pytest.mark.parametrize(
+    ("scenes", "dtype"),
+    [
+        # The interpreter has no products in bfloat16.
+        *(("kernel_scenes", dtype) for dtype in ("float32", "float16")),
+        *(("layer_scenes", dtype) for dtype in ("float32", "float16", "bfloat16")),
+    ],
+)
+def test_the_kernels_compute_what_torch_does(scenes: str, dtype: str) -> None:
+    # The interpreter has to be chosen before Triton is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    code = f"from tests.engine.torch.kernel_scenes import compare; compare({dtype!r})"
+    code = f"from tests.engine.torch.{scenes} import compare; compare({dtype!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
@@ -43,10 +52,7 @@ MODELS: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
 def test_the_kernels_compile_for_hopper_without_spilling_registers(
     model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    pytest.importorskip("triton")
     from inlay.engine.torch.attention import triton_kernels
     from inlay.engine.torch.attention.cuda import Sequences
     from inlay.engine.torch.attention.paged import Scoring
@@ -71,6 +77,36 @@ def test_the_kernels_compile_for_hopper_without_spilling_registers(
         Scoring(0.1, **options),
     )
     assert len(launched) == 3
+    _compile(launched, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_kernels_of_layers_compile_for_hopper_without_spilling_registers(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    from inlay.engine.torch.attention import triton_layers
+
+    launched: list[Any] = []
+    for kernel in ("_prepare", "_multiply"):
+        recorded = _Recorded(getattr(triton_layers, kernel), launched)
+        monkeypatch.setattr(triton_layers, kernel, recorded)
+    layer = Layer(getattr(torch, dtype), torch.device("cpu"), **LAYERS[name])
+    memory = layer.pages()
+    triton_layers.prepare(memory.query, layer.projection, layer.slots, memory.keys, memory.values)
+    for gelu in (False, True):
+        triton_layers.multiply(memory.query, gelu=gelu)
+    assert len(launched) == 3
+    _compile(launched, tmp_path)
+
+
+def _compile(launched: list[tuple[Any, tuple[Any, ...], dict[str, Any]]], tmp_path: Path) -> None:
+    """Compile launched kernels; no register may be spilled, and shared memory must suffice."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
     for kernel, arguments, given in launched:
         found = triton.compile(
             ASTSource(kernel, *_signature(kernel, arguments, given)),
@@ -105,7 +141,8 @@ def _signature(
 ) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
     """Types, constants and alignment of a launch, as Triton finds them for itself."""
     names = {
-        torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", float: "fp32", int: "i32",
+        torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
+        float: "fp32", int: "i32",
     }  # fmt: skip
     types: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}

@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.attention.choice import cuda_kernel, with_kernel
-from inlay.engine.torch.attention.cuda import AttentionKernel, Sequences
+from inlay.engine.torch.attention.choice import cuda_kernels, with_kernels
+from inlay.engine.torch.attention.cuda import CudaKernels, Sequences
 from inlay.engine.torch.attention.paged import PagedAttention
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
@@ -164,7 +164,7 @@ class DecodeGraphs:
         pages: Pages,
         bounds: EngineLimits,
         capture: Capture,
-        kernel: AttentionKernel,
+        kernels: CudaKernels,
     ) -> None:
         """Capture, the largest first, so that smaller graphs reuse its memory.
 
@@ -173,7 +173,7 @@ class DecodeGraphs:
             pages: its keys and values; the last page must be unused by others.
             bounds: maximum number of sequences in a step, and of positions in a sequence.
             capture: captures a function.
-            kernel: of attention.
+            kernels: of its layers.
 
         Raises:
             EngineError: capturing failed.
@@ -181,7 +181,7 @@ class DecodeGraphs:
         self._model = model
         self._pages = pages
         self._width = pages_for(bounds.max_model_len, pages.page_size)
-        self._kernel = kernel
+        self._kernels = kernels
         most = min(bounds.max_num_seqs, MOST_SEQUENCES)
         self._hidden = torch.empty(most, model.hidden_size, dtype=model.dtype, device=model.device)
         self._logits = torch.empty(most, model.vocab_size, dtype=torch.float32, device=model.device)
@@ -198,14 +198,14 @@ class DecodeGraphs:
         cls, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
     ) -> "DecodeGraphs | None":
         """Create them; None, with a log line, if the model cannot be captured."""
-        kernel = cuda_kernel()
-        if kernel is None:
+        kernels = cuda_kernels()
+        if kernels is None:
             return None
         reason = reason_unsupported(model, pages, bounds)
         if reason is not None:
             _logger.warning("decoding runs without graphs: %s", reason)
             return None
-        return cls(model, pages, bounds, capture, kernel)
+        return cls(model, pages, bounds, capture, kernels)
 
     def fits(self, batch: Batch) -> bool:
         """Return True if there is a graph for `batch`.
@@ -272,7 +272,7 @@ class DecodeGraphs:
     def _step(self, inputs: _Inputs) -> Callable[[], None]:
         """Return the function that computes the outputs from `inputs`."""
         size = len(inputs.token_ids)
-        batch, paged = _batch(inputs, self._pages, self._kernel)
+        batch, paged = _batch(inputs, self._pages, self._kernels)
 
         @torch.inference_mode()
         def step() -> None:
@@ -283,6 +283,10 @@ class DecodeGraphs:
         return step
 
 
+_SILENT = CudaKernels(lambda *_: None, lambda *_: None, lambda gate_up, *, gelu: gate_up)
+"""Kernels that compute nothing, of attention."""
+
+
 def sizes(most: int) -> list[int]:
     """Return the numbers of sequences to capture: 1, 2, 4, every 8, and `most`."""
     return [*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most]
@@ -291,7 +295,7 @@ def sizes(most: int) -> list[int]:
 def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -> str | None:
     """Return the reason why decoding cannot be captured, or None.
 
-    A step is rehearsed on meta tensors, without the attention kernel: code that depends on data
+    A step is rehearsed on meta tensors, without the kernels of attention: code that depends on data
     fails there.
     """
     inputs = _Inputs.of(
@@ -301,7 +305,7 @@ def reason_unsupported(model: CausalModel, pages: Pages, bounds: EngineLimits) -
         pages_for(bounds.max_model_len, pages.page_size),
         _axes(model),
     )
-    batch, paged = _batch(inputs, pages, lambda *_: None)
+    batch, paged = _batch(inputs, pages, _SILENT)
     try:
         model.rehearse(batch, pages, paged)
     except (RuntimeError, EngineError) as error:
@@ -314,7 +318,7 @@ def _axes(model: CausalModel) -> int:
     return model.rope_axes if model.rope_axes > 1 else 0
 
 
-def _batch(inputs: _Inputs, pages: Pages, kernel: AttentionKernel) -> tuple[Batch, PagedAttention]:
+def _batch(inputs: _Inputs, pages: Pages, kernels: CudaKernels) -> tuple[Batch, PagedAttention]:
     """Return the batch that views `inputs`, and its attention."""
     size = len(inputs.token_ids)
     device = inputs.memory.device
@@ -334,4 +338,4 @@ def _batch(inputs: _Inputs, pages: Pages, kernel: AttentionKernel) -> tuple[Batc
     )
     starts = torch.arange(size + 1, dtype=torch.int32, device=device)
     sequences = Sequences(starts, inputs.contexts, size, single=True, several=False)
-    return batch, with_kernel(batch, pages, kernel, sequences)
+    return batch, with_kernels(batch, pages, kernels, sequences)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.engine.torch.attention.choice import attention
+from inlay.engine.torch.attention.choice import attention, kernels_on
 from inlay.engine.torch.attention.chunks import see_chunks
 from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.layers import LayerShape, least_page_size, observe
@@ -41,7 +41,7 @@ from inlay.engine.torch.weights.families import (
     context_length,
     family_of,
 )
-from inlay.engine.torch.weights.fused import fuse
+from inlay.engine.torch.weights.fused import fuse, fuse_on_gpu
 from inlay.engine.torch.weights.invariance import make_invariant
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate, least_rows
@@ -156,6 +156,8 @@ class CausalModel:
         self.windows = tuple(group.window for group in self.page_groups)
         if native is not None and native.serve(model.dtype):
             fuse(model, self.layers, native)
+        elif (on_gpu := kernels_on(model.device)) is not None:
+            fuse_on_gpu(model, self.layers, on_gpu)
         if self.batch_invariant and (reason := make_invariant(model, native, group)) is not None:
             if batch_invariant:
                 raise InvalidRequestError(f"--batch-invariant: {reason}", param="batch_invariant")

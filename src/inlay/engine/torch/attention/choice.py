@@ -3,7 +3,9 @@
 import logging
 from functools import cache
 
-from inlay.engine.torch.attention.cuda import AttentionKernel, CudaAttention, Sequences
+import torch
+
+from inlay.engine.torch.attention.cuda import CudaAttention, CudaKernels, Sequences
 from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
 from inlay.engine.torch.attention.latent import LatentAttention
 from inlay.engine.torch.attention.native import NativeAttention
@@ -16,18 +18,25 @@ _logger = logging.getLogger(__name__)
 
 
 @cache
-def cuda_kernel() -> AttentionKernel | None:
-    """Return the kernel for pages on CUDA; None, with a log line, where Triton is not installed."""
+def cuda_kernels() -> CudaKernels | None:
+    """Return the kernels for CUDA; None, with a log line, where Triton is not installed."""
     try:
         from inlay.engine.torch.attention.triton_kernels import attend
+        from inlay.engine.torch.attention.triton_layers import multiply, prepare
     except ImportError as error:
         _logger.warning(
-            "attention gathers pages, which is slow, and decoding runs without graphs: Triton, "
-            "which comes with torch's packages for CUDA on Linux, cannot be imported: %s",
+            "attention gathers pages, which is slow, layers are not fused, and decoding runs "
+            "without graphs: Triton, which comes with torch's packages for CUDA on Linux, cannot "
+            "be imported: %s",
             error,
         )
         return None
-    return attend
+    return CudaKernels(attend, prepare, multiply)
+
+
+def kernels_on(device: torch.device) -> CudaKernels | None:
+    """Return `cuda_kernels` for any device but a CPU."""
+    return None if device.type == "cpu" else cuda_kernels()
 
 
 def attention(
@@ -49,10 +58,9 @@ def attention(
         invariant: the bits of a position must not depend on whether it decodes, where native
             kernels attend.
     """
-    if pages.keys[0].device.type != "cpu":
-        kernel = cuda_kernel()
-        if kernel is not None:
-            return with_kernel(batch, pages, kernel)
+    on_gpu = kernels_on(pages.keys[0].device)
+    if on_gpu is not None:
+        return with_kernels(batch, pages, on_gpu)
     if pages.latent:
         return LatentAttention(
             batch,
@@ -62,14 +70,14 @@ def attention(
     return _plain(batch, pages, workspace, float32_scores=float32_scores, invariant=invariant)
 
 
-def with_kernel(
-    batch: Batch, pages: Pages, kernel: AttentionKernel, sequences: Sequences | None = None
+def with_kernels(
+    batch: Batch, pages: Pages, on_gpu: CudaKernels, sequences: Sequences | None = None
 ) -> PagedAttention:
-    """Return attention by `kernel`; `sequences` replaces lengths computed from the batch."""
+    """Return attention by `on_gpu`; `sequences` replaces lengths computed from the batch."""
     if not pages.latent:
-        return CudaAttention(batch, pages, kernel, sequences)
+        return CudaAttention(batch, pages, on_gpu, sequences)
     # Always absorbed: products are cheap there, and keys of all heads take memory.
-    return LatentAttention(batch, lambda part: CudaAttention(part, pages, kernel, sequences), None)
+    return LatentAttention(batch, lambda part: CudaAttention(part, pages, on_gpu, sequences), None)
 
 
 def _plain(

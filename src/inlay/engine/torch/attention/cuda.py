@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.attention.paged import Projection, Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.transfers import upload
@@ -51,23 +51,45 @@ AttentionKernel: TypeAlias = Callable[
 """Kernel of `CudaAttention`: `triton_kernels.attend` says what the arguments are."""
 
 
+class Multiply(Protocol):
+    """Kernel of gated units."""
+
+    def __call__(self, gate_up: Tensor, *, gelu: bool) -> Tensor:
+        """As `triton_layers.multiply`."""
+
+
+class CudaKernels(NamedTuple):
+    """The kernels of layers on CUDA.
+
+    Attributes:
+        attend: attention over pages.
+        prepare: what comes between a product and attention: `triton_layers.prepare`.
+        multiply: gated units.
+    """
+
+    attend: AttentionKernel
+    prepare: Callable[[Tensor, Projection, Tensor, Tensor, Tensor], None]
+    multiply: Multiply
+
+
 class CudaAttention:
     """A `PagedAttention` whose launches depend on the shapes of a batch alone.
 
     So a CUDA graph can hold them, unless positions of the batch see later ones (`Batch.wholes`).
+    It can also start from a `Projection`.
     """
 
     def __init__(
         self,
         batch: Batch,
         pages: Pages,
-        kernel: AttentionKernel,
+        kernels: CudaKernels,
         sequences: Sequences | None = None,
     ) -> None:
         """Prepare attention for `batch`; `sequences` replaces lengths computed from it."""
         self._batch = batch
         self._pages = pages
-        self._kernel = kernel
+        self._kernels = kernels
         self._sequences = Sequences.of(batch) if sequences is None else sequences
         self._slots = batch.slots.unbind()
         self._tables = batch.block_table.unbind()
@@ -77,19 +99,33 @@ class CudaAttention:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attend as `PagedAttention.attend` does."""
-        pages, group = self._pages, self._pages.groups[layer]
-        slots = self._slots[group]
+        slots = self._slots[self._pages.groups[layer]]
         count = len(slots)
-        pages.write(layer, slots, key[:, :count], value[:, :count])
+        self._pages.write(layer, slots, key[:, :count], value[:, :count])
         if query.stride(2) != 1:
             query = query.contiguous()
-        keys, values = pages.keys[layer], pages.values[layer]
+        return self._attend(layer, query, scoring)
+
+    def attend_projected(self, layer: int, projection: Projection, scoring: Scoring) -> Tensor:
+        """Attend with the queries, keys and values of `projection`; returns [T, Q, D]."""
+        keys, values = self._pages.keys[layer], self._pages.values[layer]
+        shape = len(projection.heads), projection.query_heads, keys.shape[3]
+        query = projection.heads.new_empty(shape)
+        slots = self._slots[self._pages.groups[layer]]
+        self._kernels.prepare(query, projection, slots, keys, values)
+        return self._attend(layer, query.transpose(0, 1), scoring)
+
+    def _attend(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
+        """Attend with queries [Q, T, D]."""
+        keys, values = self._pages.keys[layer], self._pages.values[layer]
+        table = self._tables[self._pages.groups[layer]]
         out = query.new_empty(query.shape[1], query.shape[0], values.shape[3])
-        out[count:] = 0
+        if len(out) > len(self._slots[0]):
+            out[len(self._slots[0]) :] = 0
         if scoring.window not in self._last:
             self._last[scoring.window] = self._last_seen(scoring.window)
         last = self._last[scoring.window]
-        self._kernel(out, query, keys, values, self._tables[group], self._sequences, last, scoring)
+        self._kernels.attend(out, query, keys, values, table, self._sequences, last, scoring)
         return out
 
     def _last_seen(self, window: Window) -> Tensor | None:

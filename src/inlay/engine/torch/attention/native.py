@@ -4,37 +4,16 @@ Scores and sums are float32, whatever the dtype.
 """
 
 import sys
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from inlay.engine.torch.attention.gathered import Workspace
-from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.attention.paged import Projection, Scoring
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.native import AttentionShape, Kernels
 from inlay.engine.torch.windows import Chunk, Window
-
-
-class Projection(NamedTuple):
-    """Output of the fused query-key-value product, and the steps to apply before attention.
-
-    Attributes:
-        heads: [T, (Q + 2 H) * D], query, key and value heads of each position, contiguous.
-        cosine: [T, R] of the rotary embedding, R <= D; halves, as in transformers' Llama.
-        sine: [T, R].
-        norms: weights [D] float32 of the norms of query heads and key heads, or None.
-        eps: epsilon of the norms.
-        query_heads: Q.
-    """
-
-    heads: Tensor
-    cosine: Tensor
-    sine: Tensor
-    norms: tuple[Tensor, Tensor] | None
-    eps: float
-    query_heads: int
 
 
 class NativeAttention:

@@ -49,6 +49,29 @@ class Scoring(NamedTuple):
     latent: LatentWeights | None = None
 
 
+class Projection(NamedTuple):
+    """Output of the fused query-key-value product, and the steps to apply before attention.
+
+    Attributes:
+        heads: [T, (Q + 2 H) * D], query, key and value heads of each position, contiguous.
+        cosine: [T, R] of the rotary embedding, R <= D; halves, as in transformers' Llama, of which
+            the second is as the first. On CUDA [T, R / 2] suffices.
+        sine: likewise.
+        norms: weights [D] of the norms of query heads and key heads, or None; float32 but on CUDA.
+        eps: epsilon of the norms.
+        query_heads: Q.
+        rotated: R.
+    """
+
+    heads: Tensor
+    cosine: Tensor
+    sine: Tensor
+    norms: tuple[Tensor, Tensor] | None
+    eps: float
+    query_heads: int
+    rotated: int
+
+
 class PagedAttention(Protocol):
     """Attention over the pages, for one batch."""
 

@@ -1,18 +1,25 @@
-"""Fused attention and gated layers of Llama-like models, for CPUs with native kernels.
+"""Fused attention and gated layers of Llama-like models, for CPUs with native kernels, and on CUDA.
 
 In transformers such a layer is some forty operations on small tensors; for few positions, each
 costs more to start than to run. Here it is a product, a kernel, attention, a product.
+
+Layers of other kinds are left as they are: latent attention and that of Llama 4, which rotate
+neighbours rather than halves; that of Gemma 4, which norms values and shares keys; that of
+Qwen3-Next and Qwen3.5, whose product has gates between the queries; and experts, which compute
+their gated units by groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
+from transformers.activations import GELUTanh, SiLUActivation
 
+from inlay.engine.torch.attention.cuda import CudaAttention, CudaKernels
 from inlay.engine.torch.attention.layers import LayerShape
-from inlay.engine.torch.attention.native import NativeAttention, Projection
-from inlay.engine.torch.attention.paged import Scoring
+from inlay.engine.torch.attention.native import NativeAttention
+from inlay.engine.torch.attention.paged import Projection, Scoring
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
 
@@ -29,21 +36,58 @@ _ATTENTION = frozenset(
 )
 """transformers modules: projections, optional head norms, half rotation, attention, output."""
 
+_ATTENTION_ON_GPU = _ATTENTION | {
+    "Gemma2Attention",
+    "Gemma3Attention",
+    "GemmaAttention",
+    "GptOssAttention",
+    "MixtralAttention",
+    "Phi3Attention",
+    "PhiAttention",
+    "Qwen2MoeAttention",
+    "Qwen2VLAttention",
+    "Qwen2_5OmniAttention",
+    "Qwen2_5_VLAttention",
+}
+"""The same, some with sinks or soft caps."""
+
 _GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "Qwen3VLTextMLP"})
 """transformers modules that compute down(silu(gate(x)) * up(x))."""
 
+_GATED_ON_GPU = _GATED | {
+    "DeepseekV2MLP",
+    "DeepseekV3MLP",
+    "Gemma2MLP",
+    "Gemma3MLP",
+    "Gemma4TextMLP",
+    "GemmaMLP",
+    "Llama4TextMLP",
+    "Phi3MLP",
+    "Qwen2MoeMLP",
+    "Qwen3MoeMLP",
+    "Qwen3NextMLP",
+    "Qwen3_5MLP",
+    "Qwen3_5MoeMLP",
+}
+"""Those, and some with GELU in its approximation by tanh."""
+
 
 class FusedAttention(nn.Module):
-    """Replacement of a module of `_ATTENTION`, built from its parts."""
+    """Replacement of an attention module, built from its parts."""
 
-    def __init__(self, module: Any, scoring: Scoring, num_heads: int) -> None:
-        """Take the parts of `module`, which has `num_heads` key and value heads."""
+    def __init__(self, module: Any, product: nn.Module, shape: LayerShape) -> None:
+        """Take the parts of `module`; `product` computes queries, keys and values."""
         super().__init__()
-        self._project = module.q_proj.whole
-        self._out = module.o_proj
+        kind = type(module).__name__
+        self._project = product
+        self._out = module.dense if kind == "PhiAttention" else module.o_proj
         self._layer: int = module.layer_idx
-        self._scoring = scoring
-        self._query_heads: int = num_heads * module.num_key_value_groups
+        softcap = module.attn_logit_softcapping if kind == "Gemma2Attention" else None
+        sinks: Tensor | None = getattr(module, "sinks", None)
+        self._scoring = Scoring(module.scaling, shape.window, softcap, sinks)
+        self._query_heads: int = shape.num_heads * module.num_key_value_groups
+        # Cosines of GPT-OSS are of one half.
+        self._halves = 2 if kind == "GptOssAttention" else 1
         query_norm: Any = getattr(module, "q_norm", None)
         key_norm: Any = getattr(module, "k_norm", None)
         self._norms = None if query_norm is None else (query_norm.weight, key_norm.weight)
@@ -53,7 +97,7 @@ class FusedAttention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        paged: NativeAttention,
+        paged: NativeAttention | CudaAttention,
         **_: Any,
     ) -> tuple[Tensor, None]:
         """Compute as the original module: [1, T, C] to [1, T, C]."""
@@ -65,47 +109,78 @@ class FusedAttention(nn.Module):
             self._norms,
             self._eps,
             self._query_heads,
+            self._halves * cosine.shape[-1],
         )
         found = paged.attend_projected(self._layer, projection, self._scoring)
         return self._out(found.flatten(1)[None]), None
 
 
 class FusedGated(nn.Module):
-    """Replacement of a module of `_GATED`, built from its parts."""
+    """Replacement of a gated layer, built from its parts."""
 
-    def __init__(self, module: Any, kernels: Kernels) -> None:
+    def __init__(
+        self, module: Any, product: nn.Module, multiply: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Take the parts of `module`; `product` has gates and ups, which `multiply` joins."""
         super().__init__()
-        self._gate_up = module.gate_proj.whole
+        self._gate_up = product
         self._down = module.down_proj
-        self._kernels = kernels
+        self._multiply = multiply
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [..., C] to [..., C]."""
-        found: Tensor = self._down(self._kernels.silu_and_multiply(self._gate_up(x)))
+        found: Tensor = self._down(self._multiply(self._gate_up(x)))
         return found
 
 
 def fuse(model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels) -> None:
-    """Replace layers of `model` in place; other kinds are left unchanged."""
+    """Replace layers of `model` on a CPU in place; other kinds are left unchanged."""
+    _replace(model, layers, _ATTENTION, _GATED, kernels.silu_and_multiply, None)
+
+
+def fuse_on_gpu(model: nn.Module, layers: Sequence[LayerShape], kernels: CudaKernels) -> None:
+    """Replace layers of `model` for kernels on CUDA in place; other kinds are left unchanged."""
+    silu, gelu = (partial(kernels.multiply, gelu=gelu) for gelu in (False, True))
+    _replace(model, layers, _ATTENTION_ON_GPU, _GATED_ON_GPU, silu, gelu)
+
+
+def _replace(
+    model: nn.Module,
+    layers: Sequence[LayerShape],
+    attention: frozenset[str],
+    gated: frozenset[str],
+    silu: Callable[[Tensor], Tensor],
+    gelu: Callable[[Tensor], Tensor] | None,
+) -> None:
     for parent in list(model.modules()):
         for name, child in list[tuple[str, Any]](parent.named_children()):
             kind = type(child).__name__
-            if kind in _ATTENTION and _is_fused(child, "q_proj") and _norms_are_ours(child):
-                shape = layers[child.layer_idx]
-                scoring = Scoring(child.scaling, shape.window)
-                setattr(parent, name, FusedAttention(child, scoring, shape.num_heads))
-            elif (
-                kind in _GATED
-                and _is_fused(child, "gate_proj")
-                and isinstance(child.act_fn, nn.SiLU | SiLUActivation)
-            ):
-                setattr(parent, name, FusedGated(child, kernels))
+            if kind in attention and _is_plain(child):
+                product = _product(child, "q_proj", "qkv_proj")
+                if product is not None:
+                    fused = FusedAttention(child, product, layers[child.layer_idx])
+                    setattr(parent, name, fused)
+            elif kind in gated:
+                product = _product(child, "gate_proj", "gate_up_proj")
+                function = getattr(child, "act_fn", getattr(child, "activation_fn", None))
+                multiply = gelu if isinstance(function, GELUTanh) else None
+                if isinstance(function, nn.SiLU | SiLUActivation):
+                    multiply = silu
+                if product is not None and multiply is not None:
+                    setattr(parent, name, FusedGated(child, product, multiply))
 
 
-def _is_fused(module: nn.Module, projection: str) -> bool:
-    return isinstance(getattr(module, projection), FusedPart)
+def _product(module: Any, part: str, joint: str) -> nn.Module | None:
+    """Return the product of which `part` is one, or which is `joint` as it is; None if neither."""
+    found = getattr(module, part, None)
+    if isinstance(found, FusedPart):
+        return found.whole
+    whole: nn.Module | None = getattr(module, joint, None)
+    return whole
 
 
-def _norms_are_ours(module: nn.Module) -> bool:
+def _is_plain(module: Any) -> bool:
+    """Return True if kernels know the norms of `module`, if it has any."""
     norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
-    return norms == (None, None) or all(isinstance(norm, RMSNorm) for norm in norms)
+    ours = all(isinstance(norm, RMSNorm | nn.RMSNorm) for norm in norms)
+    return (norms == (None, None) or ours) and not getattr(module, "qk_layernorm", False)
