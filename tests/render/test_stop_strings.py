@@ -62,6 +62,18 @@ def test_any_cutting_of_the_text_gives_what_a_search_of_the_whole_gives(
     assert run(list(text), stops, include=include) == expected
 
 
+OF_PATTERNS = "[]\\^-|&~\n"
+
+
+@given(
+    st.text(OF_PATTERNS, max_size=8),
+    st.lists(st.text(OF_PATTERNS, min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_characters_of_patterns_stand_for_themselves(text: str, stops: list[str]) -> None:
+    expected = naive(text, stops, include=False)
+    assert run([text], stops, include=False) == run(list(text), stops, include=False) == expected
+
+
 @pytest.mark.parametrize("text", ["abcabd", "xxabab", "aabaabaac", "ab"])
 def test_every_possible_cutting_of_short_texts(text: str) -> None:
     for stops in (["abd"], ["abab", "b"], ["aabaac", "baab"], ["zz"], ["b", "ab"], ["ba", "ab"]):

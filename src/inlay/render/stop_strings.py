@@ -21,10 +21,10 @@ class StopStrings:
     Attributes:
         lengths: length of each state's prefix.
         ends: the longest stop string that each state's prefix ends with, or None.
-        starts: matches any character that a stop string begins with.
+        start: finds the next place of a text where a stop string may begin.
     """
 
-    __slots__ = ("_fallbacks", "_misses", "_next", "_prefixed", "ends", "lengths", "starts")
+    __slots__ = ("_fallbacks", "_misses", "_next", "_prefixed", "ends", "lengths", "start")
 
     def __init__(self, stops: Iterable[str]) -> None:
         """Take the stop strings, at least one.
@@ -46,7 +46,7 @@ class StopStrings:
         # For each state, the first fallback that has a continuation which the state lacks.
         self._misses: list[int] = []
         self._add(unique, 0, 0)
-        self.starts = re.compile("[" + "".join(map(re.escape, self._next[0])) + "]")
+        self.start = re.compile("|".join(map(_beginning, self._next[0].values()))).search
 
     @staticmethod
     def size(stops: Iterable[str]) -> int:
@@ -135,11 +135,13 @@ class StopMatcher:
         if self.matched is not None:
             return "", self.matched
         stops, state = self._stops, self._state
+        if not state and stops.start(text) is None:
+            return text, None
         held = stops.prefix(state)
         position, end = 0, len(text)
         while position < end:
             if not state:
-                start = stops.starts.search(text, position)
+                start = stops.start(text, position)
                 if start is None:
                     break
                 position = start.start()
@@ -159,3 +161,12 @@ class StopMatcher:
         held = "" if self.matched is not None else self._stops.prefix(self._state)
         self._state = 0
         return held
+
+
+def _beginning(stops: "int | list[str]") -> str:
+    """Pattern of the first character of `stops`, all of one, and of the second if all have one."""
+    assert isinstance(stops, list)
+    first, seconds = re.escape(stops[0][0]), {stop[1:2] for stop in stops}
+    if "" in seconds:
+        return first
+    return f"{first}(?:[{''.join(map(re.escape, sorted(seconds)))}]|\\Z)"

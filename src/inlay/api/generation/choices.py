@@ -116,8 +116,8 @@ class ChoiceState:
     """
 
     __slots__ = (
-        "_detokenizer", "_include_stop", "_may_call", "_parser", "_reasoning", "_stops",
-        "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index",
+        "_detokenizer", "_include_stop", "_may_call", "_min_tokens", "_parser", "_reasoning",
+        "_stops", "cached_tokens", "calls_tools", "completion_tokens", "finish_reason", "index",
         "payloads", "pieces", "queued_seconds", "request", "worker",
     )  # fmt: skip
 
@@ -147,6 +147,7 @@ class ChoiceState:
             StopMatcher(display.stops, include=display.include_stop) if display.stops else None
         )
         self._include_stop = display.include_stop
+        self._min_tokens = request.sampling.min_tokens
 
     def take(self, deltas: Sequence[Output]) -> ChoicePiece:
         """Take outputs and return their piece. Must not be called once `finish_reason` is set.
@@ -275,7 +276,7 @@ class ChoiceState:
         text = ""
         for taken, id_ in enumerate(visible, 1):
             new = self._detokenizer.push((id_,))
-            if self.completion_tokens + taken < self.request.sampling.min_tokens:
+            if self.completion_tokens + taken < self._min_tokens:
                 text += new
                 continue
             shown, stop = self._stops.push(new)
