@@ -199,9 +199,8 @@ class Following(OutputQueue):
 
 def followed() -> tuple[Generation, Following]:
     """A generation of one choice, and its stream."""
-    times: Any = SimpleNamespace(
-        tokens=lambda *_: None, ended=lambda *_: None, finished=lambda _: None
-    )
+    of_choice = SimpleNamespace(tokens=lambda _: None, ended=lambda *_: None)
+    times: Any = SimpleNamespace(choice=lambda: of_choice, finished=lambda _: None)
     one = choice(DisplayOptions())
     generation = Generation([one.request], 1, times, lambda _: [one], fingerprint="")
     generation.choices = [one]

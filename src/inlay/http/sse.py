@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from inlay.http.asgi import Send
-from inlay.http.bodies.connection import Exchange
+from inlay.http.bodies.connection import Exchange, TextWriter
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -51,22 +51,9 @@ class TextEvents:
         """Return the event with `text`."""
         return self._before + _encode(text) + self._after
 
-    def writer(self, exchange: Exchange) -> Callable[[str], None]:
-        """Return what writes such events on a connection while that is writable."""
-        write = exchange.chunk_writer(self._before, self._after)
-        return lambda text: write(_encode(text))
-
-
-class TextWriter(NamedTuple):
-    """Writer of events that differ in one text.
-
-    Attributes:
-        ready: returns True if an event can be written at once.
-        write: writes one with a text; only if `ready` says so.
-    """
-
-    ready: Callable[[], bool]
-    write: Callable[[str], None]
+    def writer(self, exchange: Exchange) -> TextWriter:
+        """Return what writes such events on a connection."""
+        return exchange.text_writer(self._before, self._after, _encode)
 
 
 class Framing(NamedTuple):
@@ -118,7 +105,7 @@ class EventStream:
         exchange = self._exchange
         if exchange is None or not self.started:
             return None
-        return TextWriter(exchange.writable, events.writer(exchange))
+        return events.writer(exchange)
 
     def write_now(self, events: Sequence[Event]) -> bool:
         """Write further events to the connection at once; False where that takes `write`."""

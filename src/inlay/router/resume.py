@@ -137,6 +137,12 @@ class ResumingStream:
         failed_on: ids of workers that have failed at it, to which others are added.
     """
 
+    __slots__ = (
+        "_began", "_cached", "_cancelled", "_empty_attempts", "_ended", "_failed_on", "_failure",
+        "_first", "_given", "_handover", "_outputs", "_prefetching", "_request", "_send", "_sent",
+        "_shown", "_take", "_told", "_workers",
+    )  # fmt: skip
+
     def __init__(
         self,
         request: Request,
@@ -358,11 +364,9 @@ class ResumingStream:
             return None
         if self._cached is None:
             self._cached = usage.cached_tokens
-        return (
-            usage
-            if usage.cached_tokens == self._cached
-            else msgspec.structs.replace(usage, cached_tokens=self._cached)
-        )
+        if usage.cached_tokens == self._cached:
+            return usage
+        return msgspec.structs.replace(usage, cached_tokens=self._cached)
 
     async def _resume(self, error: EngineError | OverloadedError) -> None:
         """Send what is left to another worker, or to the same once it is back.
@@ -371,10 +375,8 @@ class ResumingStream:
         """
         self._empty_attempts += 1
         attempt = self._request.attempt + 1
-        if (
-            self._empty_attempts >= MAX_EMPTY_ATTEMPTS
-            or attempt - self._first.attempt >= MAX_ATTEMPTS
-        ):
+        most = self._first.attempt + MAX_ATTEMPTS
+        if self._empty_attempts >= MAX_EMPTY_ATTEMPTS or attempt >= most:
             raise error
         lacking = inexact(self._first, self._sent.card) if self._has_shown else []
         if lacking:
@@ -493,7 +495,5 @@ class ResumingStream:
         if not self._has_shown:
             return True
         mine = self._sent.card
-        return (card.engine, card.engine_version) == (
-            mine.engine,
-            mine.engine_version,
-        ) and not inexact(self._first, card)
+        same = card.engine == mine.engine and card.engine_version == mine.engine_version
+        return same and not inexact(self._first, card)

@@ -57,6 +57,11 @@ class OutputQueue:
         waiting: those it has not read.
     """
 
+    __slots__ = (
+        "_deliveries", "_ended", "_error", "_is_due", "_num_logprobs", "_single", "_take",
+        "_waiter", "waiting",
+    )  # fmt: skip
+
     def __init__(self, deliveries: Deliveries | None = None) -> None:
         self.waiting: deque[Output] = deque()
         self._deliveries = deliveries or Deliveries()

@@ -17,9 +17,9 @@ from inlay.api.generation.sampling import stops_of
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
-from inlay.http.metrics.requests import RequestTimes
+from inlay.http.bodies.connection import TextWriter
+from inlay.http.metrics.requests import ChoiceTimes, RequestTimes
 from inlay.http.server import Call
-from inlay.http.sse import TextWriter
 from inlay.prompt import Prompt
 from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.request import Output, Request, Sampling
@@ -27,7 +27,6 @@ from inlay.request import Usage as WorkerUsage
 from inlay.router import Router, ServedModel
 from inlay.router.making import Making
 from inlay.router.resume import ResumingStream
-from inlay.transport.output_queue import TakeOutput
 
 Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
 
@@ -230,25 +229,26 @@ class Generation:
         """Read a choice's stream; what `sink` can take at once does not wake this task."""
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
-        scores = self.scores_of(choice)
+        scores, times = self.scores_of(choice), self._times.choice()
         kept = self.kept
         if kept is not None:
             kept.made_by(stream)
-        early: list[ChoicePiece | Exception] = []
+        taker = None
         if sink is not None and kept is None and scores is None:
-            stream.offer(self._taker(choice, sink, early))
+            taker = _Taker(choice, sink, times)
+            stream.offer(taker.take)
         try:
             async for outputs in stream:
                 choice.worker = stream.worker
                 if kept is not None:
                     outputs = [kept.told(output) for output in outputs]
-                piece = _made(early.pop()) if early else choice.take(outputs)
+                piece = (taker and taker.made()) or choice.take(outputs)
                 ended = piece.finish_reason is not None
                 if ended and kept is None:
                     stream.cancel()
                 if scores is not None and choice.request.sampling.prompt_logprobs is not None:
                     scores.take_all(outputs, complete=bool(piece.token_ids) or ended)
-                if not self._count(choice, piece):
+                if not _count(choice, piece, times):
                     continue
                 if scores is not None:
                     # The first piece shows the prompt's logprobs, which may come with the request
@@ -261,61 +261,6 @@ class Generation:
                     return
         finally:
             stream.offer(None)
-
-    def _count(self, choice: ChoiceState, piece: ChoicePiece) -> bool:
-        """Measure a piece; False if it has neither tokens nor an end."""
-        if piece.token_ids:
-            self._times.tokens(choice.index, len(piece.token_ids))
-        if piece.finish_reason is not None:
-            self._times.ended(
-                choice.index,
-                piece.finish_reason,
-                choice.completion_tokens,
-                choice.queued_seconds,
-            )
-            return True
-        return bool(piece.token_ids)
-
-    def _taker(
-        self, choice: ChoiceState, sink: Sink, early: list[ChoicePiece | Exception]
-    ) -> TakeOutput:
-        """Return what takes further outputs of a choice without its task.
-
-        A piece that ends the choice is left to the task in `early`, and so is an error.
-        """
-        times, index, plain = self._times, choice.index, choice.is_plain
-        texts: TextWriter | None = None
-
-        def take(output: Output) -> bool:
-            nonlocal texts
-            try:
-                if plain and not output.logprobs:
-                    texts = texts or sink.texts(choice)
-                    if texts is not None:
-                        if not texts.ready():
-                            return False
-                        text = choice.further(output)
-                        if not isinstance(text, str):
-                            early.append(text)
-                            return False
-                        times.tokens(index, len(output.token_ids))
-                        if text:
-                            texts.write(text)
-                        return True
-                if not sink.ready():
-                    return False
-                piece = choice.take((output,))
-                if piece.finish_reason is not None:
-                    early.append(piece)
-                    return False
-                if self._count(choice, piece):
-                    sink.take([(choice, piece)])
-            except Exception as error:  # raised again where the stream is read
-                early.append(error)
-                return False
-            return True
-
-        return take
 
     def close(self) -> None:
         """Cancel the requests that are still running."""
@@ -371,10 +316,71 @@ class Generation:
         )
 
 
-def _made(early: ChoicePiece | Exception) -> ChoicePiece:
-    if isinstance(early, Exception):
-        raise early
-    return early
+def _count(choice: ChoiceState, piece: ChoicePiece, times: ChoiceTimes) -> bool:
+    """Measure a piece; False if it has neither tokens nor an end."""
+    if piece.token_ids:
+        times.tokens(len(piece.token_ids))
+    if piece.finish_reason is not None:
+        times.ended(piece.finish_reason, choice.completion_tokens, choice.queued_seconds)
+        return True
+    return bool(piece.token_ids)
+
+
+class _Taker:
+    """Taker of further outputs of a choice, without its task.
+
+    A piece that ends the choice is left to the task, and so is an error. It is one object, not
+    closures: after each pause of the server what an event touches is cold.
+    """
+
+    __slots__ = ("_choice", "_early", "_plain", "_sink", "_texts", "_times")
+
+    def __init__(self, choice: ChoiceState, sink: Sink, times: ChoiceTimes) -> None:
+        self._choice = choice
+        self._early: ChoicePiece | Exception | None = None
+        self._plain = choice.is_plain
+        self._sink = sink
+        self._texts: TextWriter | None = None
+        self._times = times
+
+    def take(self, output: Output) -> bool:
+        """As `TakeOutput`."""
+        choice = self._choice
+        try:
+            if self._plain and not output.logprobs:
+                texts = self._texts
+                if texts is None:
+                    texts = self._texts = self._sink.texts(choice)
+                if texts is not None:
+                    if not texts.ready():
+                        return False
+                    text = choice.further(output)
+                    if not isinstance(text, str):
+                        self._early = text
+                        return False
+                    self._times.tokens(len(output.token_ids))
+                    if text:
+                        texts.write(text)
+                    return True
+            if not self._sink.ready():
+                return False
+            piece = choice.take((output,))
+            if piece.finish_reason is not None:
+                self._early = piece
+                return False
+            if _count(choice, piece, self._times):
+                self._sink.take([(choice, piece)])
+        except Exception as error:  # raised again where the stream is read
+            self._early = error
+            return False
+        return True
+
+    def made(self) -> ChoicePiece | None:
+        """Return the piece that is left to the task, if one is. Raises the error that is."""
+        early, self._early = self._early, None
+        if isinstance(early, Exception):
+            raise early
+        return early
 
 
 def generation_of(

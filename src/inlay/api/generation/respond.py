@@ -12,10 +12,11 @@ from inlay.api.generation.generation import Generation, Kept, Pieces
 from inlay.api.generation.grammars import own_fields
 from inlay.api.schema.generation import GenerationRequest
 from inlay.errors import InlayError, InvalidRequestError
+from inlay.http.bodies.connection import TextWriter
 from inlay.http.errors import ClientGone, internal_error
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import OFFLOAD_BYTES, Call
-from inlay.http.sse import UNNAMED, Event, EventStream, Framing, TextEvents, TextWriter
+from inlay.http.sse import UNNAMED, Event, EventStream, Framing, TextEvents
 from inlay.router import ServedModel
 
 _log = logging.getLogger(__name__)

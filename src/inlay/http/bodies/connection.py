@@ -64,8 +64,41 @@ class Connection(HttpToolsProtocol):
         self.cycle.message_event.set()
 
 
+class TextWriter:
+    """Writer of parts of a response that differ in one text.
+
+    One object, not closures: after each pause of the server what an event touches is cold.
+    """
+
+    __slots__ = ("_before", "_cycle", "_encode", "_end", "_fixed", "_write")
+
+    def __init__(
+        self,
+        cycle: RequestResponseCycle,
+        before: bytes,
+        after: bytes,
+        encode: Callable[[str], bytes],
+    ) -> None:
+        self._cycle = cycle
+        self._fixed, self._before, self._end = len(before) + len(after), before, after + b"\r\n"
+        self._encode = encode
+        self._write = cycle.transport.write
+
+    def ready(self) -> bool:
+        """As `Exchange.writable`."""
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding)
+
+    def write(self, text: str) -> None:
+        """Write one with `text`; only if it is `ready`."""
+        data = self._encode(text)
+        self._write(b"%x\r\n%b%b%b" % (self._fixed + len(data), self._before, data, self._end))
+
+
 class Exchange:
     """One request and its response, on their connection."""
+
+    __slots__ = ("_connection", "_cycle")
 
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
         self._connection = connection
@@ -97,15 +130,11 @@ class Exchange:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
-    def chunk_writer(self, before: bytes, after: bytes) -> Callable[[bytes], None]:
-        """Return what writes chunks of these bytes and what is between, while it is `writable`."""
-        fixed, write = len(before) + len(after), self._cycle.transport.write
-        end = after + b"\r\n"
-
-        def write_between(data: bytes) -> None:
-            write(b"%x\r\n%b%b%b" % (fixed + len(data), before, data, end))
-
-        return write_between
+    def text_writer(
+        self, before: bytes, after: bytes, encode: Callable[[str], bytes]
+    ) -> TextWriter:
+        """Return what writes texts between these bytes, each as a part of the response."""
+        return TextWriter(self._cycle, before, after, encode)
 
     async def fill(self, view: memoryview, progress: Callable[[int], None]) -> None:
         """Read a body of exactly `len(view)` bytes into `view`, from the start.

@@ -3,6 +3,7 @@
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -78,11 +79,16 @@ class Metrics:
         self.registry = CollectorRegistry()
         model = ("model_name",)
 
-        def counter(name: str, text: str, labels: tuple[str, ...] = model) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
+        # `labels` takes a lock and makes a tuple of strings each time.
+        def counter(
+            name: str, text: str, labels: tuple[str, ...] = model
+        ) -> Callable[..., Counter]:
+            return cache(Counter(name, text, labels, registry=self.registry).labels)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, model, buckets=buckets, registry=self.registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Callable[..., Histogram]:
+            return cache(
+                Histogram(name, text, model, buckets=buckets, registry=self.registry).labels
+            )
 
         Gauge("inlay:requests_under_way", "Running requests.", registry=self.registry).set_function(
             running
@@ -145,7 +151,9 @@ class Metrics:
             "Time to read, check, cast and hash one tensor, after its bytes have arrived.",
             _SECONDS,
         )
-        self._gone = counter("inlay:client_disconnects", "Clients that left before the end.", ())
+        self._gone = Counter(
+            "inlay:client_disconnects", "Clients that left before the end.", registry=self.registry
+        )
         self._bytes = counter("inlay:prompt_embeds_bytes", "Container bytes of embeddings read.")
         self._rows = counter("inlay:prompt_embeds_rows", "Embedding vectors read.")
         self._rejects = counter(
@@ -166,12 +174,12 @@ class Metrics:
 
     def answered(self, route: str, status: int) -> None:
         """Count an answer."""
-        self._http.labels(route, str(status)).inc()
+        self._http(route, str(status)).inc()
 
     def failed(self, error: InlayError) -> None:
         """Count an error of a kind that has a counter."""
         if isinstance(error, EmbeddingsError) or error.param == "prompt_embeds":
-            self._rejects.labels(error.reason or "other").inc()
+            self._rejects(error.reason or "other").inc()
 
     def left(self) -> None:
         """Count a client that left."""
@@ -179,39 +187,78 @@ class Metrics:
 
     def body_read(self, route: str, size: int) -> None:
         """Count a received body."""
-        self._bodies.labels(route).inc(size)
+        self._bodies(route).inc(size)
 
     def embeds_read(self, model: str, size: int, rows: int, seconds: float) -> None:
         """Count embeddings, and the seconds of reading them."""
-        self._reading.labels(model).observe(seconds)
-        self._bytes.labels(model).inc(size)
-        self._rows.labels(model).inc(rows)
+        self._reading(model).observe(seconds)
+        self._bytes(model).inc(size)
+        self._rows(model).inc(rows)
 
     def embedded(self, model: str, texts: int, positions: int, began: float) -> None:
         """Count an answered request with `texts` vectors or scores, which arrived at `began`."""
-        self._prompt_tokens.labels(model).inc(positions)
-        self._lengths.labels(model).observe(positions)
-        self._texts.labels(model).inc(texts)
-        self._whole.labels(model).observe(time.perf_counter() - began)
+        self._prompt_tokens(model).inc(positions)
+        self._lengths(model).observe(positions)
+        self._texts(model).inc(texts)
+        self._whole(model).observe(time.perf_counter() - began)
 
     def request(self, model: str, prompt_tokens: int, began: float) -> "RequestTimes":
         """Begin to measure a request that arrived at `began` (`time.perf_counter`)."""
-        self._prompt_tokens.labels(model).inc(prompt_tokens)
-        self._lengths.labels(model).observe(prompt_tokens)
+        self._prompt_tokens(model).inc(prompt_tokens)
+        self._lengths(model).observe(prompt_tokens)
         return RequestTimes(self, model, prompt_tokens, began)
 
 
-class RequestTimes:
-    """Times of one request.
+class ChoiceTimes:
+    """Times of one choice.
 
     Times are taken for each write, not each token: the tokens of one write share the time since
     the last one.
+
+    Attributes:
+        first: `time.perf_counter` of its first tokens; 0 before them.
+        output: tokens so far.
     """
 
-    __slots__ = (
-        "_began", "_between", "_cached", "_first", "_firsts", "_last", "_metrics", "_model",
-        "_output", "_prompt",
-    )  # fmt: skip
+    __slots__ = ("_began", "_last", "_metrics", "_model", "_observe", "first", "output")
+
+    def __init__(self, metrics: Metrics, model: str, began: float) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._began = began
+        self._observe = metrics._between.of(model).observe
+        self._last = self.first = 0.0
+        self.output = 0
+
+    def tokens(self, count: int) -> None:
+        """Record `count` further tokens, at least one."""
+        now = time.perf_counter()
+        if self.first:
+            self._observe((now - self._last) / count)
+        else:
+            self.first = now
+            self._metrics._first(self._model).observe(now - self._began)
+        self._last = now
+        self.output += count
+
+    def ended(self, reason: str, tokens: int, queued: float) -> None:
+        """Record the end with `tokens` in all; `queued` is seconds, 0 if unknown."""
+        if self.first:
+            decoding = self._last - self.first
+            self._metrics._decoding(self._model).observe(decoding)
+            if tokens > 1:
+                self._metrics._each(self._model).observe(decoding / (tokens - 1))
+        if queued:
+            self._metrics._queued(self._model).observe(queued)
+        self._metrics._success(self._model, reason).inc()
+        self._metrics._generated(self._model).inc(tokens)
+        self._metrics._outputs(self._model).observe(tokens)
+
+
+class RequestTimes:
+    """Times of one request."""
+
+    __slots__ = ("_began", "_cached", "_choices", "_metrics", "_model", "_prompt")
 
     def __init__(self, metrics: Metrics, model: str, prompt_tokens: int, began: float) -> None:
         self._metrics = metrics
@@ -219,45 +266,18 @@ class RequestTimes:
         self._began = began
         self._prompt = prompt_tokens
         self._cached = 0
-        self._output = 0
-        self._first: float | None = None
-        self._firsts: dict[int, float] = {}
-        self._last: dict[int, float] = {}
-        self._between = metrics._between.of(model)
+        self._choices: list[ChoiceTimes] = []
 
-    def tokens(self, choice: int, count: int) -> None:
-        """Record `count` tokens of a choice."""
-        if not count:
-            return
-        now = time.perf_counter()
-        self._output += count
-        last = self._last.get(choice)
-        if last is None:
-            self._first = self._first or now
-            self._firsts[choice] = now
-            self._metrics._first.labels(self._model).observe(now - self._began)
-        else:
-            self._between.observe((now - last) / count)
-        self._last[choice] = now
-
-    def ended(self, choice: int, reason: str, tokens: int, queued: float) -> None:
-        """Record the end of a choice with `tokens` in all; `queued` is seconds, 0 if unknown."""
-        if choice in self._firsts:
-            decoding = self._last[choice] - self._firsts[choice]
-            self._metrics._decoding.labels(self._model).observe(decoding)
-            if tokens > 1:
-                self._metrics._each.labels(self._model).observe(decoding / (tokens - 1))
-        if queued:
-            self._metrics._queued.labels(self._model).observe(queued)
-        self._metrics._success.labels(self._model, reason).inc()
-        self._metrics._generated.labels(self._model).inc(tokens)
-        self._metrics._outputs.labels(self._model).observe(tokens)
+    def choice(self) -> ChoiceTimes:
+        """Begin to measure a further choice."""
+        self._choices.append(ChoiceTimes(self._metrics, self._model, self._began))
+        return self._choices[-1]
 
     def finished(self, cached_tokens: int) -> None:
         """Record the end of the request."""
         self._cached = cached_tokens
-        self._metrics._cached.labels(self._model).inc(cached_tokens)
-        self._metrics._whole.labels(self._model).observe(time.perf_counter() - self._began)
+        self._metrics._cached(self._model).inc(cached_tokens)
+        self._metrics._whole(self._model).observe(time.perf_counter() - self._began)
 
     def log_fields(self) -> dict[str, str | int | float | bool]:
         """Return the fields of the request's log line and span."""
@@ -265,8 +285,9 @@ class RequestTimes:
             "model": self._model,
             "prompt_tokens": self._prompt,
             "cached_tokens": self._cached,
-            "output_tokens": self._output,
+            "output_tokens": sum(choice.output for choice in self._choices),
         }
-        if self._first is not None:
-            fields["ttft_ms"] = round((self._first - self._began) * 1000, 3)
+        firsts = [choice.first for choice in self._choices if choice.first]
+        if firsts:
+            fields["ttft_ms"] = round((min(firsts) - self._began) * 1000, 3)
         return fields
