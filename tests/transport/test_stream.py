@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 
 from inlay.transport import stream
 from inlay.transport.listener import _pinned
-from inlay.transport.stream import TURN_BYTES, Stream, secured
+from inlay.transport.stream import TURN_BYTES, Reader, Stream, secured
 from tests.transport.fleet import identity
 
 
-class Sink(asyncio.BufferedProtocol):
+class Sink(Reader):
     """Collects what comes into places of one size, and counts what comes in a turn."""
 
     def __init__(self, size: int = 100_000) -> None:
@@ -25,12 +26,17 @@ class Sink(asyncio.BufferedProtocol):
         self.most = self.turn = 0
         self.paused = 0
         self.pauses = False
+        self.expected = 0
         self.made: Any = None
         self.error: Exception | None = None
         self.ended = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
         self.made = transport
+
+    @property
+    def due(self) -> int:
+        return max(0, self.expected - len(self.came))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.place
@@ -122,6 +128,47 @@ async def test_others_have_their_turn_while_much_is_there(way: Way) -> None:
         await until(lambda: len(other.came) == len(sent))
         assert other.most + len(other.place) >= TURN_BYTES, "it reads on in a turn"
         assert other.most <= TURN_BYTES + len(other.place), "and not for ever"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others wake a reader for each byte")
+async def test_of_what_is_due_little_wakes_no_reader(way: Way) -> None:
+    async with ends(way) as (one, other):
+        sent = os.urandom(1_000_000)
+        other.expected = len(sent)
+        one.made.write(sent[:4])
+        await until(lambda: other.came)
+        one.made.write(sent[4:30_000])
+        await asyncio.sleep(0.1)
+        assert len(other.came) == 4, "it waits for more"
+        other.made.resume_reading()
+        await until(lambda: len(other.came) == 30_000)
+        one.made.write(sent[30_000:])
+        await until(lambda: len(other.came) == len(sent))
+        one.made.write(b"!")
+        await until(lambda: other.came == sent + b"!")
+
+
+async def test_all_that_is_due_comes_in_whatever_pieces(way: Way) -> None:
+    async with ends(way) as (one, other):
+        sent = os.urandom(3_000_000)
+        other.expected = len(sent)
+        for start in range(0, len(sent), 7001):
+            one.made.write(sent[start : start + 7001])
+            if start % 3:
+                await asyncio.sleep(0)
+        await until(lambda: len(other.came) == len(sent))
+        assert other.came == sent
+
+
+async def test_the_end_is_told_while_more_is_due(way: Way) -> None:
+    async with ends(way) as (one, other):
+        other.expected = 1_000_000
+        one.made.write(b"head")
+        await until(lambda: other.came)
+        one.made.write(bytes(1000))
+        one.made.close()
+        assert await asyncio.wait_for(other.ended, 10) is None
+        assert len(other.came) == 1004
 
 
 async def test_a_writer_is_paused_while_the_other_end_does_not_read(way: Way) -> None:

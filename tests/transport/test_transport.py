@@ -470,6 +470,32 @@ async def test_a_peer_that_falls_silent_in_the_middle_of_a_message_is_gone(
         await theirs.receive()
 
 
+async def test_a_message_that_trickles_in_is_a_sign_of_life(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inlay.transport.connection.PING_SECONDS", 0.05)
+    ours, theirs = await ends.pair()
+    note = Note("large", (Buffer(os.urandom(1_000_000)),))
+    waiting = bytearray()
+    transport: Any = ours._transport
+    write = transport.writelines
+    transport.writelines = lambda pieces: waiting.extend(b"".join(pieces))
+    ours.send(note)
+    write([bytes(waiting)])
+    waiting.clear()
+    while not waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr("inlay.transport.connection.SILENCE_SECONDS", 0.5)
+    ours._timer.cancel()  # type: ignore[union-attr]
+    for _ in range(12):
+        write([bytes(waiting[:1000])])
+        del waiting[:1000]
+        await asyncio.sleep(0.1)
+    transport.writelines = write
+    write([bytes(waiting)])
+    assert await theirs.receive() == note
+
+
 async def test_tls_before_1_3_is_not_spoken(ends: Ends) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -25,6 +25,7 @@ from inlay.transport.lent import Lent, Place
 from inlay.transport.local.neighbours import NOTHING_SHARED, SharedMemory
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.offers import Offer
+from inlay.transport.stream import Reader
 from inlay.transport.wire import (
     Credited,
     Event,
@@ -55,7 +56,7 @@ Each looks once in `PING_SECONDS`, so it is found before `FREED_SECONDS`.
 HANDSHAKE_SECONDS = 5.0
 
 
-class Connection(asyncio.BufferedProtocol, Generic[T]):
+class Connection(Reader, Generic[T]):
     """One end of a connection. Its messages are received by one reader at a time.
 
     Args:
@@ -220,6 +221,11 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             self._came = bytearray(self._handshake.need - len(self._proof))
             return memoryview(self._came)
         return self._reader.buffer()
+
+    @property
+    def due(self) -> int:
+        """Bytes still to come of the chunk that is being read."""
+        return self._reader.due
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what has come."""
@@ -422,6 +428,9 @@ class Connection(asyncio.BufferedProtocol, Generic[T]):
             self._end(TimeoutError(f"nothing came for {SILENCE_SECONDS:g} s"))
         else:
             self._credit.tick()
+            if self._reader.due and self._transport is not None:
+                # What came of it is a sign of life, though too little to be woken for.
+                self._transport.resume_reading()
             if now - self._said >= PING_SECONDS:
                 self._writer.ping()
                 self._flush_soon()

@@ -8,6 +8,7 @@ socket itself, reads to where bytes belong, and goes on while more is there.
 import asyncio
 import socket
 import ssl
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,10 +19,21 @@ TURN_BYTES = 1024 * 1024
 """Bytes after which other connections have their turn."""
 _RECORD_BYTES = 16 * 1024
 """Bytes of a TLS record, at most: what one call encrypts or decrypts."""
+_WAKE_BYTES = 128 * 1024
+"""Bytes for which the system wakes this, where at least as many are due."""
 _PIECES = 64
 """Pieces that are handed to the system at a time."""
 _CORK: int | None = getattr(socket, "TCP_CORK", None)
 _WAITS = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Reader(asyncio.BufferedProtocol):
+    """Protocol that a `Stream` reads for."""
+
+    @property
+    def due(self) -> int:
+        """Bytes still to come that are of no use before all of them are there."""
+        return 0
 
 
 class Stream(asyncio.Transport):
@@ -34,7 +46,7 @@ class Stream(asyncio.Transport):
         protocol: is told of the connection at once.
     """
 
-    def __init__(self, sock: socket.socket, protocol: asyncio.BufferedProtocol) -> None:
+    def __init__(self, sock: socket.socket, protocol: Reader) -> None:
         super().__init__()
         self._loop = asyncio.get_running_loop()
         self._sock = sock
@@ -44,7 +56,11 @@ class Stream(asyncio.Transport):
         self._unsent: deque[memoryview] = deque()
         self._waits = self._closing = self._ended = self._corked = False
         self._reads = True
-        if sock.family != getattr(socket, "AF_UNIX", None):
+        self._wake_at = 1
+        tcp = sock.family != getattr(socket, "AF_UNIX", None)
+        # Linux wakes for fewer bytes too where its buffer holds no more.
+        self._may_wait = tcp and sys.platform == "linux"
+        if tcp:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop.add_reader(self._fd, self._read)
         protocol.connection_made(self)
@@ -97,22 +113,10 @@ class Stream(asyncio.Transport):
         self._end(None)
 
     def _read(self) -> None:
-        left = TURN_BYTES
         try:
-            while self._reads:
-                place = memoryview(self._protocol.get_buffer(-1))
-                if left <= 0:
-                    # The rest of a record is out of the socket, which would not wake this for it.
-                    place = place[: 0 if self._tls is None else self._tls.pending()]
-                    if not place:
-                        return
-                count = self._fill(place)
-                if not count:
-                    return
-                self._protocol.buffer_updated(count)
-                if count < len(place):
-                    return
-                left -= count
+            self._read_turn()
+            if self._may_wait and not self._ended:
+                self._wait_for(self._protocol.due)
         except OSError as error:
             self._end(error)
         except Exception as error:
@@ -120,15 +124,42 @@ class Stream(asyncio.Transport):
             self._loop.call_exception_handler(told)
             self._end(error)
 
+    def _read_turn(self) -> None:
+        left = TURN_BYTES
+        while self._reads:
+            place = memoryview(self._protocol.get_buffer(-1))
+            if left <= 0:
+                # The rest of a record is out of the socket, which would not wake this for it.
+                place = place[: 0 if self._tls is None else self._tls.pending()]
+                if not place:
+                    return
+            count = self._fill(place)
+            if not count:
+                return
+            self._protocol.buffer_updated(count)
+            if count < len(place):
+                return
+            left -= count
+
+    def _wait_for(self, due: int) -> None:
+        """Have the system wake this for several records of what is due, not for each."""
+        # OpenSSL may hold a part of a record already.
+        wake_at = _WAKE_BYTES if due >= _WAKE_BYTES + _RECORD_BYTES else 1
+        if wake_at != self._wake_at:
+            self._wake_at = wake_at
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_at)
+
     def _fill(self, place: memoryview) -> int:
         """Read what is there; return its number of bytes. Ends the connection at its end."""
         count = 0
         try:
-            # With TLS a call reads one record.
-            while came := self._sock.recv_into(place[count:] if count else place):
-                count += came
-                if self._tls is None or count == len(place):
-                    return count
+            if self._tls is None:
+                count = self._sock.recv_into(place)
+            else:
+                # A call reads one record.
+                read: Any = self._tls.read
+                while count < len(place) and (came := read(len(place) - count, place[count:])):
+                    count += came
         except _WAITS:
             return count
         if not count:

@@ -357,6 +357,11 @@ class FrameReader:
         """Numbers of the offered messages that have no memory yet."""
         return frozenset(number for number, each in self._large.items() if each is None)
 
+    @property
+    def due(self) -> int:
+        """Bytes still to come of the chunk that is being read."""
+        return self._left
+
     def clear(self) -> None:
         """Forget every offered message, with the memory of what has come of it."""
         self._large.clear()
