@@ -166,9 +166,10 @@ def test_outputs_with_packed_masks_are_those_with_unpacked_ones(
     """With masks that are late, and after drafts that a grammar refuses."""
     model, late, turn = load("llama"), Masks.late, itertools.count()
 
-    def sometimes(masks: Masks, sequences: Any) -> Any:
+    def sometimes(masks: Masks, sequences: Any, *until: float | None) -> Any:
         bound = [one for one in sequences if one.grammar is not None]
-        return late(masks, sequences) | {one: None for one in bound if next(turn) % 3 == 2}
+        found = late(masks, sequences, *until)
+        return found | {one: None for one in bound if next(turn) % 3 == 2}
 
     calls = 0
 

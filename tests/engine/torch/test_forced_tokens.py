@@ -266,6 +266,46 @@ def test_forced_ids_that_come_late_are_not_waited_for_again(grammars: dict[str, 
     assert all(state.slow for state in states)
 
 
+def test_masks_after_drafts_are_late_together_and_no_sequence_is_slow_for_it(
+    grammars: dict[str, Grammars],
+) -> None:
+    states = [grammars["llama"].start(GRAMMAR, (), ()).state.result(60) for _ in range(3)]
+    held = [Held(state) for state in states]
+    for state in states:
+        state.prepare([], Stuck(), None)  # type: ignore[arg-type]
+    waited = masks.Masks()
+    try:
+        assert waited.late(held, time.monotonic()) == dict.fromkeys(held)
+        assert not any(state.slow for state in states)
+        assert waited.late(held) == dict.fromkeys(held)
+        assert all(state.slow for state in states)
+    finally:
+        waited.close()
+
+
+def test_all_drafts_of_a_step_wait_for_masks_until_one_moment(
+    grammars: dict[str, Grammars], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments: list[float | None] = []
+    late = masks.Masks.late
+
+    def told(self: masks.Masks, sequences: Any, until: float | None = None) -> Any:
+        if sequences:
+            moments.append(until)
+        return late(self, sequences, until)
+
+    monkeypatch.setattr(masks.Masks, "late", told)
+    grammar = Grammar("json_schema", json.dumps({"const": "a lantern in the harbour at night"}))
+    asked = [make_request("a", prompts("llama")["b-text"], 40, grammar=grammar)]
+    engine = core("llama", forced=True)
+    outcomes(engine, grammars["llama"], asked)
+    # The token after known positions is waited for as ever, those after drafts once a step.
+    drafted = [moment for moment in moments if moment is not None]
+    assert len(moments) - len(drafted) == engine.stats().steps
+    assert engine.stats().num_forced_accepted_tokens == len(drafted)
+    assert 0 < len(set(drafted)) == engine.stats().num_drafts < len(drafted)
+
+
 def test_a_sequence_that_was_late_once_has_no_more_drafts(grammars: dict[str, Grammars]) -> None:
     told = Grammar("json_schema", json.dumps({"const": "harbour"}))
     state = grammars["llama"].start(told, (), ()).state.result(60)

@@ -141,9 +141,10 @@ def test_a_position_whose_mask_was_late_is_in_the_state_once(
 ) -> None:
     prompt, found, late, turn = ids(3, 21), [], Masks.late, count()
 
-    def sometimes(masks: Masks, sequences: Any) -> Any:
+    def sometimes(masks: Masks, sequences: Any, *until: float | None) -> Any:
         bound = [one for one in sequences if one.grammar is not None]
-        return late(masks, sequences) | {one: None for one in bound if next(turn) % 3 == 2}
+        told = late(masks, sequences, *until)
+        return told | {one: None for one in bound if next(turn) % 3 == 2}
 
     grammars = Grammars(Path(model().path), model().vocab_size, model().eos_token_ids)
     try:

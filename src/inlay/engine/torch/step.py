@@ -20,6 +20,7 @@ from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
+from inlay.engine.torch.grammar.masks import GRACE
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.hidden_states import Recorder
 from inlay.engine.torch.in_flight_step import InFlightStep
@@ -356,9 +357,12 @@ class Core:
         ]
         runs: Mapping[ScheduledChunk, AcceptedRun] = {}
         if self._speculator is not None:
+            until = time.monotonic() + GRACE
             runs = self._speculator.accept(
                 {span: of.choice for span, of in outcomes if of.good and span.drafts},
-                lambda spans, place: self._chooser.choose(flight.logits_of(spans, place), spans),
+                lambda spans, place: self._chooser.choose(
+                    flight.logits_of(spans, place), spans, until
+                ),
                 self._append,
             )
             self.model.settle(flight.kept({span: run.accepted for span, run in runs.items()}))

@@ -80,15 +80,19 @@ class Masks:
         if sequence.grammar is not None:
             sequence.grammar.drop(self._turns, sequence.client)
 
-    def late(self, sequences: Sequence[_S]) -> dict[_S, InlayError | None]:
+    def late(
+        self, sequences: Sequence[_S], until: float | None = None
+    ) -> dict[_S, InlayError | None]:
         """Those whose next token cannot be chosen in this step.
 
-        Why they must end, or None where they need more time.
+        Why they must end, or None where they need more time. Masks after drafts are waited for
+        `until` a moment, all of a step together; a sequence is not slow for it.
         """
+        drafted = until is not None
         bound = [sequence for sequence in sequences if sequence.grammar is not None]
         # With no other in the step no one waits.
         alone = len(bound) == len(sequences) and all(_is_slow(sequence) for sequence in bound)
-        until = time.monotonic() + GRACE
+        until = time.monotonic() + GRACE if until is None else until
         late: dict[_S, InlayError | None] = {}
         for sequence in bound:
             state = sequence.grammar
@@ -99,7 +103,7 @@ class Masks:
                 if state.ready(0.0 if hurry else max(0.0, until - time.monotonic())):
                     state.prepared()
                 else:
-                    state.slow = True
+                    state.slow = state.slow or not drafted
                     late[sequence] = None
             except InlayError as error:
                 late[sequence] = error

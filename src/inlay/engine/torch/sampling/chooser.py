@@ -62,14 +62,16 @@ class TokenChooser:
         """Begin to compute the mask for the next token of `sequence`, which is not planned yet."""
         self._masks.prepare([sequence])
 
-    def choose(self, logits: Tensor, spans: Run[ScheduledChunk]) -> ChosenTokens:
+    def choose(
+        self, logits: Tensor, spans: Run[ScheduledChunk], until: float | None = None
+    ) -> ChosenTokens:
         """Sample the next token of the sequence of each of `spans`; all earlier ones are known.
 
-        `logits` are [len(spans), vocab_size].
+        `logits` are [len(spans), vocab_size]. After drafts, masks are waited for `until` a moment.
         """
         chosen = ChosenTokens()
         self.prepare(spans)
-        late = self._masks.late([span.sequence for span in spans])
+        late = self._masks.late([span.sequence for span in spans], until)
         for span in spans:
             if span.sequence in late:
                 error = late[span.sequence]
