@@ -5,6 +5,9 @@
     python -m benchmarks.speculation --layers 4 --rounds 2 --tokenizer DIR --only json
     python -m benchmarks.speculation --draft-layers 2
                                                     by a draft model
+    python -m benchmarks.speculation --neighbours --layers 4
+    python -m benchmarks.speculation --neighbours --model src/inlay/demo/model
+                                                    what drafts of a client cost another
 
 A random model has nothing to say, so its masks hold it to texts: the edited file, the summary, the
 JSON. How many drafts are accepted is then a property of the texts. Drafts come from what the texts'
@@ -12,6 +15,12 @@ own grammars force (JSON of a schema), or from n-grams, never from these masks. 
 words have n-grams that are not continued as before: what look-up costs where it does not pay. With
 and without take turns step by step, so that both meet the same machine; times are CPU seconds of
 the process from the first token to the last. Without `--tokenizer` one of 32,000 tokens is trained on installed Python packages.
+
+With `--neighbours`, four sequences of a client decode random words, which nothing drafts, beside
+those of one whose drafts are all right (a bias repeats a token), half of them (two tokens by
+chance), none (a text that is never what look-up says), or forced by a grammar. Who ends is
+followed by the same request. Printed are the times of a step, which are those between tokens of
+the four.
 
 A draft model here is the first layers of the served one, with a vocabulary of 32,000. How often it
 guesses right is set by how little the layers behind them add (`--share`): this shows what a given
@@ -41,6 +50,7 @@ from benchmarks.structured import EOS_ID, instance_of, schema_of, train
 from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
 from inlay.engine.speculation import SpeculativeConfig
 from inlay.engine.torch.grammar.state import GrammarState, Mask
+from inlay.engine.torch.speculation.ngram import lookup, text_of
 from inlay.prompt import Prompt, Tokens
 from inlay.render.tokenizer import load_tokenizer
 from inlay.request import Grammar, Request, Sampling
@@ -200,6 +210,109 @@ def step(engine: Ours) -> float:
     return time.process_time() - start
 
 
+NEIGHBOURS = (
+    ("nothing", 0), ("right", 1), ("right", 4), ("right", 28), ("half", 8),
+    ("wrong", 8), ("wrong", 28), ("forced", 1), ("forced", 8), ("forced", 28),
+)  # fmt: skip
+"""What the drafts of the other client are, and of how many sequences."""
+
+LENGTH = 600
+"""Tokens of its requests."""
+
+
+class Neighbours:
+    """Two clients in engines with and without drafts."""
+
+    def __init__(self, directory: Path, tokens: Path) -> None:
+        model = Ours(directory, 1, 32, 1024).model
+        self._matching = tokenizer_of(tokens, (EOS_ID,))
+        self._engines = {
+            kind: Ours(directory, 1, 32, 40 * 1024, speculation=config, model=model)
+            for kind, config in {"plain": None, "drafts": CONFIG}.items()
+        }
+        self._admitted = 0
+
+    def _admit(self, engine: Ours, kind: str, number: int) -> None:
+        draw = random.Random(number)
+        ids = [draw.randrange(100, 3000) for _ in range(16)]
+        options: dict[str, Any] = {"max_tokens": LENGTH, "temperature": 0.0}
+        state = None
+        if kind == "words":
+            options |= {"temperature": 1.0, "seed": number}
+        elif kind == "right":
+            options["logit_bias"] = {11: 1000.0}
+        elif kind == "half":
+            bias = {11: 1000.0, 12: 1000.0}
+            options |= {"temperature": 1.0, "seed": number, "logit_bias": bias}
+        else:
+            forced = json.dumps({"const": "a lantern in the harbour at night " * 20})
+            source = (
+                LLMatcher.grammar_from_json_schema(forced)
+                if kind == "forced"
+                else LLMatcher.grammar_from_regex("(?s:.*)")
+            )
+            grammar = Grammar("json_schema" if kind == "forced" else "regex", source)
+            matcher, size = matcher_of(self._matching, source), self._matching.vocab_size
+            state = GrammarState(matcher, grammar, (), size)
+            if kind == "wrong":
+                ids = unforeseen(LENGTH + 3, draw)
+                state = Told(matcher, grammar, ids[3:], size)
+                ids = ids[:3]
+            options["grammar"] = grammar
+        self._admitted += 1
+        client = "words" if kind == "words" else "drafts"
+        request = Request(
+            id=f"{kind} {number} {self._admitted}",
+            prompts=(Prompt.of(Tokens(ids)),),
+            params=Sampling(ignore_eos=True, **options),
+            client=client,
+        )
+        engine.core.admit(request, grammar=state)
+
+    def report(self, kind: str, count: int, steps: int) -> None:
+        """Print the times of steps, and tokens of the client that drafts."""
+        for engine in self._engines.values():
+            for number in range(4):
+                self._admit(engine, "words", 1000 + number)
+            for number in range(count):
+                self._admit(engine, kind, number)
+            for _ in range(3):
+                step(engine)
+        cpu: dict[str, list[float]] = {each: [] for each in self._engines}
+        wall: dict[str, list[float]] = {each: [] for each in self._engines}
+        tokens = Counter[str]()
+        for _ in range(steps):
+            for each, engine in self._engines.items():
+                began = time.perf_counter(), time.process_time()
+                outputs = engine.core.step()
+                wall[each].append(time.perf_counter() - began[0])
+                # Masks that the step leaves to be computed count.
+                time.sleep(0.005)
+                cpu[each].append(time.process_time() - began[1])
+                for output in outputs:
+                    of, name, _ = output.request_id.split()
+                    tokens[each] += len(output.token_ids) * (of != "words")
+                    if output.finish_reason is not None:
+                        self._admit(engine, of, int(name))
+        line = f"{kind:8} {count:3}"
+        for each, engine in self._engines.items():
+            p50, p99 = np.percentile(wall[each], [50, 99]) * 1e3
+            line += f"  {each} {p50:7.1f} {p99:7.1f} ms, {tokens[each] / steps:5.1f} tokens a step"
+            engine.core.abort_all()
+        p50s = [float(np.median(wall[each])) for each in self._engines]
+        means = [float(np.mean(cpu[each])) for each in self._engines]
+        print(f"{line}  p50 {p50s[1] / p50s[0]:.2f}x, CPU {means[1] / means[0]:.2f}x", flush=True)
+
+
+def unforeseen(count: int, draw: random.Random) -> list[int]:
+    """Return ids of which none is what look-up says."""
+    ids = [20, 21, 22]
+    while len(ids) < count:
+        said = lookup(text_of(ids), 1, CONFIG.prompt_lookup_min, CONFIG.prompt_lookup_max)
+        ids.append(draw.choice([id_ for id_ in (20, 21, 22) if id_ not in said]))
+    return ids
+
+
 def measure(engine: Ours, prompt: list[int], count: int) -> float:
     """Return the CPU seconds of `count` tokens after the first."""
     engine.admit(prompt, count)
@@ -268,6 +381,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Loads whose names hold this.")
     parser.add_argument("--draft-layers", type=int, help="A draft model of so many layers.")
     parser.add_argument("--share", type=float, default=0.3, help="Of what other layers add.")
+    parser.add_argument("--neighbours", action="store_true", help="What drafts cost others.")
+    parser.add_argument("--model", type=Path, help="For --neighbours, with its tokenizer.")
+    parser.add_argument("--steps", type=int, default=150, help="Of each of --neighbours.")
     parser.add_argument("--most", type=int, default=5, help="Most drafts of a step.")
     options = parser.parse_args()
     ensure("benchmarks.speculation")
@@ -276,6 +392,15 @@ def main() -> None:
         directory = Path(name)
         if options.draft_layers:
             report_draft_model(options, directory)
+            return
+        if options.neighbours:
+            tokens = options.tokenizer or options.model or ROOT / "src" / "inlay" / "demo" / "model"
+            if options.model is None:
+                write_model(directory, options.layers)
+            neighbours = Neighbours(options.model or directory, tokens)
+            for kind, count in NEIGHBOURS:
+                if options.only in kind:
+                    neighbours.report(kind, count, options.steps)
             return
         write_model(directory, options.layers)
         tokens = options.tokenizer or directory

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inlay.engine.settings import EngineSettings
@@ -22,7 +22,6 @@ from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
 from inlay.engine.torch.speculation.draft_model import DraftModel
 from inlay.engine.torch.speculation.ngram import NO_ID, History, NgramDrafter, lookup, text_of
-from inlay.engine.torch.speculation.speculator import StepCosts, best_lengths
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
@@ -250,11 +249,13 @@ async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -
     blocks = engine.card.num_blocks
     try:
         for _ in range(2):
+            before = engine.stats().num_accepted_tokens
             (receiver,) = await run_in(engine, make_request("a", Prompt.of(Tokens([5, 6, 7])), 40))
             assert receiver.last.error is None
+            # How many depends on what they cost here; the first are tried in any case.
+            assert engine.stats().num_accepted_tokens > before
             await engine.sleep(2)
             assert await engine.wake_up(())
-        assert engine.stats().num_accepted_tokens > 20
     finally:
         await engine.close()
     # Its keys and values are in the same memory.
@@ -322,6 +323,7 @@ def reference(ids: list[int], count: int, shortest: int, longest: int) -> list[i
 
 
 @given(ids, st.integers(0, 12), st.integers(1, 3), st.integers(0, 3))
+@example([2, 1, 1], 3, 1, 1)
 def test_a_draft_is_what_followed_the_longest_equal_run(
     ids: list[int], count: int, shortest: int, more: int
 ) -> None:
@@ -333,129 +335,18 @@ def test_a_draft_is_what_followed_the_longest_equal_run(
 def test_a_history_has_no_ids_where_rows_stand_and_grows_with_the_output() -> None:
     sequence = sequence_of(Sampling(max_tokens=200), prompt=[4, 5])
     history = History(sequence)
-    assert history.after([]) == text_of([4, 5])
-    output = list(range(100))
-    assert history.after(output[:3]) == text_of([4, 5, 0, 1, 2])
-    assert history.after(output) == text_of([4, 5, *output])
+    assert (history.read(9), history.text) == (2, text_of([4, 5]))
+    sequence.output += range(100)
+    assert (history.read(3), history.text, history.unread) == (3, text_of([4, 5, 0, 1, 2]), 97)
+    assert (history.read(200), history.text) == (97, text_of([4, 5, *range(100)]))
     mixed = Prompt.of(Tokens([1, 2]), noise("llama", 1, 3), Tokens([3]))
     request = make_request("a", mixed)
-    told = History(Sequence(request, arrival=0)).after([9])
-    assert told == text_of([1, 2]) + 3 * NO_ID + text_of([3, 9])
-
-
-# How many
-
-
-@given(
-    st.dictionaries(st.integers(0, 5), st.tuples(st.floats(0, 1), st.integers(0, 9)), max_size=4),
-    st.integers(0, 20),
-    st.lists(st.tuples(st.integers(1, 40), st.floats(1e-4, 1)), max_size=6),
-)
-def test_lengths_are_within_what_was_drafted_and_never_worse_than_none(
-    acceptance: dict[int, tuple[float, int]], room: int, measured: list[tuple[int, float]]
-) -> None:
-    costs, rows = StepCosts(), max(1, len(acceptance))
-    for count, seconds in measured:
-        costs.learn(count, seconds)
-    lengths = best_lengths(acceptance, rows, costs, room)
-    assert all(0 < count <= acceptance[key][1] for key, count in lengths.items())
-    drafted = sum(lengths.values())
-    assert drafted <= room
-    tokens = rows + sum(
-        acceptance[key][0] ** place
-        for key, count in lengths.items()
-        for place in range(1, count + 1)
-    )
-    assert tokens / costs.relative(rows, drafted)[-1] >= rows - 1e-9
-
-
-def test_where_a_row_costs_as_much_as_a_step_nothing_is_drafted() -> None:
-    costs, flat = StepCosts(), StepCosts()
-    for rows in [*range(1, 20)] * 60:
-        costs.learn(rows, rows * 0.01)
-        flat.learn(rows, 0.01)
-    assert best_lengths({0: (0.9, 8)}, 1, costs, 100) == {}
-    assert best_lengths({0: (0.9, 8)}, 1, flat, 100) == {0: 8}
-    assert best_lengths({0: (0.9, 8)}, 1, flat, 3) == {0: 3}
-
-
-class Coin:
-    """Guesses one token, right in a third of the steps."""
-
-    def __init__(self, expected: list[int]) -> None:
-        self.expected = expected
-
-    def available(self, sequence: Sequence, limit: int) -> int:
-        return min(limit, 1)
-
-    def draft(self, counts: Mapping[Sequence, int], room: int) -> dict[Sequence, tuple[int, ...]]:
-        found: dict[Sequence, tuple[int, ...]] = {}
-        for sequence in counts:
-            at = len(sequence.output)
-            found[sequence] = ((self.expected[at] + bool(at % 3)) % VOCAB_SIZE,)
-        return found
-
-    def forget(self, sequence: Sequence) -> None:
-        pass
-
-
-class DearDrafts(Speculator):
-    """Takes 60% more for a step of two rows than for one of one."""
-
-    def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
-        chunks = list(chunks)
-        super().timed(chunks, 0.001 * (0.4 + 0.6 * sum(chunk.count for chunk in chunks)))
-
-
-def test_a_drafter_that_costs_more_than_it_gives_is_left_alone() -> None:
-    request = make_request("a", Prompt.of(Tokens([5, 6, 7])), 140)
-    expected = run(core(Speculator(NgramDrafter(CONFIG), 0)), request)["a"].output
-    engine = core(DearDrafts(Coin(expected), 4))
-    assert run(engine, request)["a"].output == expected
-    assert 0 < engine.stats().num_drafts < 40
-
-
-class Wrong(Coin):
-    """Guesses eight tokens, all wrong."""
-
-    def available(self, sequence: Sequence, limit: int) -> int:
-        return min(limit, 8)
-
-    def draft(self, counts: Mapping[Sequence, int], room: int) -> dict[Sequence, tuple[int, ...]]:
-        return {sequence: (12,) * count for sequence, count in counts.items()}
-
-
-def test_a_batch_learns_from_the_first_wrong_guesses_of_a_few() -> None:
-    engine = core(DearDrafts(Wrong([]), 8), page_size=32)
-    text, bias = Prompt.of(Tokens([5, 6, 7])), {11: 1000.0}
-    found = run(engine, *(make_request(str(n), text, 120, logit_bias=bias) for n in range(8)))
-    assert {tuple(each.output) for each in found.values()} == {(11,) * 120}
-    assert 0 < engine.stats().num_draft_tokens < 20
-
-
-def test_a_few_more_rows_are_tried_than_were_measured() -> None:
-    costs = StepCosts()
-    assert costs.drafts_tried(32) == 8
-    costs.learn(1, 0.1)
-    assert costs.drafts_tried(1) == 4
-    costs.learn(5, 0.1)
-    assert costs.drafts_tried(1) == 8
-    costs.learn(40, 0.1)
-    assert (costs.drafts_tried(1), costs.drafts_tried(32), costs.drafts_tried(512)) == (49, 18, 4)
-
-
-def test_a_machine_that_stood_still_does_not_end_speculation() -> None:
-    costs = StepCosts()
-    for _ in range(60):
-        costs.learn(1, 0.01)
-    costs.learn(9, 5.0)
-    assert best_lengths({0: (0.95, 8)}, 1, costs, 100) == {0: 8}
-    for _ in range(60):
-        costs.learn(9, 5.0)
-    assert best_lengths({0: (0.95, 8)}, 1, costs, 100) == {}
-    for _ in range(10_000):
-        costs.learn(1, 0.01)
-    assert best_lengths({0: (0.95, 8)}, 1, costs, 100) == {0: 8}
+    sequence = Sequence(request, arrival=0)
+    sequence.output.append(9)
+    history = History(sequence)
+    while history.unread:
+        assert history.read(4) > 0
+    assert history.text == text_of([1, 2]) + 3 * NO_ID + text_of([3, 9])
 
 
 # Settings

@@ -1,13 +1,9 @@
 """`Speculator`: drafts for the decoding sequences of a step, as many as pay."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.grammar.masks import forced_tokens
@@ -16,122 +12,9 @@ from inlay.engine.torch.plan import PartialPlan, ScheduledChunk
 from inlay.engine.torch.sampling.chooser import ChosenTokens
 from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
+from inlay.engine.torch.speculation.costs import StepCosts, best_lengths, shared_lengths
 from inlay.errors import InlayError
 from inlay.request import FinishReason
-
-RISE = 0.1
-"""Cost of one more row as a part of a step, until it has been measured."""
-
-_COST_WEIGHT = 0.1
-"""Weight of a new measurement in the average; the first ones of a size have more."""
-
-_GAIN = 0.05
-"""Drafts must give this part more tokens a second: to look for them costs time as well."""
-
-_TRIED_ROWS = 4
-_TRIED_SHARE = 0.25
-"""A step may have so many rows, or such a part, more than the largest that has been measured."""
-
-_COST_RETURN = 0.001
-"""Part of the way back to `RISE` of sizes above a measured one: what was dear is tried again."""
-
-
-class StepCosts:
-    """Seconds of a decode step by its rows: moving averages of those that ran."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self._measurements: Counter[int] = Counter()
-
-    def learn(self, rows: int, seconds: float) -> None:
-        """Take a measurement. One far off, as of a machine that stood still, counts little."""
-        old = self._seconds.get(rows, 0.0)
-        if not old:
-            old = float(self._expected(np.array([rows]))[0]) if self._seconds else seconds
-        self._measurements[rows] += 1
-        weight = max(_COST_WEIGHT, 1 / (1 + self._measurements[rows]))
-        now = old + weight * (min(seconds, 2 * old) - old)
-        self._seconds[rows] = now
-        for size, known in self._seconds.items():
-            usual = now * (1 + RISE * max(0, size - rows) / rows)
-            if size < rows:
-                self._seconds[size] = min(known, usual)
-            elif known > usual:
-                self._seconds[size] = known + _COST_RETURN * (usual - known)
-
-    def measured(self, rows: int) -> bool:
-        """Return True if a step of `rows` rows has been measured."""
-        return rows in self._seconds
-
-    def drafts_tried(self, rows: int) -> int:
-        """Return how many drafts a step of `rows` rows may have: few beyond what was measured.
-
-        What more rows cost is learned at the price of a few.
-        """
-        largest = max(self._seconds, default=rows)
-        return max(_TRIED_ROWS, largest + max(_TRIED_ROWS, int(_TRIED_SHARE * largest)) - rows)
-
-    def relative(self, rows: int, more: int) -> NDArray[np.float64]:
-        """Return the cost of steps of `rows` to `rows + more` rows, as float64 [more + 1].
-
-        In steps of `rows` rows; never falling.
-        """
-        asked = np.arange(rows, rows + more + 1)
-        if not self._seconds:
-            return 1 + RISE * (asked - rows) / rows
-        found = np.maximum.accumulate(np.maximum(self._expected(asked), 1e-9))
-        return np.asarray(found / found[0])
-
-    def pays(self, rows: int, chance: float, most: int) -> bool:
-        """Return True if up to `most` drafts may pay, each accepted with `chance`."""
-        more = np.arange(most + 1)
-        gain = (1 + chance * more / rows) / self.relative(rows, most)
-        return bool((gain > 1 + _GAIN).any())
-
-    def _expected(self, asked: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return seconds of steps of `asked` rows: between sizes by line, beyond them by `RISE`."""
-        known = np.array(sorted(self._seconds))
-        seconds = np.array([self._seconds[row] for row in known.tolist()])
-        above, below = np.maximum(asked - known[-1], 0), np.maximum(known[0] - asked, 0)
-        rise = RISE * (seconds[-1] * above / known[-1] - seconds[0] * below / known[0])
-        return np.asarray(np.interp(asked, known, seconds) + rise)
-
-
-def best_lengths(
-    acceptance: Mapping[int, tuple[float, int]], rows: int, costs: StepCosts, room: int
-) -> dict[int, int]:
-    """Return how many drafts of each sequence give the most tokens a second.
-
-    The j-th draft of a sequence whose drafts are accepted with probability a gives a^j tokens.
-    Those with the highest chance are taken as long as tokens over cost rise.
-
-    Args:
-        acceptance: by key of a sequence: the probability a, and how many drafts there are.
-        rows: rows of the step without drafts.
-        costs: of steps.
-        room: maximum number of drafts of all together.
-    """
-    chances = sorted(
-        (
-            (chance**place, key)
-            for key, (chance, count) in acceptance.items()
-            for place in range(1, count + 1)
-        ),
-        reverse=True,
-    )[: max(0, room)]
-    if not chances:
-        return {}
-    tokens = np.array(list(accumulate((chance for chance, _ in chances), initial=float(rows))))
-    speed = tokens / costs.relative(rows, len(chances))
-    best = int(np.argmax(speed))
-    return _counted(key for _, key in chances[:best]) if speed[best] > (1 + _GAIN) * rows else {}
-
-
-def _counted(keys: Iterable[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for key in keys:
-        found[key] = found.get(key, 0) + 1
-    return found
 
 
 class Drafter(Protocol):
@@ -261,7 +144,8 @@ class Speculator:
     """Has tokens drafted, and learns how often they are accepted and what they cost.
 
     Where a grammar allows one id only, that is the draft, and needs no drafter: it becomes output,
-    so it is always worth its row. Keeps state of a sequence until `forget`.
+    so it is always worth its row. Where clients share a step, drafts of one keep the others waiting
+    by a bounded part of it. Keeps state of a sequence until `forget`.
 
     Attributes:
         counts: totals.
@@ -317,31 +201,52 @@ class Speculator:
             sequence: min(plan.left, sequence.sampling.max_tokens - len(sequence.output) - 1)
             for sequence in decoding
         }
-        pages = _SparePages(table, page_size, running)
-        forced = forced_tokens(decoding)
-        self._forced = frozenset(forced)
-        for sequence, ids in forced.items():
-            count = pages.take(decoding[sequence], min(len(ids), limits[sequence], plan.left))
-            plan.add_drafts(sequence, ids[:count])
-            limits[sequence] = 0
-        if self._drafter is None:
-            return
-        rows = sum(chunk.count for chunk in plan.chunks.values())
+        by_client: Counter[Hashable] = Counter()
+        for sequence, chunk in plan.chunks.items():
+            by_client[sequence.client] += chunk.count
+        shared, rows = len(by_client) > 1, by_client.total()
         # Drafts may cost more than they give: what a step takes without them must be known.
-        unknown = rows == len(plan.chunks) and not self._costs.measured(rows)
-        paying = self._counts(self._drafter, limits, rows, 0 if unknown else plan.left)
-        counts = {
-            sequence: pages.take(decoding[sequence], count) for sequence, count in paying.items()
+        decodes = rows == len(plan.chunks)
+        unknown = decodes and not self._costs.measured(rows, lately=shared)
+        forced = {} if unknown and shared else forced_tokens(decoding)
+        self._forced = frozenset(forced)
+        # By sequence: the chance of a draft, and how many pay.
+        wanted = {
+            sequence: (1.0, min(len(ids), limits[sequence])) for sequence, ids in forced.items()
         }
-        counts = {sequence: count for sequence, count in counts.items() if count}
-        left = plan.left - sum(counts.values())
-        for sequence, drafts in self._drafter.draft(counts, left).items():
-            plan.add_drafts(sequence, drafts)
+        if self._drafter is not None:
+            certain = sum(count for _, count in wanted.values())
+            room = 0 if unknown and not forced else plan.left - certain
+            limits.update(dict.fromkeys(forced, 0))
+            wanted |= self._guesses(self._drafter, limits, rows + certain, room)
+        most = self._costs.drafts_tried(rows) if shared and decodes else plan.left
+        counts = self._shared(wanted, by_client, min(most, plan.left))
+        pages = _SparePages(table, page_size, running)
+        counts = {
+            sequence: pages.take(decoding[sequence], count) for sequence, count in counts.items()
+        }
+        for sequence, ids in forced.items():
+            plan.add_drafts(sequence, ids[: counts.pop(sequence)])
+        if self._drafter is not None:
+            counts = {sequence: count for sequence, count in counts.items() if count}
+            left = plan.left - sum(counts.values())
+            for sequence, drafts in self._drafter.draft(counts, left).items():
+                plan.add_drafts(sequence, drafts)
 
-    def _counts(
-        self, drafter: Drafter, limits: Mapping[Sequence, int], rows: int, room: int
+    def _shared(
+        self,
+        wanted: Mapping[Sequence, tuple[float, int]],
+        by_client: Mapping[Hashable, int],
+        room: int,
     ) -> dict[Sequence, int]:
-        """Return how many drafts of sequences that decode pay, without those of which none do."""
+        """Return how many drafts sequences have in a step of `by_client` rows without them."""
+        asked = [(sequence.client, *of) for sequence, of in wanted.items()]
+        return dict(zip(wanted, shared_lengths(asked, by_client, self._costs, room), strict=True))
+
+    def _guesses(
+        self, drafter: Drafter, limits: Mapping[Sequence, int], rows: int, room: int
+    ) -> dict[Sequence, tuple[float, int]]:
+        """Return the chance of a guess, and how many pay, of sequences of which any does."""
         sequences = list(limits)
         known = [
             self._acceptance.setdefault(sequence, _Acceptance(self._usual))
@@ -360,7 +265,7 @@ class Speculator:
         for place, each in enumerate(known):
             if place not in counts:
                 each.chance += _RETURN * (PRIOR - each.chance)
-        return {sequences[place]: count for place, count in counts.items()}
+        return {sequences[place]: (known[place].chance, count) for place, count in counts.items()}
 
     def accept(
         self,
@@ -423,11 +328,10 @@ class Speculator:
 
     def timed(self, chunks: Iterable[ScheduledChunk], seconds: float) -> None:
         """Learn from the time of a step, if all its sequences decoded."""
-        if self._drafter is None:
-            return
-        rows = 0
+        rows, drafts = 0, False
         for chunk in chunks:
             if chunk.count != 1 + len(chunk.drafts):
                 return
             rows += chunk.count
-        self._costs.learn(rows, seconds)
+            drafts |= bool(chunk.drafts)
+        self._costs.learn(rows, seconds, drafts=drafts)
