@@ -3,13 +3,18 @@
 Ranks of logits, a look-up in cumulated weights, and uniform numbers that never change.
 """
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inlay.engine.torch.sampling.draws import (
     CDF_BLOCK,
+    FEW,
     TruncationParams,
     inverse_cdf,
     ranked,
@@ -27,6 +32,36 @@ def test_ranking_is_by_value_and_then_by_id(row: list[float]) -> None:
     for count in {1, len(row) // 9 + 1, len(row) // 2 + 1, len(row)}:
         both = ranked(torch.tensor([row, row[::-1]]), count)
         assert both[0].tolist() == expected[:count]
+
+
+class Sorted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Numbers of values that are sorted while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.sort.stable:
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [1, 20, 256])
+def test_a_row_of_equal_values_makes_no_other_row_sort_more(count: int) -> None:
+    size = 50_000
+    generator = torch.Generator().manual_seed(0)
+    others = torch.randn(7, size, generator=generator)
+    few = torch.randint(2, (1, size), generator=generator, dtype=torch.float32)
+    rows = torch.cat([torch.zeros(1, size), others, few, -torch.zeros(1, size)])
+    expected = rows.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    with Sorted() as counted:
+        found = ranked(rows, count)
+    assert found.equal(expected)
+    assert sum(counted.sizes) <= len(rows) * max(FEW, 4 * count)
+    assert counted.sizes
 
 
 @given(

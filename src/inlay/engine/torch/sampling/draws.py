@@ -20,6 +20,9 @@ WIDTHS = (256, 4096, 32768)
 256 nearly always suffice for a top_p, at a fiftieth of the cost of sorting 150,000.
 """
 
+FEW = 1024
+"""Values of a row that are sorted however few are wanted; many more rank by keys."""
+
 CDF_BLOCK = 512
 """Weights summed at once when a uniform number is looked up."""
 
@@ -40,7 +43,8 @@ def ranked(values_RV: Tensor, count: int) -> Tensor:
 
     `topk` alone may return any of several equal values, and a full sort is slow. The `count`-th
     largest of the maxima of blocks is a lower bound of the `count`-th largest value; only values
-    that reach it are sorted.
+    that reach it are sorted. Where many do, as all of a row of equal values, keys say which: one
+    such row would make all rows of the batch as wide.
     """
     num_rows, size = values_RV.shape
     if values_RV.device.type != "cpu":
@@ -51,8 +55,14 @@ def ranked(values_RV: Tensor, count: int) -> Tensor:
     blocks = size // block
     tops = values_RV[:, : blocks * block].view(num_rows, blocks, block).amax(dim=-1)
     reach_R1 = tops.topk(count, dim=-1).values[:, -1:]
-    rows, ids = (values_RV >= reach_R1).nonzero(as_tuple=True)
-    counts_R = torch.bincount(rows, minlength=num_rows)
+    reached_RV = values_RV >= reach_R1
+    counts_R = reached_RV.count_nonzero(dim=-1)
+    many_R = counts_R > max(FEW, 4 * count)
+    if many_R.any():
+        best_RC = ranked_by_key(values_RV[many_R], count)
+        reached_RV[many_R] = reached_RV.new_zeros(len(best_RC), size).scatter(1, best_RC, True)
+        counts_R[many_R] = count
+    rows, ids = reached_RV.nonzero(as_tuple=True)
     places = torch.arange(len(ids), device=ids.device) - (counts_R.cumsum(0) - counts_R)[rows]
     shape = (num_rows, int(counts_R.max()))
     found_RN = ids.new_zeros(shape).index_put((rows, places), ids)
