@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.engine.torch.scheduler import MAX_STARVED_STEPS
+from inlay.engine.torch.sequence import Sequence
 from inlay.errors import ContextLengthError, InvalidRequestError
 from inlay.prompt import Tokens
 from tests.engine.torch.simulation import POISON, Simulation, bounds, pages_of, rows
@@ -305,6 +306,30 @@ def test_nothing_is_preempted_for_a_priority_that_could_not_run_anyway() -> None
     simulation.admit(Tokens([3] * 100), max_tokens=2, priority=1)
     simulation.step()
     assert low.preemptions == 0
+
+
+def test_the_end_of_a_request_is_no_search_among_all_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = Simulation(bounds())
+    waiting = [
+        simulation.admit(Tokens([number]), max_tokens=9, priority=number % 3)
+        for number in range(40)
+    ]
+    simulation.step()
+    scheduler = simulation.scheduler
+    running = list(scheduler.running)
+    assert running
+
+    def compared(one: Sequence, other: object) -> bool:
+        raise AssertionError("it was looked for")
+
+    monkeypatch.setattr(Sequence, "__eq__", compared)
+    for sequence in reversed(waiting):
+        scheduler.finish(sequence)
+    monkeypatch.undo()
+    assert not len(scheduler)
+    assert scheduler.table.used == 0
 
 
 def test_equal_priorities_start_in_order_of_arrival() -> None:

@@ -23,7 +23,7 @@ chunk is unread: its pages have no digests, and its sequence is not preempted; p
 written to are scrubbed if its sequence ends meanwhile.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -202,18 +202,13 @@ class Scheduler:
             self.table.invalidate(run.pages[: written - run.first], keep_verified=True)
 
     def finish(self, sequence: Sequence) -> None:
-        """`sequence` has ended, for whatever reason.
-
-        Its pages are free, or idle in the cache, at once.
-        """
+        """`sequence` has ended; its pages are free, or idle in the cache, at once."""
         self.parking.ended(sequence)
         self._clients[sequence.client] -= 1
         if not self._clients[sequence.client]:
             del self._clients[sequence.client]
-        if sequence in self.running:
+        if not _remove(self.waiting, sequence):
             self._stop(sequence)
-        else:
-            self.waiting.remove(sequence)
 
     def _start_waiting(self) -> None:
         if not self.waiting:
@@ -258,7 +253,7 @@ class Scheduler:
             promised += self._pages_outstanding(sequence)
 
     def _begin(self, sequence: Sequence, hits: Hits | None) -> None:
-        self.waiting.remove(sequence)
+        _remove(self.waiting, sequence)
         insort(self.running, sequence, key=_by_order)
         self._shares.reset()
         sequence.starved_steps = 0
@@ -336,7 +331,7 @@ class Scheduler:
 
     def _stop(self, sequence: Sequence) -> None:
         self._shares.reset()
-        self.running.remove(sequence)
+        _remove(self.running, sequence)
         self._in_progress.remove(sequence, self._num_committed(sequence))
         for span in self._unread.pop(sequence, ()):
             first = span.start // self.bounds.page_size
@@ -493,3 +488,11 @@ class Scheduler:
                 if not self._preempt(other):
                     return
                 plan.preempted.add(other)
+
+
+def _remove(line: list[Sequence], sequence: Sequence) -> bool:
+    """Remove a sequence from a line in order, which may be long; return whether it was there."""
+    place = bisect_left(line, sequence.order, key=_by_order)
+    there = place < len(line) and line[place] is sequence
+    del line[place : place + there]
+    return there
