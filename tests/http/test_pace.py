@@ -16,7 +16,7 @@ import pytest
 
 from inlay import pace
 from inlay.digest import BLOCK_SIZE, Secret, row_digests
-from inlay.http.server import OFFLOAD_BYTES, preparing_for
+from inlay.http.server import OFFLOAD_BYTES, SMALL_BYTES, preparing_for
 from inlay.prompt import Buffer, Rows
 from inlay.tensors.cast import cast, largest_magnitude
 from tests.live import Fleet
@@ -103,6 +103,36 @@ def test_large_requests_are_prepared_in_the_background(llama: Fleet, pauses: lis
     assert not pauses
     llama.run(server.prepare(OFFLOAD_BYTES, pace.yield_gil))
     assert len(pauses) == 1
+
+
+def test_a_loop_that_has_prepared_much_prepares_only_what_is_small(
+    llama: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = llama.apps[llama.serve()].server
+    now = spent = 0.0
+
+    def worked() -> float:
+        nonlocal spent
+        spent += 0.1
+        return spent
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "thread_time", worked)
+
+    def here(size: int) -> bool:
+        """True if a body of `size` bytes is prepared on the event loop."""
+
+        async def both() -> bool:
+            return await server.prepare(size, threading.get_ident) == threading.get_ident()
+
+        return llama.run(both())
+
+    assert here(OFFLOAD_BYTES - 1)
+    assert not here(OFFLOAD_BYTES - 1)
+    assert not here(SMALL_BYTES)
+    assert here(SMALL_BYTES - 1)
+    now = 1.0
+    assert here(OFFLOAD_BYTES - 1)
 
 
 def test_a_client_that_has_much_prepared_leaves_a_thread_to_others(llama: Fleet) -> None:
