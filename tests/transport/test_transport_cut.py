@@ -16,6 +16,7 @@ from inlay.digest import Secret
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
 from inlay.transport import Connection, Listener, ReceiveMemory, dial
+from inlay.transport.credit import CREDIT_BYTES
 from inlay.transport.wire import CHUNK_BYTES
 from tests.transport.fleet import identity
 
@@ -156,7 +157,7 @@ async def _cut(memory: ReceiveMemory, after: int, credit: bool) -> None:
 
 @pytest.mark.parametrize("credit", [False, True], ids=["offered", "unasked"])
 async def test_a_connection_cut_anywhere_has_brought_whole_messages(credit: bool) -> None:
-    memory = ReceiveMemory(1 << 26 if credit else 1 << 20)
+    memory = ReceiveMemory(8 * CREDIT_BYTES if credit else 1 << 20)
     proxy = await _uncut(memory, credit)
     total = proxy.passed
     ends = {position + by for position in proxy.positions for by in (-1, 0, 1)}

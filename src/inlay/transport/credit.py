@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from inlay import liveness
 from inlay.transport.memory import ReceiveMemory
 
-CREDIT_BYTES = 8 * 1024 * 1024
-"""Bytes that the other end may send without asking: more than the rows of an image have."""
+CREDIT_BYTES = 16 * 1024 * 1024
+"""Bytes that the other end may send without asking: more than the rows of most images have."""
 IDLE_SECONDS = 60.0
 """Seconds after which credit that nobody uses is asked back."""
 
