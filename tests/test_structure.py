@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
-BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks"}
+BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "turns"}
 MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "liveness": set[str](),
     "lazy": set[str](),
     "fair_queue": set[str](),
+    "turns": {"fair_queue"},
     "single_flight": set[str](),
     "digest": {"prompt", "errors", "pace"},
     "request": BASE,

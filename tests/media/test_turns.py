@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inlay.errors import InvalidRequestError
 from inlay.media.fetch import Fetcher, FetchSettings
-from inlay.media.turns import Turns
+from inlay.turns import Turns
 from tests.media.test_fetch import HOST, say, serving
 
 

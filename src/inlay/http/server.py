@@ -44,7 +44,6 @@ from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
-from inlay.media.turns import Turns
 from inlay.pace import mark_background
 from inlay.prompt import Prompt
 from inlay.render.renderer import Renderers
@@ -53,6 +52,7 @@ from inlay.router import Router, ServedModel
 from inlay.speech import Speech
 from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
+from inlay.turns import Turns
 
 OFFLOAD_BYTES = 16 * 1024
 """Bytes of a body from which it is parsed and prepared off the event loop.

@@ -40,8 +40,8 @@ from inlay.errors import (
 )
 from inlay.media.addresses import Network, address_of, is_public, networks
 from inlay.media.data_url import decode_data_url
-from inlay.media.turns import Place, Turns
 from inlay.single_flight import shielded
+from inlay.turns import Place, Turns
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Places for what is fetched at the same time: no client can take them all."""
+"""Places for work that is done at the same time: no client can take them all."""
 
 import asyncio
 from collections import Counter
