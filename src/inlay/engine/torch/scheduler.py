@@ -207,7 +207,9 @@ class Scheduler:
         self._clients[sequence.client] -= 1
         if not self._clients[sequence.client]:
             del self._clients[sequence.client]
-        if not _remove(self.waiting, sequence):
+        try:
+            _remove(self.waiting, sequence)
+        except ValueError:
             self._stop(sequence)
 
     def _start_waiting(self) -> None:
@@ -490,9 +492,9 @@ class Scheduler:
                 plan.preempted.add(other)
 
 
-def _remove(line: list[Sequence], sequence: Sequence) -> bool:
-    """Remove a sequence from a line in order, which may be long; return whether it was there."""
+def _remove(line: list[Sequence], sequence: Sequence) -> None:
+    """Remove a sequence from a line in order, which may be long. Raises as `list.remove`."""
     place = bisect_left(line, sequence.order, key=_by_order)
-    there = place < len(line) and line[place] is sequence
-    del line[place : place + there]
-    return there
+    if place == len(line) or line[place] is not sequence:
+        raise ValueError(f"{sequence.request.id!r} is not in the line")
+    del line[place]
