@@ -242,7 +242,12 @@ def with_draft(model: str, draft: str) -> TorchEngine:
     )  # fmt: skip
 
 
-async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -> None:
+async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Else how many are accepted depends on what they cost here.
+    timed = Speculator.timed
+    monkeypatch.setattr(Speculator, "timed", lambda self, chunks, _: timed(self, chunks, 0.001))
     path = str(tiny("llama"))
     engine = with_draft(path, path)
     await engine.start()
@@ -252,8 +257,7 @@ async def test_a_draft_model_is_loaded_with_the_engine_and_again_after_sleep() -
             before = engine.stats().num_accepted_tokens
             (receiver,) = await run_in(engine, make_request("a", Prompt.of(Tokens([5, 6, 7])), 40))
             assert receiver.last.error is None
-            # How many depends on what they cost here; the first are tried in any case.
-            assert engine.stats().num_accepted_tokens > before
+            assert engine.stats().num_accepted_tokens > before + 20
             await engine.sleep(2)
             assert await engine.wake_up(())
     finally:
