@@ -18,7 +18,13 @@ from inlay.http import openapi
 from inlay.http.asgi import Message, Receive, Scope, Send
 from inlay.http.bodies.accounting import Reservation
 from inlay.http.bodies.connection import EXTENSION
-from inlay.http.bounded_http import MAX_HEADERS, MAX_TARGET, check_head
+from inlay.http.bounded_http import (
+    LONG_TARGET,
+    MANY_HEADERS,
+    MAX_HEADERS,
+    MAX_TARGET,
+    HeadTooLargeError,
+)
 from inlay.http.cors import Cors
 from inlay.http.errors import (
     OPENAI,
@@ -235,15 +241,17 @@ async def _send_in_pieces(send: Send, message: Message) -> None:
 
 
 def _check_head(scope: Scope) -> None:
-    """Check what the server's parser has let through.
+    """Check a head that came whole in one piece, which the parser has let through.
 
     Raises:
         HeadTooLargeError: the path with its query is too long, or there are too many headers.
         TransferCodingError: a transfer coding other than chunked (RFC 9112, 6.1).
     """
     target = scope.get("raw_path", b"") + scope.get("query_string", b"")
-    if len(target) > MAX_TARGET or len(scope["headers"]) > MAX_HEADERS:
-        check_head(target, scope["headers"])
+    if len(target) > MAX_TARGET:
+        raise HeadTooLargeError(LONG_TARGET)
+    if len(scope["headers"]) > MAX_HEADERS:
+        raise HeadTooLargeError(MANY_HEADERS)
     codings = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
     if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
         got = b", ".join(codings)[:80].decode("latin-1")

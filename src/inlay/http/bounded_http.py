@@ -1,7 +1,6 @@
 """HTTP/1.1 connections with limits that uvicorn lacks."""
 
 import asyncio
-from collections.abc import Sized
 from socket import SO_ERROR, SOL_SOCKET
 from typing import Any, cast
 
@@ -63,16 +62,10 @@ class HeadTimeoutError(InlayError):
     type = "timeout_error"
 
 
-def check_head(target: Sized, headers: Sized) -> None:
-    """Raise `HeadTooLargeError` for too long a path with its query, or too many headers."""
-    check_size("the path with its query", len(target), MAX_TARGET, "bytes")
-    check_size("the head of the request", len(headers), MAX_HEADERS, "headers")
-
-
-def check_size(what: str, size: int, limit: int, unit: str) -> None:
-    """Raise `HeadTooLargeError` if `size` is over `limit`."""
-    if size > limit:
-        raise HeadTooLargeError(f"{what} is over the limit of {limit} {unit}")
+LONG_HEAD = f"the head of the request is over the limit of {MAX_HEAD} bytes"
+MANY_HEADERS = f"the head of the request is over the limit of {MAX_HEADERS} headers"
+LONG_TARGET = f"the path with its query is over the limit of {MAX_TARGET} bytes"
+"""Messages of `HeadTooLargeError`."""
 
 
 class BoundedHttp(Connection):
@@ -183,12 +176,12 @@ class BoundedHttp(Connection):
             # The parser's callbacks reset it when a head or a piece of a body is complete.
             self._unsettled += len(part)
             super().data_received(part)
-            try:
-                check_size("the head of the request", self._unsettled, MAX_HEAD, "bytes")
-                if self._head_timer is not None:
-                    check_head(self.url, self.headers or ())
-            except HeadTooLargeError as error:
-                self._give_up(error)
+            if self._unsettled > MAX_HEAD:
+                self._give_up(HeadTooLargeError(LONG_HEAD))
+            elif self._head_timer is not None and len(self.url) > MAX_TARGET:
+                self._give_up(HeadTooLargeError(LONG_TARGET))
+            elif self._head_timer is not None and len(self.headers or ()) > MAX_HEADERS:
+                self._give_up(HeadTooLargeError(MANY_HEADERS))
             if len(self.pipeline) > MAX_WAITING:
                 self._give_up(None)
 
