@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers.activations import ACT2FN
 
-from inlay.engine.embed.encoder import Encoder
+from inlay.engine.embed.encoder import Encoder, fuse_gelu
 from inlay.engine.embed.families import FAMILIES
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.weights.linear_methods import packs
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from tests import embedding_reference as reference
@@ -178,3 +180,31 @@ def test_more_positions_than_the_model_has_are_refused() -> None:
 def test_every_word_of_the_tests_is_in_the_vocabulary() -> None:
     tokenizer = reference.tokenizer_of(tiny_embedding("bert"))
     assert tokenizer.unk_token_id not in tokenizer(" ".join(WORDS))["input_ids"]
+
+
+@pytest.mark.parametrize("loud", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu"]
+)
+def test_only_the_exact_gelu_is_computed_with_the_product_before_it(
+    name: str, dtype: torch.dtype, loud: bool
+) -> None:
+    """The others are near it; one loud output must not make them near enough."""
+    if not packs(dtype):
+        pytest.skip(f"no packed linears in {dtype} here")
+
+    class Intermediate(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = torch.nn.Linear(64, 128)
+            self.intermediate_act_fn = ACT2FN[name]
+
+    layer = Intermediate().requires_grad_(False)
+    torch.nn.init.normal_(layer.dense.weight, std=1.3 / 8)
+    if loud:
+        layer.dense.weight[5] *= 10
+    layer.to(dtype)
+    dense = layer.dense
+    fuse_gelu(layer, ("Intermediate", "intermediate_act_fn", "dense"))
+    assert (layer.dense is not dense) == (name == "gelu")

@@ -8,12 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from inlay.engine.torch.native import Panels, Products, kernels
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm, accelerate
-from inlay.engine.torch.weights.linear_methods import PackedLinear, PlainLinear, packs
+from inlay.engine.torch.weights.linear_methods import (
+    TOLERANCE,
+    PackedLinear,
+    PlainLinear,
+    differ,
+    packs,
+)
 
 FUSED = (("q_proj", "k_proj", "v_proj"),)
 
@@ -154,6 +161,62 @@ def test_a_norm_is_swapped_for_a_faster_one_with_the_same_result(
     torch.testing.assert_close(
         holder(x), expected, atol=5e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2
     )
+
+
+@pytest.mark.parametrize("kind", [Qwen3RMSNorm, Gemma3RMSNorm])
+def test_weights_of_hundreds_do_not_hide_which_norm_it_is(kind: type[nn.Module]) -> None:
+    """Where weights are large, w and 1 + w are nearly the same but for the small ones."""
+    norm = kind(64, eps=1e-6)
+    norm.weight.data = 0.05 * torch.randn(64)
+    norm.weight.data[[3, 40]] = 608.0
+    holder = nn.Sequential(norm).bfloat16().requires_grad_(False)
+    x = torch.randn(1, 7, 64).bfloat16()
+    expected = holder(x)
+    accelerate(holder, ())
+    assert isinstance(holder[0], RMSNorm)
+    assert differ(holder(x), expected) <= TOLERANCE[torch.bfloat16]
+    quiet = [channel for channel in range(64) if channel not in (3, 40)]
+    assert differ(holder(x)[..., quiet], expected[..., quiet]) <= TOLERANCE[torch.bfloat16]
+
+
+def test_a_difference_in_quiet_elements_shows_beside_loud_ones() -> None:
+    expected = torch.ones(2, 100)
+    expected[:, 7] = 1e4
+    found = expected.clone()
+    found[1, 8] = -1000.0
+    assert differ(found, expected) > 0.9
+    assert differ(torch.zeros(2, 3), torch.zeros(2, 3)) == 0.0
+    assert not differ(torch.full((2, 3), torch.nan), torch.ones(2, 3)) <= 1e9
+
+
+def test_panels_are_known_by_their_bits_and_products_checked_beside_loud_outputs() -> None:
+    native = kernels()
+    if native is None or not packs(torch.bfloat16) or not native.products.pairs:
+        pytest.skip("no native products of bfloat16 here")
+    weight = torch.randn(192, 96)
+    weight[5] *= 800
+    packed = PackedLinear(weight.bfloat16(), None, products=native.products)
+    assert packed.native_rows
+
+    right = native.products
+
+    class Exchanged(Products):
+        """Two outputs of the last panel change places."""
+
+        def __init__(self) -> None:
+            pass
+
+        def product_rows(self, panels: Panels) -> int:
+            return 64
+
+        def invariant_product(self, panels: Panels) -> bool:
+            return False
+
+        def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+            found = right.product(x, panels, bias)
+            return found[..., [*range(190), 191, 190]]
+
+    assert not PackedLinear(weight.bfloat16(), None, products=Exchanged()).native_rows
 
 
 def test_a_norm_of_another_formula_stays() -> None:

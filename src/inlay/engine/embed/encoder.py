@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from inlay import __version__
@@ -37,7 +38,7 @@ from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
-from inlay.engine.torch.weights.linear_methods import PackedLinear, packs
+from inlay.engine.torch.weights.linear_methods import TOLERANCE, PackedLinear, differ, packs
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError
 from inlay.media.positions import GRID_FIELD, rope_positions
@@ -308,11 +309,8 @@ def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
     return logits
 
 
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
 def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
-    """Fuse linear and GELU in every module of one class, where the result is the same.
+    """Fuse linear and exact GELU in every module of one class that has them.
 
     Args:
         model: on its device, in its final dtype.
@@ -327,32 +325,45 @@ def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
         if type(parent).__name__.endswith(ending) and isinstance(
             getattr(parent, linear, None), nn.Linear
         ):
-            fused = _fused(getattr(parent, linear), getattr(parent, activation))
+            if not _is_exact_gelu(getattr(parent, activation)):
+                return
+            fused = _fused(getattr(parent, linear))
             if fused is None:
                 return
             setattr(parent, linear, fused)
             setattr(parent, activation, nn.Identity())
 
 
-def _fused(linear: nn.Linear, activation: Any) -> PackedLinear | None:
-    """Return the fused product, or None if its result differs.
+def _is_exact_gelu(activation: object) -> bool:
+    """Return True for x * Phi(x), but not for its approximations, nor for any other function."""
+    if isinstance(activation, nn.GELU):
+        known = activation.approximate == "none"
+    else:
+        known = isinstance(activation, GELUActivation)
+    grid = torch.linspace(-10, 10, 4001)
+    with torch.inference_mode():
+        return known and torch.allclose(cast("Any", activation)(grid), F.gelu(grid), atol=1e-6)
 
-    It differs for other activations, and is missing in some builds of torch.
-    """
-    weight = linear.weight
+
+def _fused(linear: nn.Linear) -> PackedLinear | None:
+    """Return the product followed by the exact GELU; None if some build of torch lacks it."""
+    weight, native = linear.weight, kernels()
     x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight.dtype)
-    native = kernels()
     try:
         with torch.inference_mode():
             fused = PackedLinear(
                 weight, linear.bias, gelu=True, products=None if native is None else native.products
             )
-            expected = activation(F.linear(x, weight, linear.bias)).float()
-            error = (fused(x).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
+            # The fused one is given what the product has before it is rounded.
+            product = F.linear(x.float(), *(part.float() for part in linear.parameters()))
+            error = differ(fused(x), F.gelu(product))
     except RuntimeError as unknown:
         _logger.warning("GELU is not applied in products: %s", unknown)
         return None
-    return fused if error <= _TOLERANCE[weight.dtype] else None
+    if error <= TOLERANCE[weight.dtype]:
+        return fused
+    _logger.warning("GELU in a product differs by %.3g and is not used", error)
+    return None
 
 
 class LocalModel:

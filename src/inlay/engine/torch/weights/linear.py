@@ -8,6 +8,7 @@ Three replacements, each compared with the original before it is used:
   GPU, torch's own kernel. `F.rms_norm` is no faster on a CPU than what it would replace.
 """
 
+import copy
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
 from inlay.engine.torch.weights.linear_methods import (
-    TOLERANCE,
     LinearMethod,
     PackedLinear,
     PlainLinear,
@@ -34,6 +34,10 @@ _LEAST_ROWS = 4
 oneDNN reads weights at 17 GB/s for products of one row and 14 for two, but 20 for three to six, of
 34 a core can read on an AMD machine.
 """
+
+
+_SAME_FORMULA = 1e-5
+"""Difference of two computations of one norm in float32, as in `differ`: rounding alone."""
 
 
 class RMSNorm(nn.Module):
@@ -237,10 +241,7 @@ def _own_norm(factor: Tensor, eps: float, dtype: torch.dtype) -> nn.Module | Non
 def _faster_norm(module: nn.Module, native: Kernels | None) -> nn.Module | None:
     """Return the replacement of a root-mean-square norm.
 
-    None if `module` is no such norm, or an unknown variant.
-
-    Some families multiply by the weight, some by one plus the weight: the variant that agrees with
-    `module` on random input is used.
+    None if `module` is no such norm, or computes something else.
     """
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
@@ -250,13 +251,33 @@ def _faster_norm(module: nn.Module, native: Kernels | None) -> nn.Module | None:
         or eps is None
     ):
         return None
+    offset = _offset_of_weight(module, weight, eps)
+    if offset is None:
+        return None
+    # The sum may not have the dtype of the weight: 16.8125 has one bit more than bfloat16 holds.
+    factor = offset + weight.detach().float()
+    own = _own_norm(factor, eps, weight.dtype) if weight.device.type == "cuda" else None
+    return RMSNorm(factor, eps, native) if own is None else own
+
+
+def _offset_of_weight(module: nn.Module, weight: Tensor, eps: float) -> int | None:
+    """Return what a norm adds to its weight: 1 in some families (Gemma, Qwen3-Next), else 0.
+
+    None if it computes something else. Read from what the module's own code computes in float32
+    with other weights, for which no two formulas are near each other, and on rows whose mean
+    square is near `eps`, far above and at 0.
+    """
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(3, weight.shape[0], generator=generator).to(weight)
-    expected = module(x)
-    on_gpu = weight.device.type == "cuda"
-    for factor in (weight.detach().float(), 1 + weight.detach().float()):
-        own = _own_norm(factor, eps, weight.dtype) if on_gpu else None
-        norm = RMSNorm(factor, eps, native) if own is None else own
-        if differ(norm(x), expected) <= TOLERANCE[weight.dtype]:
-            return norm
+    probe = copy.copy(module)
+    size = (weight.shape[0],)
+    given = torch.randn(size, generator=generator).to(weight.device)
+    probe._parameters = {**module._parameters, "weight": nn.Parameter(given, requires_grad=False)}
+    rows = torch.randn(4, *size, generator=generator).to(weight.device)
+    rows *= torch.tensor([[1.0], [1e3], [eps**0.5], [0.0]], device=weight.device)
+    with torch.inference_mode():
+        found = probe(rows)
+        ones = RMSNorm(torch.ones_like(given), eps)(rows)
+    for offset in (0, 1):
+        if found.dtype == ones.dtype and differ(found, ones * (offset + given)) <= _SAME_FORMULA:
+            return offset
     return None
