@@ -83,6 +83,16 @@ HERMES = [
     (r'<tool_call>{"name": "f", "arguments": {"a": "\"}]{</tool_call>\\"}}</tool_call>', "",
      [("f", r'{"a": "\"}]{</tool_call>\\"}')]),
     ('<tool_call>{"name": "ring", "arguments": {}}<tool_call>{"name": "ring", "arguments": {}}', "", [RING, RING]),
+    # Several in one tag:
+    (('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n{"name": "ring", "arguments": {}}\n'
+     "</tool_call>"), "", [WEATHER, RING]),
+    ('<tool_call>{"name": "ring", "arguments": {}}, {"name": "ring"}</tool_call>\nDone.', "\nDone.", [RING, RING]),
+    ('<tool_call>\n[{"name": "ring", "arguments": {}}, {"name": "ring"}]\n</tool_call>', "", [RING, RING]),
+    ('<tool_call>{"name": "ring"}{"name": "ring"}', "", [RING, RING]),
+    ('<tool_call>{"name": "ring"}\n{"name": "ring", "argum', '\n{"name": "ring", "argum', [RING]),
+    ('<tool_call>{"name": "ring"}\n{"no": 1}</tool_call> Done.', '\n{"no": 1} Done.', [RING]),
+    ('<tool_call>{"name": "ring"}, and\n</tool_call>', ", and", [RING]),
+    ('<tool_call>{"name": "ring"} and </tool_call><tool_call>{"name": "ring"}</tool_call>', "and", [RING, RING]),
     # Truncated, or not what they began as:
     ('<tool_call>{"name": "get_weather", "arguments": {"city": "Pa', "", [("get_weather", '{"city": "Pa')]),
     ('<tool_call>{"name": "get_wea', '<tool_call>{"name": "get_wea', []),
@@ -97,6 +107,7 @@ HERMES = [
 CODER = [
     (("Let me see.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n"
      "</parameter>\n</function>\n</tool_call>"), "Let me see.", [WEATHER]),
+    ("<tool_call>\n<function=ring>\n</function>\n<function=ring>\n</function>\n</tool_call>", "", [RING, RING]),
     ("<tool_call>\n<function=ring>\n</function>\n</tool_call>\n<function=ring>\n</function>", "", [RING, RING]),
     (('<tool_call><function=get_weather><parameter=city>\na "b"\n\n</parameter><parameter=metric>True</parameter>'
      '<parameter=tags>["x", 1]</parameter><parameter=note>null</parameter></function></tool_call>'), "",
@@ -111,6 +122,8 @@ LLAMA = [
     ('{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}', "", [WEATHER]),
     ('<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}', "", [WEATHER]),
     ('{"type": "function", "name": "ring", "parameters": {}}; {"name": "ring", "parameters": {}}', "", [RING, RING]),
+    ('<|python_tag|>{"name": "ring", "parameters": {}}\n{"name": "ring", "parameters": {}}', "", [RING, RING]),
+    ('{"name": "ring", "parameters": {}}\n{"name": "no", "parameters": {}}', '\n{"name": "no", "parameters": {}}', [RING]),
     ('I ring.<|python_tag|>{"name": "ring", "arguments": {}}', "I ring.", [RING]),
     ('{"name": "nobody", "parameters": {}}', '{"name": "nobody", "parameters": {}}', []),
     ('{"city": "Paris", "name": "ring", "parameters": {}}', '{"city": "Paris", "name": "ring", "parameters": {}}', []),

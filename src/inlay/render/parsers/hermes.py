@@ -16,9 +16,8 @@ harbour
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
 
+from inlay.render.json_schema import SchemaTypes, type_of
 from inlay.render.output import OutputDelta
 from inlay.render.parsers.calls import CallsParser
 from inlay.render.parsers.source import Malformed, Steps, trailing_newline, trailing_space
@@ -27,30 +26,56 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
-_WORDS = {"True": "true", "False": "false", "None": "null"}
-"""Python literals that models sometimes write in place of JSON's."""
+_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}
+"""JSON's words in the spellings that models have for them, Python's among them."""
+
+_UNDECLARED = frozenset({"string"})
 
 
 class HermesParser(CallsParser):
-    """Parser of JSON between tags."""
+    """Parser of JSON between tags: a call, several one after the other, or a list of them."""
 
     def _read(self) -> Steps[None]:
         source = self.source
-        while (yield from self.content(OPEN)) is not None:
+        closed = True
+        while True:
+            tag = yield from self.content(*((OPEN,) if closed else (OPEN, CLOSE)))
+            if tag is None:
+                return
+            closed = tag == CLOSE
+            if closed:
+                source.settle()
+                continue
             before = self._count
             try:
-                yield from source.space()
-                yield from self.call_object()
-                yield from source.space()
-                yield from source.accept(CLOSE)
-                source.settle()
+                closed = yield from self._calls()
             except Malformed:
                 yield from self.unsettled()
-                if (
-                    self._count > before
-                ):  # the call stands; what is wrong behind its arguments is content
-                    yield from source.until((CLOSE,), self._show_content, hold=trailing_space)
-                    source.settle()
+                # Calls stand; what is wrong behind them is content, up to the tag.
+                closed = self._count == before
+
+    def _calls(self) -> Steps[bool]:
+        """Read what is between the tags; return True if the end tag came."""
+        source = self.source
+        yield from source.space()
+        if (yield from source.peek()) == "[":
+            yield from self.call_objects()
+            yield from source.expect("]")
+        else:
+            yield from self.call_object()
+        while True:
+            yield from source.space()
+            if (yield from source.accept(CLOSE)):
+                source.settle()
+                return True
+            parted = yield from source.accept(",")
+            yield from source.space()
+            if (yield from source.peek()) != "{":
+                if parted:
+                    raise Malformed
+                source.settle()
+                return False
+            yield from self.call_object()
 
 
 class QwenCoderParser(CallsParser):
@@ -69,14 +94,13 @@ class QwenCoderParser(CallsParser):
                 yield from self.unsettled()
                 continue
             yield self.open(name)
-            yield from self._parameters(self.tools.schemas.get(name, {}))
+            yield from self._parameters(SchemaTypes(self.tools.schemas.get(name, {})))
             yield from source.space()
             yield from source.accept(CLOSE)
             source.settle()
 
-    def _parameters(self, schema: Mapping[str, Any]) -> Steps[None]:
-        """Show parameters as one object."""
-        properties = schema.get("properties")
+    def _parameters(self, types: SchemaTypes) -> Steps[None]:
+        """Show parameters as one object; those that the schema does not declare are strings."""
         begin = "{"
         tag = yield from self._next_tag()
         while tag == _PARAMETER:
@@ -86,8 +110,7 @@ class QwenCoderParser(CallsParser):
             begin = ", "
             if end is None:
                 return
-            own = properties.get(key) if isinstance(properties, Mapping) else None
-            tag = yield from self._value(frozenset(_types(own)))
+            tag = yield from self._value(types.of_property(key) or _UNDECLARED)
             if tag == _PARAMETER_END:
                 tag = yield from self._next_tag()
         if tag is not None:
@@ -107,7 +130,7 @@ class QwenCoderParser(CallsParser):
         tags = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
         yield from source.accept("\n")
         source.settle()
-        if types <= {"string"}:
+        if types == _UNDECLARED:
             yield self.piece('"')
             tag = yield from source.until(tags, self._text_piece, hold=trailing_newline)
             if tag is not None:
@@ -123,28 +146,15 @@ class QwenCoderParser(CallsParser):
         return self.piece(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
-def _types(schema: object) -> Iterator[str]:
-    """Yield the JSON types that a schema allows; none if it does not name types."""
-    if not isinstance(schema, Mapping):
-        return
-    said = schema.get("type")
-    yield from (
-        kind for kind in (said if isinstance(said, list) else [said]) if isinstance(kind, str)
-    )
-    for name in ("anyOf", "oneOf"):
-        others = schema.get(name)
-        for other in others if isinstance(others, list) else ():
-            yield from _types(other)
-
-
 def _json_of(text: str, types: frozenset[str]) -> str:
-    """Return a value as JSON: the parsed text if its type is allowed, else a string."""
-    said = _WORDS.get(text.strip(), text.strip())
+    """Return a value as JSON: the parsed text if its type is allowed, else a string if that is."""
+    said = text.strip()
+    said = _WORDS.get(said.lower(), said)
     try:
         value = json.loads(said, parse_constant=_no_json)
     except (ValueError, RecursionError):
         value = text
-    if isinstance(value, str) or ("string" in types and value is not None):
+    if isinstance(value, str) or ("string" in types and type_of(value) not in types):
         return json.dumps(text, ensure_ascii=False)
     return said
 

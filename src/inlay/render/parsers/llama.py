@@ -1,6 +1,6 @@
 """Tool calls of Llama 3.
 
-`<|python_tag|>` and JSON objects separated by `;`, or such an object alone.
+`<|python_tag|>` and JSON objects, with or without `;` between them; or the objects alone.
 
 <|python_tag|>{"name": "look", "parameters": {"place": "harbour"}}; {"name": "ring", "parameters":
 {}}
@@ -37,7 +37,7 @@ class LlamaParser(CallsParser):
                 else:
                     yield from self.call_object(known=self.tools.schemas, keys=_KEYS, bare=False)
                 yield from source.space()
-                if not (yield from source.accept(";")):
+                if not (yield from source.accept(";")) and (yield from source.peek()) != "{":
                     break
                 yield from source.space()
                 if not (yield from source.peek()):

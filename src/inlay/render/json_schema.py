@@ -1,0 +1,182 @@
+"""JSON schemas as clients write them: where a `$ref` leads, and which types a value may have."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+"""All JSON types; whole numbers are "integer", and no "number"."""
+
+TYPE_NAMES: Mapping[str, frozenset[str]] = {
+    **{name: frozenset({name}) for name in TYPES},
+    "number": frozenset({"number", "integer"}),
+    "any": TYPES,
+    "bool": frozenset({"boolean"}),
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), frozenset({"string"})),
+    **dict.fromkeys(
+        ("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"),
+        frozenset({"integer"}),
+    ),
+    **dict.fromkeys(
+        ("float", "float32", "float64", "double", "decimal"), frozenset({"number", "integer"})
+    ),
+    **dict.fromkeys(("dict", "map"), frozenset({"object"})),
+    **dict.fromkeys(("arr", "list", "tuple", "set", "sequence"), frozenset({"array"})),
+}
+"""Types by the names in a `type`: JSON Schema's, and those that vLLM reads too."""
+
+_HINTS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(
+        ("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+        frozenset({"object"}),
+    ),
+    **dict.fromkeys(
+        ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"),
+        frozenset({"array"}),
+    ),
+    **dict.fromkeys(("pattern", "format", "minLength", "maxLength"), frozenset({"string"})),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        TYPE_NAMES["number"],
+    ),
+}
+"""Types that a schema without a type means, by its other keywords."""
+
+_MAX_STEPS = 64
+"""Schemas in schemas, and references in a row, that are followed."""
+
+
+def type_of(value: object) -> str:
+    """Return the JSON type of a parsed value, one of `TYPES`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def named(root: Any, reference: object) -> Any:
+    """Return the part of a schema that a `$ref` in it names; None if there is none.
+
+    A reference is a pointer (`#/$defs/Page`), an `$anchor` or an `$id` of a definition, or one of
+    these behind the schema's own `$id`.
+    """
+    if not isinstance(reference, str) or not isinstance(root, Mapping):
+        return None
+    base, _, fragment = reference.partition("#")
+    if base and base != root.get("$id"):
+        return next((part for part in _definitions(root) if part.get("$id") == base), None)
+    if fragment and not fragment.startswith("/"):
+        return next((part for part in _definitions(root) if part.get("$anchor") == fragment), None)
+    found: Any = root
+    for step in unquote(fragment).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and step.isdecimal():
+            found = found[int(step)] if len(step) < 8 and int(step) < len(found) else None
+        else:
+            found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _definitions(root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for name in ("$defs", "definitions"):
+        parts = root.get(name)
+        if isinstance(parts, Mapping):
+            yield from (part for part in parts.values() if isinstance(part, Mapping))
+
+
+class SchemaTypes:
+    """The JSON types that parts of one schema allow. Each part is looked at once."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, frozenset[str]] = {}
+
+    def of(self, schema: Any, steps: int = 0) -> frozenset[str]:
+        """Return the types that a value under `schema`, a part of the whole, may have.
+
+        All, if the schema does not tell; none, if nothing matches it.
+        """
+        if schema is False:
+            return frozenset()
+        if not isinstance(schema, Mapping) or steps > _MAX_STEPS:
+            return TYPES
+        if id(schema) not in self._known:
+            self._known[id(schema)] = TYPES  # for what leads back to itself
+            self._known[id(schema)] = self._read(schema, steps + 1)
+        return self._known[id(schema)]
+
+    def _read(self, schema: Mapping[str, Any], steps: int) -> frozenset[str]:
+        allowed = TYPES
+        for each in self._asserted(schema, steps):
+            allowed &= each
+        if allowed == TYPES:
+            hints = [types for keyword, types in _HINTS.items() if keyword in schema]
+            return frozenset().union(*hints) if hints else TYPES
+        return allowed | {"null"} if schema.get("nullable") is True else allowed
+
+    def _asserted(self, schema: Mapping[str, Any], steps: int) -> Iterator[frozenset[str]]:
+        """Yield the types that each keyword of a schema allows."""
+        said = schema.get("type")
+        names = said if isinstance(said, list) else [said]
+        kinds = [
+            TYPE_NAMES[name.lower()]
+            for name in names
+            if isinstance(name, str) and name.lower() in TYPE_NAMES
+        ]
+        if kinds:
+            yield frozenset().union(*kinds)
+        if "const" in schema:
+            yield frozenset({type_of(schema["const"])})
+        if isinstance(schema.get("enum"), list) and schema["enum"]:
+            yield frozenset(map(type_of, schema["enum"]))
+        if (there := named(self._root, schema.get("$ref"))) is not None:
+            yield self.of(there, steps)
+        yield from (self.of(part, steps) for part in _schemas(schema.get("allOf")))
+        for keyword in ("anyOf", "oneOf"):
+            if choices := _schemas(schema.get(keyword)):
+                yield frozenset().union(*(self.of(choice, steps) for choice in choices))
+
+    def of_property(self, name: str) -> frozenset[str] | None:
+        """Return the types of a property of the whole; None if the schema does not declare it."""
+        return self._property(self._root, name, set())
+
+    def _property(self, schema: Any, name: str, seen: set[int]) -> frozenset[str] | None:
+        if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > 10 * _MAX_STEPS:
+            return None
+        seen.add(id(schema))
+        properties, others = schema.get("properties"), schema.get("additionalProperties")
+        found: frozenset[str] | None = None
+        if isinstance(properties, Mapping) and name in properties:
+            found = self.of(properties[name])
+        elif isinstance(others, Mapping) and others:
+            found = self.of(others)
+        for part in (named(self._root, schema.get("$ref")), *_schemas(schema.get("allOf"))):
+            types = self._property(part, name, seen)
+            if types is not None:
+                found = types if found is None else found & types
+        choices = [
+            types
+            for keyword in ("anyOf", "oneOf")
+            for choice in _schemas(schema.get(keyword))
+            if (types := self._property(choice, name, seen)) is not None
+        ]
+        if choices:
+            either = frozenset().union(*choices)
+            found = either if found is None else found & either
+        return found
+
+
+def _schemas(value: object) -> list[Any]:
+    """Return what may be schemas in the value of `anyOf` and the like."""
+    return [
+        part
+        for part in (value if isinstance(value, list) else ())
+        if isinstance(part, Mapping | bool)
+    ]
