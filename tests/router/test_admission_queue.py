@@ -209,3 +209,57 @@ async def test_a_client_whose_request_has_ended_is_placed_though_it_is_anothers_
     await waiters.make_room()
     assert await first == "a1"
     assert waiters.room.num_requests == 0
+
+
+async def test_what_placing_calls_places_nothing_but_has_it_done_next() -> None:
+    waiters = Waiters()
+    depth = most = tries = 0
+
+    def place() -> str | None:
+        """What is sent and taken back gives its room back, as a request that ends does."""
+        nonlocal depth, most, tries
+        depth, tries = depth + 1, tries + 1
+        most = max(most, depth)
+        if tries < 5:
+            waiters.room.mark("c")
+        depth -= 1
+        return "placed" if tries == 5 else None
+
+    task = asyncio.create_task(
+        waiters.room.wait("line", place, num_requests=1, client="c", priority=0)
+    )
+    await asyncio.sleep(0)
+    for _ in range(9):
+        waiters.room.mark()
+    assert tries == 0  # so far nothing has been looked at
+    async with asyncio.timeout(10):
+        assert await task == "placed"
+    assert (most, tries) == (1, 5)
+
+
+async def test_a_placing_within_another_is_an_error_of_that_request_alone() -> None:
+    waiters = Waiters()
+
+    def nested() -> str | None:
+        waiters.room.wake()
+        return None
+
+    task = asyncio.create_task(
+        waiters.room.wait("line", nested, num_requests=1, client="c", priority=-1)
+    )
+    await asyncio.sleep(0)
+    rest = await waiters.add("rest")
+    await waiters.make_room()
+    with pytest.raises(RuntimeError, match="by what placing another calls"):
+        await task
+    assert await rest == "rest"
+
+
+async def test_who_waits_has_the_room_that_was_announced_before_a_newcomer() -> None:
+    waiters = Waiters()
+    task = await waiters.add("waits")
+    waiters.places.room = 1
+    waiters.room.mark()
+    waiters.room.settle()  # as who comes does first
+    assert waiters.places.place("newcomer") is None
+    assert await task == "waits"

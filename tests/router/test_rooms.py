@@ -1,6 +1,7 @@
 """Pairs whose workers have a request at the same time, and meet in a room."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Request, Sampling
 from inlay.router import Router, resume
 from inlay.router.resume import ResumingStream, Sent
+from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Stream
 from tests.models import tiny
@@ -362,6 +364,40 @@ async def test_an_answer_of_a_prefill_worker_that_cannot_be_read_ends_the_reques
         with pytest.raises(EngineError, match="could not be read"):
             await read(stream)
     await fleet.is_idle()
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_decode_worker_that_dies_while_a_request_waits_has_no_prompt_sent_for_nothing(
+    settings: EngineSettings, around: Around, started: bool
+) -> None:
+    settings = settings.model_copy(update={"max_num_seqs": 2})
+    prefill, lost, left = halves(settings, "prefill", "decode", "decode")
+    fleet = await around(prefill, lost, left)
+    fleet.router = Router(
+        fleet.plane, RouterSettings(router_worker_backlog=0), secret=SECRET, random=First()
+    )
+    if started:
+        await fleet.router.start()
+    prefill.held.clear()
+    running = [await fleet.send(request(name, max_tokens=400)) for name in ("r0", "r1")]
+    waiting = [asyncio.create_task(fleet.send(request(name))) for name in ("r2", "r3")]
+    async with asyncio.timeout(10):
+        while fleet.router.num_waiting < 2 or len(lost.seen) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    fleet.kill(1)
+    reading = [asyncio.create_task(read(stream)) for (stream,) in running]
+    async with asyncio.timeout(10):
+        while len(prefill.seen) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    prefill.held.set()
+    assert [(await task).ids for task in reading] == [expected(400)] * 2
+    assert [(await read((await task)[0])).ids for task in waiting] == [ANSWER] * 2
+    # Each once, and once more what the lost worker had.
+    sent = Counter(one.id.partition("/")[0] for one in prefill.seen)
+    assert sent == {"r0": 2, "r1": 2, "r2": 1, "r3": 1}
+    assert {one.id for one in left.seen} == {"r0", "r1", "r2", "r3"}
+    await fleet.is_idle()
+    await fleet.router.close()
 
 
 @pytest.mark.parametrize("at", [0, 1, 7])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from itertools import count
 from typing import Generic, TypeVar
 
-from inlay.errors import InlayError, OverloadedError, RateLimitedError
+from inlay.errors import OverloadedError, RateLimitedError
 from inlay.fair_queue import FairQueue
 from inlay.router.settings import RouterSettings
 
@@ -89,6 +89,9 @@ class AdmissionQueue(Generic[L, P]):
         self._requests_in: Counter[L] = Counter()
         self._ended = _Rate(clock)
         self._numbers = count()
+        self._marked = False
+        self._freed: dict[Hashable, None] = {}
+        self._placing = False
 
     @property
     def num_requests(self) -> int:
@@ -127,7 +130,7 @@ class AdmissionQueue(Generic[L, P]):
         Raises:
             RateLimitedError: so much of the client's waits that it has to wait with its asking.
             OverloadedError: too much waits, or it has waited too long.
-            InlayError: of `place`.
+            Exception: of `place`.
         """
         if not admitted:
             self._check(num_requests, client)
@@ -216,8 +219,30 @@ class AdmissionQueue(Generic[L, P]):
             del self._requests_of[ticket.client]
 
     def ended(self, num_requests: int = 1) -> None:
-        """Count ended requests, for the estimate of waiting times; `wake` fills the room."""
+        """Count ended requests, for the estimate of waiting times; `mark` fills the room."""
         self._ended.count(num_requests)
+
+    def mark(self, *clients: Hashable) -> None:
+        """There may be room: place waiting requests soon, and those of clients that run fewer.
+
+        What placing cancels may give room back, so this only notes it: the loop calls `settle`.
+        """
+        if not self._lines:
+            return
+        self._freed |= dict.fromkeys(clients)
+        if not self._marked:
+            self._marked = True
+            asyncio.get_running_loop().call_soon(self.settle)
+
+    def settle(self) -> None:
+        """Place what `mark` has announced, before another takes the room."""
+        if not self._marked:
+            return
+        self._marked = False
+        freed, self._freed = self._freed, {}
+        self.wake()
+        for client in freed:
+            self.call_client(client)
 
     def wake(self) -> None:
         """Place waiting requests in turn, as long as there is room."""
@@ -251,11 +276,16 @@ class AdmissionQueue(Generic[L, P]):
         if ticket.placed.done():
             self._leave(ticket)
             return True
+        if self._placing:
+            raise RuntimeError("a waiting request is placed by what placing another calls")
+        self._placing = True
         try:
             placed = ticket.place()
-        except InlayError as error:
+        except Exception as error:  # it is that request's alone
             ticket.placed.set_exception(error)
             return True
+        finally:
+            self._placing = False
         if placed is not None:
             ticket.placed.set_result(placed)
         return placed is not None

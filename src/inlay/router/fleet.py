@@ -124,6 +124,10 @@ class Fleet:
         self.refresh()
         return self._graphs.refused
 
+    def look_again(self) -> None:
+        """A worker is gone before the plane has said so."""
+        self._stale = True
+
     def refresh(self) -> None:
         """See which workers there are now, unless nothing has changed."""
         if self._watching is not None and not self._stale:

@@ -79,7 +79,8 @@ class Placing:
     ) -> None:
         self._fleet = fleet
         self._stats = stats
-        self._ended = ended
+        self._tell_ended = ended
+        self._booking = False
         self._clock = clock
 
     def place(
@@ -100,6 +101,28 @@ class Placing:
         one of these, even if it is full. `holder` is of the worker that has the pages of the
         attempt before.
         """
+        self._booking = True
+        try:
+            return self._place(pool, requests, keys, session, waited, only, avoid, holder)
+        finally:
+            self._booking = False
+
+    def _ended(self, client: str | None) -> None:
+        # What a placing has booked and drops again leaves no more room than there was.
+        if not self._booking:
+            self._tell_ended(client)
+
+    def _place(
+        self,
+        pool: Pool,
+        requests: Sequence[Request],
+        keys: Keys | None,
+        session: str | None,
+        waited: float,
+        only: Collection[str] | None,
+        avoid: Collection[str],
+        holder: ModelCard | None,
+    ) -> list[Placed] | None:
         first, card = requests[0], pool.card
         splits = (
             pool.has_prefill_workers
@@ -137,6 +160,7 @@ class Placing:
                     placed = [self._divide(pool, chosen, chosen.prefiller, first, length, waited)]
             except _GoneError as error:
                 gone.add(error.worker_id)
+                self._fleet.look_again()
                 continue
             model = member.card.name
             self._stats.decisions[model, only is not None] += len(placed)

@@ -73,7 +73,7 @@ class Router:
 
     async def start(self) -> None:
         """Subscribe to cache events and loads, where the transport carries them."""
-        self._fleet.start(self._waiting.wake)
+        self._fleet.start(self._waiting.mark)
 
     async def close(self) -> None:
         """Publish that this frontend has no load any more, and unsubscribe."""
@@ -247,12 +247,15 @@ class Router:
         able = self._equivalent_workers(base, first)
 
         def place() -> list[Placed] | None:
+            self._fleet.refresh()
+            pool = self._fleet.pool(base)
             self._check(name, pool, first.adapter, rows)
             avoid = failed if failed and any(one.id not in failed for one in able()) else ()
             waited = self._clock() - came
             return self._placing.place(pool, requests, keys, session, waited, avoid=avoid)
 
         line = (base.name, PoolKey.of(base), first.adapter, rows)
+        self._waiting.settle()
         placed = None if self._waiting.waits(line, first.client) else place()
         if placed is None:
             placed = await self._wait(line, place, requests, admitted=admitted)
@@ -359,9 +362,7 @@ class Router:
 
     def _ended(self, client: str | None) -> None:
         self._waiting.ended()
-        if self._waiting.num_requests:
-            self._waiting.wake()
-            self._waiting.call_client(client)
+        self._waiting.mark(client)
 
     def _stop_watching(self) -> None:
         if self._watching is not None and not self._waiting.num_requests:
@@ -373,7 +374,7 @@ class Router:
         while True:
             await self._plane.changed()
             self._fleet.refresh()
-            self._waiting.wake()
+            self._waiting.mark()
 
 
 def _asleep(name: str) -> OverloadedError:
