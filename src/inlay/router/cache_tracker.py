@@ -65,11 +65,16 @@ class CacheTracker:
 
     def follow(self, pool: Pool, member: PoolMember) -> None:
         """Add a worker; request a snapshot if it publishes events."""
-        for id_ in [id_ for id_, known in self._followed.items() if known.member.seat is None]:
-            self._stop(self._followed.pop(id_))
+        if (known := self._followed.pop(member.id, None)) is not None:
+            self._stop(known)
         if member.card.kv_events:
             followed = self._followed[member.id] = _Followed(pool, member)
             self._ask(followed)
+
+    def drop_left(self) -> None:
+        """Forget workers that are gone, and with them the indexes of their pools."""
+        for id_ in [id_ for id_, known in self._followed.items() if known.has_left()]:
+            self._stop(self._followed.pop(id_))
 
     def take(self, worker_id: str, message: KvEvents) -> None:
         """Apply the events of a worker."""

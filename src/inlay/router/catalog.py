@@ -1,5 +1,6 @@
 """Models and adapters by the names that clients use."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from inlay.card import Adapter, ModelCard
@@ -10,6 +11,14 @@ from inlay.transport.api import Worker
 
 _NAMED = 5
 """Names of served models at most in the error of one that is not."""
+
+RETIRED_SECONDS = 3600.0
+"""Seconds without a worker after which a model is no longer served, where others are.
+
+Until then, and for ever where no other is, its workers are thought to come back.
+"""
+MAX_GONE = 256
+"""Models without a worker at most that are remembered; those that went first are forgotten."""
 
 
 class ServedModel:
@@ -52,18 +61,24 @@ class Catalog:
     Args:
         workers: those that are ready, the same list as long as nothing has changed.
         missing: as `inlay.transport.api.Plane.unavailable`.
+        clock: monotonic seconds.
     """
 
     def __init__(
-        self, workers: Callable[[], Sequence[Worker]], missing: Callable[[], Mapping[str, str]]
+        self,
+        workers: Callable[[], Sequence[Worker]],
+        missing: Callable[[], Mapping[str, str]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers = workers
         self._missing = missing
+        self._clock = clock
         self._seen: Sequence[Worker] | None = None
         self._known: dict[str, ModelCard] = {}
+        self._gone: dict[str, float] = {}
 
     def models(self) -> list[ModelCard]:
-        """The card of each model that is, or was, served: one a name, aliases apart."""
+        """The card of each model that is, or was lately, served: one a name, aliases apart."""
         workers = self._workers()
         if workers is not self._seen:
             self._seen = workers
@@ -77,7 +92,20 @@ class Catalog:
                 # A model does not become another while its encode workers alone are ready.
                 if known is None or known.role is Task.ENCODE or card.role is not Task.ENCODE:
                     self._known[name] = card
+            for name in self._gone.keys() & found.keys():
+                del self._gone[name]
+            for name in self._known.keys() - found.keys() - self._gone.keys():
+                self._gone[name] = self._clock()
+        self._retire()
         return list(self._known.values())
+
+    def _retire(self) -> None:
+        """Forget models that have had no worker for long; those that went first stand first."""
+        while self._gone and self._seen:
+            name, since = next(iter(self._gone.items()))
+            if len(self._gone) <= MAX_GONE and self._clock() - since < RETIRED_SECONDS:
+                return
+            del self._gone[name], self._known[name]
 
     def model(self, name: str, task: Task | None = None) -> ServedModel:
         """The model or adapter that clients know by `name`.

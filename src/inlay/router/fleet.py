@@ -99,7 +99,9 @@ class Fleet:
 
     def pool(self, card: ModelCard) -> Pool:
         """The pool of a model."""
-        key = PoolKey.of(card)
+        return self._of(PoolKey.of(card))
+
+    def _of(self, key: PoolKey) -> Pool:
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = Pool(self._policy(), self._settings, self._clock)
@@ -149,9 +151,7 @@ class Fleet:
             grouped.setdefault(PoolKey.of(worker.card), []).append(worker)
         self._pool_of = {}
         for key, some in grouped.items():
-            if not some and not len(self._pools[key]):
-                continue
-            pool = self._pools.get(key) or self.pool(some[0].card)
+            pool = self._of(key)
             new = pool.take(some, self._others)
             self._pool_of |= dict.fromkeys(pool.members, pool)
             for member in new:
@@ -159,6 +159,11 @@ class Fleet:
                     self._caches.follow(pool, member)
                 if self._peers is not None:
                     self._peers.watch(member)
+            if not some:
+                # Its members have left: what is still under way ends by itself.
+                del self._pools[key]
+        if self._caches is not None:
+            self._caches.drop_left()
 
     def loads(self) -> dict[str, WorkerLoad]:
         """Load of each worker by its id, of all frontends."""

@@ -64,7 +64,7 @@ class Router:
         self._secret = secret
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
-        self._catalog = Catalog(self._fleet.workers, self._reasons)
+        self._catalog = Catalog(self._fleet.workers, self._reasons, clock)
         self._waiting: AdmissionQueue[_Line, list[Placed]] = AdmissionQueue(settings, cancel, clock)
         self._watching: asyncio.Task[None] | None = None
         self._places = Places(settings.router_queue_size)
@@ -99,7 +99,7 @@ class Router:
     # Which models there are.
 
     def models(self) -> list[ModelCard]:
-        """The card of each model that is, or was, served: one a name, aliases apart."""
+        """The card of each model that is, or was lately, served: one a name, aliases apart."""
         return self._catalog.models()
 
     def card(self, name: str) -> ModelCard:
