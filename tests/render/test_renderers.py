@@ -1,6 +1,9 @@
 """Requests for a model whose tokenizer the frontend cannot read."""
 
+import gc
 import logging
+import shutil
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -10,6 +13,7 @@ from inlay.card import Limits, ModelCard
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.serve import check
 from inlay.http.settings import FrontendSettings
+from inlay.http.tables import Tables
 from inlay.render.renderer import Renderers
 from inlay.render.template import read_template
 from tests.models import tiny
@@ -32,7 +36,7 @@ def card(path: Path) -> ModelCard:
 async def test_a_client_is_not_shown_where_the_server_has_its_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    renderers = Renderers(None)
+    renderers = Renderers(None, set)
     with caplog.at_level(logging.ERROR), pytest.raises(EngineError) as caught:
         await renderers.of(card(tmp_path))
     assert str(tmp_path) not in caught.value.message
@@ -49,8 +53,25 @@ async def test_a_chat_template_may_be_given_itself_or_as_a_file(tmp_path: Path) 
     path = tmp_path / "short.jinja"
     path.write_text(SHORT)
     for given in (SHORT, str(path)):
-        of = await Renderers(given).of(card(tiny("llama")))
+        of = await Renderers(given, set).of(card(tiny("llama")))
         assert "[hello]" in of.decode(of.chat([{"role": "user", "content": "hello"}]).token_ids())
+
+
+async def test_tokenizers_and_tables_of_models_that_are_served_no_more_are_dropped(
+    tmp_path: Path,
+) -> None:
+    served: set[str] = set()
+    renderers, tables = Renderers(None, lambda: served), Tables(lambda: served)
+    known: list[weakref.ref[object]] = []
+    for rollout in range(5):
+        path = shutil.copytree(tiny("llama"), tmp_path / str(rollout))
+        served = {str(path), str(tmp_path / "0")}
+        known += [weakref.ref(await one.of(card(path))) for one in (renderers, tables)]
+    tables.close()
+    gc.collect()
+    # The first, which is still served, and the last.
+    assert [at for at, one in enumerate(known) if one() is not None] == [0, 1, 8, 9]
+    assert await renderers.of(card(tmp_path / "0")) is known[0]()
 
 
 @pytest.mark.parametrize(

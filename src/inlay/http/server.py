@@ -156,8 +156,8 @@ class Server:
         self.limits = EmbedsLimits(settings, router.models)
         self.embeds = EmbedsReader(settings.enable_prompt_embeds, self.limits, secret, self.metrics)
         self.fetcher = Fetcher(settings.fetching)
-        self.renderers = Renderers(settings.chat_template)
-        self.tables = Tables()
+        self.renderers = Renderers(settings.chat_template, router.paths)
+        self.tables = Tables(router.paths)
         # One client alone has half of them, and whoever comes next finds one at once.
         threads = 2 * min(4, os.cpu_count() or 1)
         self._turns = Turns(threads)

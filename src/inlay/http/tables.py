@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -43,9 +43,13 @@ class Tables:
 
     What reads them runs in one thread, so that searches of a whole table wait for each other and
     leave the other cores to requests.
+
+    Args:
+        served: the directories whose tables are kept when another is opened.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, served: Callable[[], Collection[str]]) -> None:
+        self._served = served
         self._opened: dict[str, Table] = {}
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="inlay-tables", initializer=mark_background
@@ -65,6 +69,8 @@ class Tables:
         found = self._opened.get(card.path)
         if found is None:
             found = self._opened[card.path] = await self.run(_open, card)
+            for path in self._opened.keys() - {card.path, *self._served()}:
+                del self._opened[path]
         return found
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -385,9 +385,11 @@ class Renderers:
     Args:
         chat_template: a template that replaces the models' own, as `read_template` takes it, or
             None.
+        served: the directories whose renderers are kept when another is loaded.
     """
 
-    def __init__(self, chat_template: str | None) -> None:
+    def __init__(self, chat_template: str | None, served: Callable[[], Collection[str]]) -> None:
+        self._served = served
         self._template = None if chat_template is None else read_template(chat_template)
         self._loaded: dict[_Key, Renderer] = {}
         self._loading: SingleFlight[_Key, Renderer] = SingleFlight(finishes=True)
@@ -405,6 +407,9 @@ class Renderers:
 
     async def _load(self, key: _Key) -> Renderer:
         renderer = self._loaded[key] = await asyncio.to_thread(self._read, key)
+        served = {key.path, *self._served()}
+        for other in [other for other in self._loaded if other.path not in served]:
+            del self._loaded[other]
         return renderer
 
     def _read(self, key: _Key) -> Renderer:

@@ -102,6 +102,11 @@ class Router:
         """The card of each model that is, or was lately, served: one a name, aliases apart."""
         return self._catalog.models()
 
+    def paths(self) -> set[str]:
+        """The directories of these models, and of every ready worker's."""
+        cards = [*self.models(), *(worker.card for worker in self.ready())]
+        return {card.path for card in cards}
+
     def card(self, name: str) -> ModelCard:
         """The card of the model clients call `name`, or of the one whose adapter is called so.
 
