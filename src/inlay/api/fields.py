@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -82,6 +82,18 @@ def string_at(item: Mapping[str, Any], field: str, where: str) -> str:
             param=f"{where}.{field}",
         )
     return value
+
+
+def one_of(value: object, allowed: Collection[str], param: str) -> str | None:
+    """Return a client's value of a field that has a few; None where it is null.
+
+    Raises `InvalidRequestError` for any other value, of whatever JSON type.
+    """
+    if value is None or (isinstance(value, str) and value in allowed):
+        return value
+    raise InvalidRequestError(
+        f"{param} must be one of {', '.join(allowed)}, got {shown_value(value)}", param=param
+    )
 
 
 def check_ids(ids: "list[int] | tuple[int, ...]", vocab_size: int, param: str) -> None:

@@ -9,7 +9,9 @@ Four errors belong to HTTP alone and never cross the transport: `BodyTimeoutErro
 import math
 import re
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from functools import lru_cache
+from types import UnionType
+from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -137,8 +139,13 @@ def internal_error(request_id: str) -> EngineError:
     return EngineError(f"Internal error; the server's log has it under request id {request_id}.")
 
 
-def from_parser(error: Exception) -> InvalidRequestError:
-    """Return an error of the JSON parser as a 400, with the field as `param`."""
+def from_parser(error: Exception, request: Any = None) -> InvalidRequestError:
+    """Return an error of the JSON parser as a 400, with the field as `param`.
+
+    Args:
+        error: of the parser.
+        request: type of the request; its fields say which values they may have.
+    """
     if isinstance(error, RecursionError):
         return InvalidRequestError("The body is nested too deeply.")
     text = str(error)
@@ -149,8 +156,30 @@ def from_parser(error: Exception) -> InvalidRequestError:
         how = f": {HOW_TO_SEND}" if _tensor_data.fullmatch(path) else ""
         if _part_of_prompt.fullmatch(path):
             how = f": {_PART}"
+        allowed = _allowed_at(request, path)
+        if allowed:
+            how = f"; allowed: {', '.join(allowed)}"
         return InvalidRequestError(f"{path or 'the body'}: {what}{how}", param=path or None)
     if isinstance(error, msgspec.ValidationError):
         missing = re.search(r"required field `([^`]+)`", text)
         return InvalidRequestError(f"Invalid request body: {text}", param=missing and missing[1])
     return InvalidRequestError(f"The body is not valid JSON: {text}")
+
+
+@lru_cache
+def _allowed_at(type_: Any, path: str) -> tuple[str, ...]:
+    """Return the values that the field at a path may have, where its type lists them."""
+    for name in path.split("."):
+        structs = [one for one in _members(type_) if isinstance(one, type(msgspec.Struct))]
+        hints = [get_type_hints(one) for one in structs]
+        type_ = next((each[name] for each in hints if name in each), None)
+    return tuple(str(value) for one in _members(type_) for value in _literals(one))
+
+
+def _members(type_: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one."""
+    return get_args(type_) if get_origin(type_) in (Union, UnionType) else (type_,)
+
+
+def _literals(type_: Any) -> tuple[Any, ...]:
+    return get_args(type_) if get_origin(type_) is Literal else ()

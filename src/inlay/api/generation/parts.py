@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inlay.api.fields import one_of
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import MediaSource
@@ -23,7 +24,11 @@ MEDIA_PARTS: dict[str, Kind] = {
 
 _AUDIO_FORMATS = ("wav", "mp3", "flac")
 
-_DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high"}
+_DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high", "original": "high"}
+"""OpenAI's, with what the model does: an image is never smaller than the model's settings make it."""
+
+_NOT_MEDIA = ("detail", "format")
+"""Fields of a part's value that say nothing of where the media are."""
 
 
 def in_messages(
@@ -86,14 +91,10 @@ def media_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> MediaS
     kind = MEDIA_PARTS[name]
     if kind == "image":
         return image_source(part, param, prompt)
-    _check_uuid(part, param)
+    _check_uuid(part, param, name)
     if name == "audio_embeds":
         return _embeds_source(part, param, prompt, "audio")
     where, value = f"{param}.{name}", part.get(name)
-    if value is None and part.get("uuid") is not None:
-        raise InvalidRequestError(
-            f"{where}: {kind} is not kept by its uuid; send it again", param=where
-        )
     if name == "input_audio":
         return MediaSource(_input_audio(value, where), None, None, param, prompt, kind=kind)
     url = value.get("url") if isinstance(value, dict) else value
@@ -115,21 +116,34 @@ def _input_audio(value: object, where: str) -> str:
             f"{shown_value(value)}",
             param=where,
         )
-    given = value.get("format")
-    if given is not None and given not in _AUDIO_FORMATS:
-        raise InvalidRequestError(
-            f"{where}.format must be one of {', '.join(_AUDIO_FORMATS)}, got {shown_value(given)}",
-            param=f"{where}.format",
-        )
+    given = one_of(value.get("format"), _AUDIO_FORMATS, f"{where}.format")
     return f"data:audio/{given or 'wav'};base64,{value['data']}"
 
 
-def _check_uuid(part: Mapping[str, Any], param: str) -> None:
-    uuid = part.get("uuid")
-    if uuid is not None and not isinstance(uuid, str):
+def _check_uuid(part: Mapping[str, Any], param: str, name: str) -> None:
+    """Raise `InvalidRequestError` for media that are named by their uuid alone.
+
+    vLLM's forms of these are a null, an empty object, and an object whose URL is null.
+    """
+    uuid, value = part.get("uuid"), part.get(name)
+    if uuid is None:
+        return
+    if not isinstance(uuid, str):
         raise InvalidRequestError(
             f"{param}.uuid must be a string, got {shown_value(uuid)}", param=f"{param}.uuid"
         )
+    if isinstance(value, dict):
+        value = any(given for key, given in value.items() if key not in _NOT_MEDIA)
+    if not value:
+        where, kind = f"{param}.{name}", MEDIA_PARTS[name]
+        if kind == "image":
+            why = (
+                "images are not kept by their uuid; send the image again, or store it once (POST "
+                "/v1/prompt_embeds) and send its id as ref"
+            )
+        else:
+            why = f"{kind} is not kept by its uuid; send it again"
+        raise InvalidRequestError(f"{where}: {why}", param=where)
 
 
 def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> MediaSource:
@@ -138,23 +152,20 @@ def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> MediaS
     Raises:
         InvalidRequestError: a malformed part.
     """
-    _check_uuid(part, param)
-    uuid = part.get("uuid")
-    if kind_of(part) == "image_embeds":
+    name = "file_id" if part.get("file_id") is not None else "ref"
+    ref = part.get(name)
+    embeds = kind_of(part) == "image_embeds"
+    if ref is None:
+        _check_uuid(part, param, "image_embeds" if embeds else "image_url")
+    if embeds:
         return _embeds_source(part, param, prompt, "image")
     where = f"{param}.image_url"
     image = part.get("image_url")
-    detail, url = part.get("detail"), image
+    given, url = part.get("detail"), image
     if isinstance(image, dict):
-        detail, url = image.get("detail", detail), image.get("url")
+        given, url = image.get("detail", given), image.get("url")
         where += ".url"
-    if detail is not None and detail not in _DETAILS:
-        raise InvalidRequestError(
-            f"{param}.detail must be one of {', '.join(_DETAILS)}, got {shown_value(detail)}",
-            param=f"{param}.detail",
-        )
-    name = "file_id" if part.get("file_id") is not None else "ref"
-    ref = part.get(name)
+    detail = _DETAILS.get(one_of(given, _DETAILS, f"{param}.detail") or "")
     if ref is not None:
         if image is not None or not isinstance(ref, str):
             raise InvalidRequestError(
@@ -162,18 +173,14 @@ def image_source(part: Mapping[str, Any], param: str, prompt: int = 0) -> MediaS
                 f"beside it, got {shown_value(ref)}",
                 param=f"{param}.{name}",
             )
-        return MediaSource(None, None, _DETAILS.get(detail or ""), param, prompt, ref)
-    if image is None and uuid is not None:
-        raise InvalidRequestError(
-            f"{where}: images are not kept by their uuid; send the image again", param=where
-        )
+        return MediaSource(None, None, detail, param, prompt, ref)
     if not isinstance(url, str) or not url:
         raise InvalidRequestError(
             f"{where} must be a string, a URL: data:image/...;base64,... or https://..., got "
             f"{shown_at(part, 'image_url') if url is image else shown_value(url)}",
             param=where,
         )
-    return MediaSource(url, None, _DETAILS.get(detail or ""), param, prompt)
+    return MediaSource(url, None, detail, param, prompt)
 
 
 def _embeds_source(part: Mapping[str, Any], param: str, prompt: int, kind: Kind) -> MediaSource:

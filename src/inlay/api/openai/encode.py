@@ -11,7 +11,7 @@ import numpy.typing as npt
 import orjson
 import pybase64
 
-from inlay.api.fields import answer_id, check_common
+from inlay.api.fields import answer_id, check_common, one_of
 from inlay.api.generation.parts import kind_of, media_source
 from inlay.api.openai.embeddings.gathering import check_count
 from inlay.api.openai.schema.encode import (
@@ -25,7 +25,7 @@ from inlay.errors import EngineError, InvalidRequestError
 from inlay.http.bodies.embeds import Embeddings
 from inlay.http.bodies.media import MediaSource
 from inlay.http.parsed_request import read_request
-from inlay.http.quoting import shown_at, shown_value
+from inlay.http.quoting import shown_at
 from inlay.http.references import embeddings_of
 from inlay.http.request_scope import RequestScope
 from inlay.http.server import JSON_HEADER, Call
@@ -105,10 +105,9 @@ def sources_in(request: EncodeRequest) -> list[MediaSource]:
 
 def _source(item: str | dict[str, Any], param: str, index: int) -> MediaSource:
     part = {"type": _PARTS[0], _PARTS[0]: item} if isinstance(item, str) else item
-    if kind_of(part) not in _PARTS:
+    if one_of(kind_of(part), _PARTS, f"{param}.type") is None:
         raise InvalidRequestError(
-            f"{param}.type must be one of {', '.join(_PARTS)}, got "
-            f"{shown_at(part, 'type') if 'type' in part else shown_value(part)}",
+            f"{param}.type must be one of {', '.join(_PARTS)}, got {shown_at(part, 'type')}",
             param=f"{param}.type",
         )
     return media_source(part, param, index)

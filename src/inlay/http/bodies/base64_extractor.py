@@ -339,7 +339,7 @@ def parse_extracted(
     except InvalidRequestError as error:
         return error.with_traceback(None)
     except PARSER_ERRORS as error:
-        return from_parser(error)
+        return from_parser(error, decoder.type)
     if sum(text in spans for text in (*wanted, *files)) != len(spans):
         return None
     for text in wanted:

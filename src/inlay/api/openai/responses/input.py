@@ -174,7 +174,7 @@ class _Turns:
                 what = (
                     f"items of type {kind[:40]!r} are not supported"
                     if kind
-                    else "an item must have a type"
+                    else f"an item must have a type, a string, got {shown_at(item, 'type')}"
                 )
                 raise InvalidRequestError(
                     f"{where}: {what}; supported: {_ITEMS}", param=f"{where}.type"
