@@ -177,7 +177,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}, "modalities", "does not speak"),
     ({"audio": {"voice": "alloy", "format": "wav"}}, "audio", "ask for it with modalities"),
     ({"web_search_options": {}}, "web_search_options", "nobody searches the web"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "has no setting for it"),
     ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]", "object with a type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "string"),
     ({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]},

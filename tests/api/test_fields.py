@@ -128,3 +128,18 @@ def test_a_session_may_be_named_as_vllm_names_it(url: str, path: str) -> None:
 def test_a_priority_of_more_than_32_bits_is_refused_by_name(url: str, path: str) -> None:
     body = {"input": "a", "prompt": "a", "priority": 2**31}
     assert error(post(url, path, body))["param"] == "priority"
+
+
+@pytest.mark.parametrize("path", [*EVERYWHERE, "/v1/messages"])
+def test_a_seed_of_minus_one_is_none_and_others_below_zero_are_seeds(url: str, path: str) -> None:
+    body = {**BODIES.get(path, CHAT), "temperature": 1, "ignore_eos": True, "top_k": 200}
+    body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = 16
+
+    def drawn(seed: int | None) -> str:
+        answer = post(url, path, {**body, "seed": seed}).json()
+        found = answer.get("choices") or answer.get("output") or answer["content"]
+        return str([{**one, "id": None} for one in found])
+
+    assert drawn(-2) == drawn(-2)
+    assert len({drawn(-1) for _ in range(4)}) > 1
+    assert len({drawn(None) for _ in range(4)}) > 1

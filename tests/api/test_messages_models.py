@@ -69,18 +69,10 @@ def test_a_page_that_cannot_be_is_a_400(url: str, query: str, named: str) -> Non
     assert named in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("headers", [VERSION, {}], ids=["anthropic", "openai"])
-@pytest.mark.parametrize("path", ["/v1/models?size=2", "/v1/models/tiny?size=2"])
-def test_an_unknown_query_parameter_is_a_400(url: str, path: str, headers: dict[str, str]) -> None:
-    answer = httpx.get(url + path, headers=headers)
-    assert answer.status_code == 400, answer.text
-    assert "unknown query parameter 'size'" in answer.json()["error"]["message"]
-
-
 def test_pages_are_those_of_anthropics_form_alone(url: str) -> None:
-    answer = httpx.get(f"{url}/v1/models?limit=2")
-    assert answer.status_code == 400, answer.text
-    assert "allowed: none" in answer.json()["error"]["message"]
+    answer = httpx.get(f"{url}/v1/models?limit=1")
+    assert answer.json()["data"] == httpx.get(f"{url}/v1/models").json()["data"]
+    assert len(answer.json()["data"]) > 1
 
 
 def test_a_version_that_is_not_served_is_a_400(url: str) -> None:

@@ -265,9 +265,33 @@ def test_effort_goes_to_templates_that_read_it(says: Says, url: str) -> None:
             model="tiny", messages=[{"role": "user", "content": "x"}], reasoning_effort=effort
         )
         assert chat.choices[0].message.content == text
-    found = error(post(url, "/v1/responses", {"input": "x", "reasoning": {"effort": "low"}}))
-    assert found["param"] == "reasoning.effort"
-    assert found["message"].startswith("reasoning.effort 'low'")
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "high", "xhigh"])
+def test_what_agents_say_of_effort_changes_nothing_without_a_setting_for_it(
+    url: str, effort: str
+) -> None:
+    def answers(path: str, body: dict[str, Any], **more: Any) -> Any:
+        found = post(url, path, {**body, "temperature": 0, **more})
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    asked = {"messages": [{"role": "user", "content": "count"}], "max_tokens": 4}
+    path = "/v1/chat/completions"
+    plain = answers(path, asked)["choices"]
+    assert answers(path, asked, reasoning_effort=effort, verbosity="low")["choices"] == plain
+    path = "/v1/messages"
+    plain = answers(path, asked)["content"]
+    more = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    found = answers(path, asked, output_config={"effort": effort}, **more)
+    assert found["content"] == plain
+    path, asked = "/v1/responses", {"input": "count", "max_output_tokens": 4}
+    plain = answers(path, asked)["output"][0]["content"]
+    for verbosity in ("low", "medium", "high"):
+        more = {"reasoning": {"effort": effort}, "text": {"verbosity": verbosity}}
+        found = answers(path, asked, **more)
+        assert found["output"][0]["content"] == plain
+        assert (found["reasoning"]["effort"], found["text"]["verbosity"]) == (effort, verbosity)
 
 
 def test_a_client_that_leaves_a_stream_ends_its_request(llama: Fleet, client: Any) -> None:
@@ -366,7 +390,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "tool_choice.tools", "none of the tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema', got 'xml'"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "got null"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "got 'low'"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity", "allowed: low, medium, high"),
     ({"truncation": "auto"}, "truncation", "'disabled'"),
     ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
     ({"max_output_tokens": 10_000}, "max_output_tokens", "maximum context length"),

@@ -172,7 +172,6 @@ def test_requests_that_are_not_waited_for_are_aborted(sleeper: Fleet, url: str, 
         ("/sleep?mode=keep", "mode must be abort or wait"),
         ("/sleep?wait=-1", "wait must be"),
         ("/sleep?wait=nan", "wait must be"),
-        ("/sleep?levle=1", "unknown query parameter"),
         ("/wake_up?tags=scheduling", "tags must be weights or kv_cache"),
     ],
 )

@@ -36,8 +36,6 @@ def by_version(openai: Handler, anthropic: Handler) -> Handler:
         if b"anthropic-version" in call.headers:
             await anthropic(call)
             return
-        call.parameters = ()  # pages are Anthropic's alone
-        call.query()
         await openai(call)
 
     return handler

@@ -17,7 +17,7 @@ from inlay.errors import InlayError, NotFoundError
 from inlay.http import openapi
 from inlay.http.asgi import Message, Receive, Scope, Send
 from inlay.http.bodies.accounting import Reservation
-from inlay.http.bodies.connection import EXTENSION
+from inlay.http.bodies.connection import EXTENSION, Exchange
 from inlay.http.bounded_http import (
     LONG_TARGET,
     MANY_HEADERS,
@@ -53,6 +53,9 @@ _PIECE = 256 * 1024
 _KEPT_ALIVE = 64 * 1024
 """Bytes of a refused body that are read to keep the connection; a longer body closes it."""
 
+_PREFIX_PARTS = 4
+"""Parts at the beginning of an unknown path that may be a proxy's prefix."""
+
 _LINGER = 2.0
 """Seconds a refused body is read and dropped, so that its sender sees the answer."""
 
@@ -65,15 +68,15 @@ class _Endpoint:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.operations: dict[str, tuple[Operation, tuple[str, ...], Handler]] = {}
+        self.operations: dict[str, tuple[Operation, Handler]] = {}
 
     @property
     def errors(self) -> ErrorForm:
         """Form of the errors of all its methods."""
         return next(iter(self.operations.values()))[0].errors
 
-    def find(self, scope: Scope) -> tuple[Operation, tuple[str, ...], Handler]:
-        """Return the operation of a method, its query's parameters, and its handler."""
+    def find(self, scope: Scope) -> tuple[Operation, Handler]:
+        """Return the operation of a method, and its handler."""
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         found = self.operations.get(method)
         if found is None:
@@ -84,7 +87,7 @@ class _Endpoint:
         call: Call = scope["inlay.call"]
         if self.errors is not OPENAI:
             call.answers_with(self.errors)
-        operation, call.parameters, handler = self.find(scope)
+        operation, handler = self.find(scope)
         call.route = self.path
         server = call.server
         call.quiet = operation.open
@@ -112,17 +115,17 @@ def _paths(routes: Routes) -> list[Route]:
     endpoints: dict[str, _Endpoint] = {}
     for operation, handler in routes:
         endpoint = endpoints.setdefault(operation.path, _Endpoint(operation.path))
-        endpoint.operations[operation.method] = (operation, operation.query, handler)
+        endpoint.operations[operation.method] = operation, handler
     # A model's name may hold slashes.
     return [
         Route(path.replace("{id}", "{id:path}"), endpoint) for path, endpoint in endpoints.items()
     ]
 
 
-def _document(routes: Routes, notes: Notes) -> bytes:
+def _document(routes: Routes, notes: Notes, root_path: str) -> bytes:
     """Return the OpenAPI document of `routes`."""
     operations = (*(operation for operation, _ in routes), _DESCRIPTION)
-    return msgspec.json.encode(openapi.describe(operations, inlay.__version__, notes))
+    return msgspec.json.encode(openapi.describe(operations, inlay.__version__, notes, root_path))
 
 
 class App:
@@ -136,7 +139,7 @@ class App:
 
     def __init__(self, server: Server, routes: Routes, notes: Notes) -> None:
         self.server = server
-        self._document = cache(partial(_document, routes, notes))
+        self._document = cache(partial(_document, routes, notes, server.settings.root_path))
         origins = server.settings.allowed_origins
         self._cors = Cors(origins) if origins else None
         self._paths = _paths((*routes, (_DESCRIPTION, self._openapi)))
@@ -151,14 +154,38 @@ class App:
         await call.bytes(self._document(), (b"content-type", b"application/json"))
 
     async def _no_route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        meant = "/v1" + scope["path"].removeprefix(scope.get("root_path", ""))
-        hint = ""
-        if any(path.path_regex.match(meant) for path in self._paths):
-            hint = f": did you mean {meant}? A base_url ends in /v1"
-        raise NotFoundError(f"{scope['method']} {scope['path']} does not exist{hint}")
+        """Refuse a path of no route; serve one whose prefix the proxy in front has kept."""
+        root: str = scope.get("root_path", "")
+        path: str = scope["path"].removeprefix(root)  # as it came: the prefix is put before it
+        if root and path.startswith(f"{root}/"):
+            scope["path"] = path
+            await self._route(scope, receive, send)
+            return
+        raise NotFoundError(f"{scope['method']} {path} does not exist{self._hint(path)}")
+
+    def _hint(self, path: str) -> str:
+        """Return what to do about a path of no route, where something near it is one."""
+        if self._is_route(f"/v1{path}"):
+            return f": did you mean /v1{path}? A base_url ends in /v1"
+        at = 0
+        for _ in range(_PREFIX_PARTS):
+            at = path.find("/", at + 1)
+            if at < 0:
+                break
+            prefix, rest = path[:at], path[at:]
+            if rest != "/" and self._is_route(rest):
+                proxy = f" If a proxy keeps {prefix}, start the server with --root-path {prefix}"
+                return f": did you mean {rest}?" + ("" if prefix == "/v1" else proxy)
+        return ""
+
+    def _is_route(self, path: str) -> bool:
+        return any(one.path_regex.match(path) for one in self._paths)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self.server
+        exchange: Exchange | None = scope.get("extensions", {}).get(EXTENSION)
+        if exchange is not None and scope["http_version"] == "1.0":
+            send = exchange.until_close(send)
         headers = dict(reversed(scope["headers"]))
         request_id = headers.get(b"x-request-id", b"")
         if _request_id.fullmatch(request_id) is None:
@@ -192,7 +219,7 @@ class App:
             headers,
             added,
             int(length) if length.isdigit() else None,
-            scope.get("extensions", {}).get(EXTENSION),
+            exchange,
         )
         scope["inlay.call"] = call
         failed: BaseException | None = None

@@ -100,11 +100,6 @@ class Operation:
     admin: bool = False
     errors: ErrorForm = OPENAI
 
-    @property
-    def query(self) -> tuple[str, ...]:
-        """Names of the parameters in its query."""
-        return tuple(one.name for one in self.parameters if one.place == "query")
-
     def all_parameters(self) -> Iterator[Parameter]:
         """Yield its own parameters and the headers that other routes read too."""
         yield from self.parameters
@@ -285,8 +280,10 @@ def _examples(full: str, name: str, schema: Mapping[str, Any], notes: Notes) -> 
     return []
 
 
-def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dict[str, Any]:
-    """Return an OpenAPI 3.1 document of `operations`."""
+def describe(
+    operations: Iterable[Operation], version: str, notes: Notes, root_path: str = ""
+) -> dict[str, Any]:
+    """Return an OpenAPI 3.1 document of `operations`, which clients see below `root_path`."""
     listed = tuple(operations)
     types = {
         kind
@@ -335,6 +332,7 @@ def describe(operations: Iterable[Operation], version: str, notes: Notes) -> dic
             "version": version,
             "description": "OpenAI's API for models whose prompts may be embeddings.",
         },
+        "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
             "schemas": components,

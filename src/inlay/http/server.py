@@ -303,7 +303,6 @@ class Call:
         span: span of the request, if spans are made.
         failed: error that ended its stream after the answer had begun.
         errors: form of its errors, once its route is known.
-        parameters: names that its query may hold, once its route is known.
         ending: is closed when the call ends.
     """
 
@@ -329,7 +328,6 @@ class Call:
     span: Span | None = None
     failed: BaseException | None = None
     errors: ErrorForm = OPENAI
-    parameters: Sequence[str] = ()
     ending: ExitStack = field(default_factory=ExitStack)
     memory: RequestMemory = field(init=False)
 
@@ -434,25 +432,20 @@ class Call:
         return Deadline(left, self.too_late())
 
     def query(self) -> dict[str, list[str]]:
-        """Return the values of the route's query parameters, as far as they are given.
+        """Return the values of the query's parameters.
+
+        Routes ignore those that they do not know: clients add some for other servers.
 
         Raises:
-            InvalidRequestError: the query cannot be parsed, or has another parameter.
+            InvalidRequestError: the query cannot be parsed.
         """
         query: bytes = self.scope.get("query_string", b"")
         try:
-            found = parse_qs(query.decode("latin-1"), max_num_fields=_QUERY_FIELDS)
+            return parse_qs(query.decode("latin-1"), max_num_fields=_QUERY_FIELDS)
         except ValueError as error:
             raise InvalidRequestError(
                 f"the query cannot be read: {error}", param="query"
             ) from error
-        unknown = next((name for name in found if name not in self.parameters), None)
-        if unknown is not None:
-            allowed = ", ".join(self.parameters) or "none"
-            raise InvalidRequestError(
-                f"unknown query parameter {unknown[:40]!r}; allowed: {allowed}", param="query"
-            )
-        return found
 
     @property
     def path_params(self) -> dict[str, Any]:

@@ -25,6 +25,10 @@ def _origin(value: str) -> str:
     return value
 
 
+def _with_slash(value: str) -> str:
+    return f"/{value.strip('/')}".removesuffix("/")
+
+
 def _with_certfile(value: Path | int | None, info: ValidationInfo) -> Path | int | None:
     # The certificate's own field stands before the ones that are nothing without it.
     if value and info.data.get("ssl_certfile") is None:
@@ -166,8 +170,9 @@ class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     """Certificates of the authorities that sign clients' certificates, PEM."""
     ssl_cert_reqs: Annotated[int, AfterValidator(_with_certfile)] = Field(default=0, ge=0, le=2)
     """Clients' certificates: 0 not requested, 1 optional, 2 required."""
-    root_path: str = ""
-    """Path prefix that a proxy in front removes."""
+    root_path: Annotated[str, AfterValidator(_with_slash)] = ""
+    """Path prefix that a proxy in front removes, as /llm. Requests whose prefix it keeps are served
+    too."""
 
     @property
     def fetching(self) -> FetchSettings:

@@ -90,11 +90,7 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_workers(call: Call) -> None:
-    """Answer with what is known of every worker, and with what it says itself within a second.
-
-    Raises `InvalidRequestError`: a query is given.
-    """
-    call.query()
+    """Answer with what is known of every worker, and with what it says itself within a second."""
     server, router = call.server, call.server.router
     await server.engines.refresh()
     stats, loads = server.engines.stats(), router.loads()

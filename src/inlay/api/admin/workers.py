@@ -37,11 +37,8 @@ MIXED = 207
 async def reset_prefix_cache(call: Call) -> None:
     """Clear the prefix cache of every worker; blocks of running requests stay.
 
-    Raises:
-        InvalidRequestError: a query is given.
-        InlayError: as `tell`.
+    Raises `InlayError`: as `tell`.
     """
-    call.query()
     status, answers = await call_workers(call, ResetPrefixCache())
     await call.json(CacheReset(status != MIXED, answers), status)
 

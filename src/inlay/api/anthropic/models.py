@@ -57,7 +57,6 @@ async def one_model(call: Call) -> None:
     """Answer with the model the path names."""
     call.answers_with(ANTHROPIC)
     check_version(call)
-    call.query()
     name = str(call.path_params["id"])
     await call.json(_info(call, name, call.server.router.model(name)))
 

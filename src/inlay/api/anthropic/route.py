@@ -20,9 +20,11 @@ from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.chat import chat_prompt, prepare_chat
 from inlay.api.generation.messages import read_messages
 from inlay.api.generation.models_before import answering
+from inlay.api.generation.output_format import has_thinking_budget
 from inlay.api.generation.respond import respond
 from inlay.api.parameters import VERSIONS
 from inlay.api.schema.chat import ChatRequest
+from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError, Path
 from inlay.http.bodies.embeds import Source
 from inlay.http.parsed_request import ParsedRequest, read_request
@@ -81,6 +83,7 @@ async def messages(call: Call) -> None:
     chat = asked.chat
     answers = answering(call.server, chat.model)
     model = answers.model
+    await _fit_budget(call, chat, model.card)
     try:
         ready = await prepare_chat(
             call, asked.incoming, chat, answers, response_id, _reader(asked.said), request
@@ -97,6 +100,14 @@ async def messages(call: Call) -> None:
         await respond(call, chat, model, ready.generation, shape, NAMED)
     except InvalidRequestError as error:
         raise error.mapped(_own_field) from None
+
+
+async def _fit_budget(call: Call, chat: ChatRequest, card: ModelCard) -> None:
+    """Drop a thinking budget where none can be held: agents send one to every model."""
+    if chat.thinking_token_budget is not None:
+        renderer = await call.server.renderers.of(card)
+        if not has_thinking_budget(call.server.settings, renderer):
+            chat.thinking_token_budget = None
 
 
 async def count_tokens(call: Call) -> None:

@@ -13,7 +13,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     """Options of the output.
 
     Attributes:
-        effort: a value that the chat template reads; "none" switches reasoning off. Refused where
+        effort: a value that the chat template reads; "none" switches reasoning off. Ignored where
             the template has no such setting.
         format: an object of type "json_schema" with `schema`, which the answer will match.
     """
@@ -37,8 +37,9 @@ class MessagesInput(msgspec.Struct, kw_only=True):
         tool_choice: an object of type "auto", "any", "tool" (with `name`) or "none"; with `tools`
             "auto" when absent. All but the first and the last need `tools`.
             `disable_parallel_tool_use` allows at most one call.
-        thinking: an object of type "enabled" (with `budget_tokens`, 1 or more), "adaptive" or
-            "disabled"; the last, and `display` "omitted", leave the thinking out of the answer.
+        thinking: an object of type "enabled" (with `budget_tokens`, 1 or more, which binds models
+            that reason between two tags), "adaptive" or "disabled"; the last, and `display`
+            "omitted", leave the thinking out of the answer.
         output_config: format of the answer, and effort.
         cache_control: accepted and not used, here and in blocks: prefixes are always cached.
         chat_template_kwargs: variables for the chat template.
@@ -68,7 +69,7 @@ class MessagesRequest(MessagesInput, kw_only=True):
         service_tier: accepted and not used.
         stop_sequences: strings at which the answer ends, before their first match; at most 64, of
             4,096 characters each and 16,384 together.
-        seed: of the sampling; random when absent. Refused where the engine draws without one,
+        seed: of the sampling; random when absent or -1. Refused where the engine draws without one,
             unless `temperature` is 0.
         request_id: the answer's `id`, behind "msg_": 1 to 128 visible ASCII characters; random when
             absent.

@@ -228,10 +228,10 @@ def _prompt(
 
 
 def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
-    """Return the template variables for `reasoning_effort`.
+    """Return the template variables for `reasoning_effort`; none where the template reads none.
 
-    Raises:
-        InvalidRequestError: the template reads no such variable.
+    Agents send an effort to every model. One whose reasoning has no setting answers as it always
+    does.
     """
     effort = request.reasoning_effort
     if effort is None:
@@ -239,14 +239,9 @@ def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
     read = renderer.template_variables(tools=bool(request.tools))
     known: dict[str, object] = {"reasoning_effort": effort} if "reasoning_effort" in read else {}
     # Models whose reasoning can only be switched on and off.
-    known |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in read}
-    if not known:
-        raise InvalidRequestError(
-            f"reasoning_effort {effort[:40]!r} was asked for; the chat template of this model has "
-            "no setting for it",
-            param="reasoning_effort",
-        )
-    return known
+    return known | {
+        name: effort != "none" for name in ("enable_thinking", "thinking") if name in read
+    }
 
 
 def _check_chat(request: ChatRequest, max_choices: int) -> None:

@@ -76,6 +76,11 @@ def check_tool_use(
         )
 
 
+def has_thinking_budget(settings: FrontendSettings, renderer: Renderer) -> bool:
+    """Return True for a model that writes its reasoning between two tags, as a budget needs."""
+    return isinstance(ModelFormats.of(settings, renderer).reasoning, ReasoningForm)
+
+
 def thinking_budget(tokens: int, settings: FrontendSettings, renderer: Renderer) -> ThinkingBudget:
     """Return the budget that `thinking_token_budget` sets, before its prompts are known.
 

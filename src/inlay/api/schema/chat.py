@@ -36,7 +36,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         parallel_tool_calls: false allows at most one call; true when absent.
         include_reasoning: false leaves the reasoning out of the answer; true when absent.
         reasoning_effort: a value that the chat template reads; "none" switches reasoning off.
-            Refused where the template has no such setting.
+            Ignored where the template has no such setting.
         chat_template_kwargs: variables for the chat template; those that fields of the request set
             are refused.
         continue_final_message: the output continues the last message; false when absent.

@@ -20,7 +20,21 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class RequestFields(msgspec.Struct, kw_only=True):
+class Seeded(msgspec.Struct, kw_only=True):
+    """Field of requests whose result is drawn.
+
+    Attributes:
+        seed: -1 is treated as absent, as in vLLM and llama.cpp.
+    """
+
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed == -1:
+            self.seed = None
+
+
+class RequestFields(Seeded, kw_only=True):
     """Fields that requests for chats, completions and responses have in common.
 
     `GenerationRequest` says what they mean.
@@ -38,7 +52,6 @@ class RequestFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -67,8 +80,8 @@ class GenerationRequest(RequestFields, kw_only=True):
 
     Attributes:
         model: served name; when absent the first model that fits the route.
-        seed: choice `i` samples with `seed + i`; a random seed for each choice when absent. Refused
-            where the engine draws without one, unless `temperature` is 0.
+        seed: choice `i` samples with `seed + i`; a random seed for each choice when absent or -1.
+            Refused where the engine draws without one, unless `temperature` is 0.
         cache_salt: prompts share cached prefixes only under equal salts; not empty.
         prompt_cache_key: requests with the same key go to the same worker where possible; 1 to 512
             characters.

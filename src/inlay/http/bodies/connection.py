@@ -14,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from inlay.errors import InlayError
+from inlay.http.asgi import Message, Send
 from inlay.http.errors import ClientGone
 
 EXTENSION = "inlay.exchange"
@@ -41,6 +42,9 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         scope: MutableMapping[str, Any] = cast("MutableMapping[str, Any]", self.scope)
         scope.setdefault("extensions", {})[EXTENSION] = Exchange(self, self.cycle)
+        if scope["http_version"] == "1.0":
+            # RFC 9110, 10.1.1: such a client does not know interim responses.
+            self.cycle.waiting_for_100_continue = False
 
     def data_received(self, data: bytes) -> None:
         """Parse received data; called by the transport."""
@@ -129,6 +133,25 @@ class Exchange:
             return False
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    def until_close(self, send: Send) -> Send:
+        """Return `send` for a client of HTTP/1.0, which is never sent chunks (RFC 9112, 6.1).
+
+        A body of unknown length ends with the connection, which uvicorn closes after the answer.
+        """
+        cycle, sized = self._cycle, False
+
+        async def unframed(message: Message) -> None:
+            nonlocal sized
+            if message["type"] == "http.response.start":
+                sized = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = None if sized else False
+            elif not sized:
+                # uvicorn compares what was promised with what is sent.
+                cycle.expected_content_length += len(message.get("body", b""))
+            await send(message)
+
+        return unframed
 
     def text_writer(
         self, before: bytes, after: bytes, encode: Callable[[str], bytes]

@@ -376,12 +376,6 @@ def check_responses(request: ResponsesRequest) -> None:
     check_depths(request, *_FREE_FORM)
     if request.text is not None:
         check_depth(request.text.format, "text.format")
-        if request.text.verbosity not in (None, "medium"):
-            raise InvalidRequestError(
-                f"text.verbosity must be 'medium', got {request.text.verbosity[:40]!r}: models "
-                "here have no such setting",
-                param="text.verbosity",
-            )
     if request.truncation not in (None, "disabled"):
         raise InvalidRequestError(
             f"truncation must be 'disabled', got {request.truncation[:40]!r}: no item is ever "

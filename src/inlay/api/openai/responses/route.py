@@ -150,7 +150,7 @@ def _opening(
         reasoning=ReasoningOptions(effort),
         safety_identifier=request.safety_identifier,
         temperature=sampling.temperature,
-        text=TextOptions(text.format or {"type": "text"}, "medium"),
+        text=TextOptions(text.format or {"type": "text"}, text.verbosity or "medium"),
         tool_choice=request.tool_choice or "auto",
         tools=[{**blank, **tool} for tool in request.tools or ()],
         top_logprobs=request.top_logprobs or 0,

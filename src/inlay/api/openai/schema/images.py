@@ -6,13 +6,14 @@ import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
 from inlay.api.openai.schema.failure import StreamFailure
+from inlay.api.schema.generation import Seeded
 from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
 
 
-class ImagesRequest(msgspec.Struct, kw_only=True):
+class ImagesRequest(Seeded, kw_only=True):
     """A request to `/v1/images/generations`. Names beyond OpenAI's are vLLM-Omni's.
 
     Attributes:
@@ -32,7 +33,7 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
         stream: answer with server-sent events; false when absent.
         partial_images: events with the image so far, 0 to 3, in a stream; 0 when absent.
         seed: the source of the noise, which the images of a request draw from in turn; a random one
-            when absent.
+            when absent or -1.
         negative_prompt: text that guidance leads away from. Refused where the model takes none.
         num_inference_steps: steps of the denoiser, 1 to --max-inference-steps; the model's own when
             absent.
@@ -55,7 +56,7 @@ class ImagesRequest(msgspec.Struct, kw_only=True):
     output_format: ImageFormat | None = None
     stream: bool | None = None
     partial_images: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] | None = None
     negative_prompt: str | None = None
     num_inference_steps: int | None = None
     guidance_scale: float | None = None

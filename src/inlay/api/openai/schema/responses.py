@@ -22,7 +22,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
     """Options of reasoning.
 
     Attributes:
-        effort: value for the chat template; "none" switches reasoning off. Refused where the
+        effort: value for the chat template; "none" switches reasoning off. Ignored where the
             template has no such setting.
         summary: accepted and ignored; reasoning is returned whole.
     """
@@ -37,11 +37,11 @@ class TextOptions(msgspec.Struct, frozen=True):
     Attributes:
         format: an object of type "text" (as when absent), "json_object" or "json_schema", the last
             with `name` and `schema`.
-        verbosity: only "medium" is served.
+        verbosity: accepted; models here have no such setting.
     """
 
     format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

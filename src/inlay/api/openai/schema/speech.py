@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.failure import StreamFailure
+from inlay.api.schema.generation import Seeded
 from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
 
@@ -19,7 +20,7 @@ class VoiceId(msgspec.Struct, frozen=True):
     id: str
 
 
-class SpeechRequest(msgspec.Struct, kw_only=True):
+class SpeechRequest(Seeded, kw_only=True):
     """A request to `/v1/audio/speech`. Names beyond OpenAI's are vLLM-Omni's.
 
     Attributes:
@@ -35,7 +36,7 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
             events. When absent, "audio" for "mp3", "opus" and "pcm", and one whole file for others.
         stream: as vLLM-Omni's: true is `stream_format` "sse" where that is absent; false is one
             whole file, and refused beside it.
-        seed: of the sound; a random one when absent.
+        seed: of the sound; a random one when absent or -1.
         max_new_tokens: codes of sound at most; what the pipeline says when absent, and never more.
         user: accepted; nothing depends on it.
         request_id: name of the request in logs: 1 to 128 visible ASCII characters.
