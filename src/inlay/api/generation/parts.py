@@ -25,7 +25,7 @@ MEDIA_PARTS: dict[str, Kind] = {
 _AUDIO_FORMATS = ("wav", "mp3", "flac")
 
 _DETAILS: dict[str, Detail] = {"auto": "auto", "low": "low", "high": "high", "original": "high"}
-"""OpenAI's, with what the model does: an image is never smaller than the model's settings make it."""
+"""OpenAI's, as models have them: none takes an image larger than its settings say."""
 
 _NOT_MEDIA = ("detail", "format")
 """Fields of a part's value that say nothing of where the media are."""
