@@ -1,5 +1,6 @@
 """A name on the hub stands for the files in the hub's cache."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +30,18 @@ def test_a_model_in_the_hubs_cache_is_used_without_a_network(tmp_path: Path) -> 
     done = embed("owner/model", tmp_path)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
+
+
+def test_an_index_left_over_beside_the_whole_file_asks_the_hub_for_nothing(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--owner--model" / "snapshots" / ("0" * 40)
+    shutil.copytree(tiny("llama"), snapshot)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("0" * 40)
+    weight_map = {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}
+    index = snapshot / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    done = embed("owner/model", tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_model_the_hub_does_not_give_is_refused_by_name(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def read_texts(data: bytes, name: str) -> list[Text]:
         InvalidRequestError: not UTF-8, a line that is no such object, a text that is too long.
     """
     try:
-        lines = data.decode("utf-8").splitlines()
+        lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{name} is not UTF-8 text: {error.reason}") from error
     objects = next((line for line in lines if line.strip()), "").lstrip().startswith("{")

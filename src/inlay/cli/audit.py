@@ -24,6 +24,7 @@ from inlay.cli.settings import AuditSettings
 from inlay.client import PromptEmbedder
 from inlay.errors import InvalidRequestError
 from inlay.tensors.hub import local_directory
+from inlay.tensors.weight_files import find_weights
 
 if TYPE_CHECKING:
     from inlay.audit.neural.language_model import LanguageModel
@@ -163,7 +164,7 @@ def _attackers(name: str) -> tuple[str, ...]:
     """All attackers that run on this machine in minutes."""
     left_out: tuple[str, ...] = () if _TORCH else NEED_TORCH
     directory = local_directory(name)
-    files = [] if directory is None else list(directory.glob("*.safetensors"))
-    if not files or sum(file.stat().st_size for file in files) > _LARGE:
+    weights = None if directory is None else find_weights(directory)
+    if weights is None or sum(file.stat().st_size for file in weights.paths()) > _LARGE:
         left_out += NEED_WEIGHTS
     return tuple(each for each in ALL if each not in left_out)

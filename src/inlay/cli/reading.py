@@ -221,7 +221,7 @@ def _table(path: Path) -> dict[object, object]:
     if suffix not in {".yaml", ".yml", ".toml"}:
         raise UsageError(f"config file {str(path)!r}: the name must end in .yaml, .yml or .toml")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         table = tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"config file {str(path)!r}: {error.strerror}") from error

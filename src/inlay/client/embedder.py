@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError
 
 from inlay.client.media import MediaEncoder, MediaFile, image_part
 from inlay.client.prompts import EmbeddedPrompt
@@ -16,14 +16,9 @@ from inlay.render import Renderer
 from inlay.tensors import ModelDType, TensorFormat
 from inlay.tensors.hub import asking_hub, local_directory
 from inlay.tensors.table import EmbeddingTable
+from inlay.tensors.weight_files import WHOLE, find_weights
 
 _SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model"]
-_INDEX = "model.safetensors.index.json"
-_WHOLE = "model.safetensors"
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
 
 
 def model_directory(model: str | Path, revision: str | None = None) -> Path:
@@ -41,21 +36,23 @@ def model_directory(model: str | Path, revision: str | None = None) -> Path:
         return local
     name = str(model)
     with asking_hub(name):
-        directory = Path(snapshot_download(name, revision=revision, allow_patterns=_SMALL_FILES))
-        for file in _table_files(directory):
+        fetched = snapshot_download(name, revision=revision, allow_patterns=_SMALL_FILES)
+        for file in _table_files(Path(fetched), name, revision):
             hf_hub_download(name, file, revision=revision)
-    return directory
+    return Path(fetched)
 
 
-def _table_files(directory: Path) -> list[str]:
-    index = directory / _INDEX
-    if not index.is_file():
-        return [_WHOLE]
+def _table_files(directory: Path, name: str, revision: str | None) -> set[str]:
+    """Return the files to fetch for the table: none where one file has all and is fetched."""
     try:
-        weights = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"{index}: not a safetensors index: {error}") from error
-    return sorted({file for name, file in weights.items() if "emb" in name or "wte" in name})
+        hf_hub_download(name, WHOLE, revision=revision)
+    except EntryNotFoundError:
+        weights = find_weights(directory)
+        if weights is None:
+            raise
+        index = weights.index
+        return {file for tensor, file in index.items() if "emb" in tensor or "wte" in tensor}
+    return set()
 
 
 class PromptEmbedder:

@@ -2,6 +2,7 @@
 
 import binascii
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -275,7 +276,7 @@ def container(data: bytes) -> bytes:
 
 def _peft_config(path: Path) -> _PeftConfig:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_PeftConfig)
+        return msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8), type=_PeftConfig)
     except OSError as error:
         raise InvalidRequestError(
             f"{path.parent}: has no adapter_config.json ({error.strerror})"

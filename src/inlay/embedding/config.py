@@ -133,7 +133,7 @@ def _max_length(settings: dict[str, Any], tokenizer: dict[str, Any]) -> int | No
 
 def _json(path: Path, default: Any) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         return default
     except (OSError, ValueError) as error:

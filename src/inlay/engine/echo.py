@@ -73,7 +73,7 @@ class EchoEngine:
         """
         path = Path(self._settings.model)
         try:
-            text = (path / "config.json").read_text(encoding="utf-8")
+            text = (path / "config.json").read_text(encoding="utf-8-sig")
         except OSError as error:
             raise InvalidRequestError(f"no model at {path}: {error}", param="model") from error
         config = json.loads(text)

@@ -1,8 +1,10 @@
 """Location and identity of a model's files."""
 
+import atexit
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from blake3 import blake3
@@ -10,6 +12,7 @@ from huggingface_hub import snapshot_download
 
 from inlay.tensors.hub import asking_hub, local_directory
 from inlay.tensors.table import config_of, spread, stored_tensors
+from inlay.tensors.tidy_directory import tidied
 
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
@@ -41,6 +44,17 @@ def directory_of(model: str, revision: str | None, files: Sequence[str] = _FILES
         return local.resolve()
     with asking_hub(model):
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(files)))
+
+
+def for_other_engines(directory: Path) -> Path:
+    """Return a directory with the same model for a library that reads all files of weights.
+
+    `directory` itself where it holds nothing else; one of links otherwise, which is there until
+    this process ends. Raises `InvalidRequestError` as `tidied`.
+    """
+    until_the_end = ExitStack()
+    atexit.register(until_the_end.close)
+    return until_the_end.enter_context(tidied(directory, every_file=True))
 
 
 def weights_id(directory: Path) -> str:

@@ -1,6 +1,7 @@
 """A model's configuration files, read for the facts that lay media out."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ class ModelFiles:
         if self._tokenizer is None:
             path = self.directory / "tokenizer.json"
             try:
-                self._tokenizer = Tokenizer.from_file(str(path))
+                self._tokenizer = Tokenizer.from_buffer(path.read_bytes().removeprefix(BOM_UTF8))
             except Exception as error:  # the library raises nothing narrower
                 raise InvalidRequestError(f"tokenizer.json cannot be read: {error}") from error
         return self._tokenizer

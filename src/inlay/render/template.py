@@ -104,7 +104,7 @@ class ChatTemplates:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
 
@@ -388,7 +388,7 @@ def read_template(given: str) -> str:
             syntax.
     """
     try:
-        text = Path(given).read_text(encoding="utf-8")
+        text = Path(given).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         if not any(character in given for character in "{}\n"):
             raise InvalidRequestError(

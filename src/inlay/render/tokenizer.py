@@ -6,6 +6,7 @@ defines the special tokens around a text; truncation and padding in the file are
 """
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
             param="model",
         )
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(path.read_bytes().removeprefix(BOM_UTF8))
     except Exception as error:  # the library raises bare Exception
         raise InvalidRequestError(f"cannot read {path}: {error}", param="model") from error
     tokenizer.no_truncation()
@@ -60,7 +61,7 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if there is no such file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

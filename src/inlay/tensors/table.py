@@ -1,6 +1,6 @@
 """A model's weights as they lie on disk, read without torch.
 
-Safetensors directories and the input embedding table.
+Tensors of its files, and the input embedding table.
 
 Files are memory-mapped and only what is asked for is touched, so a table of gigabytes costs tens of
 megabytes. The format: https://huggingface.co/docs/safetensors (8 bytes of little-endian header
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from inlay.errors import InvalidRequestError
+from inlay.tensors.weight_files import weight_files
 
 _NUMPY: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -53,13 +54,9 @@ _SCALED_BY_ROOT = frozenset(
 )
 """Model types whose embeddings are scaled by sqrt(hidden size), in the model's dtype."""
 
-_OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _LEAST_BYTES = 10
 """Of a safetensors file: the length of its header, and an empty one."""
-_NAMED = 3
-"""Files that a message names."""
-
 _MAX_HEADER = 100 << 20
 _SAMPLED_ROWS = 512
 _CHUNK_BYTES = 8 << 20
@@ -121,42 +118,25 @@ def thinker_config(config: dict[str, Any]) -> dict[str, Any]:
 def stored_tensors(
     directory: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[StoredTensor]:
-    """All tensors of a directory's safetensors files, in order of files and headers.
-
-    With an index file, the files it names; else every `*.safetensors`.
+    """All tensors of a directory's weights (`weight_files`), in order of files and headers.
 
     Args:
         directory: of a model.
-        wanted: which names matter: files that hold none of them, as the index says, may be missing
-            and are not read.
+        wanted: which names matter: files that hold none of them, as the index says, may be missing.
 
     Raises:
-        InvalidRequestError: no such file, or a header that does not fit its file; says which, and
-            what is wrong.
+        InvalidRequestError: no such file, a header that does not fit its file, or a tensor in two
+            files; says which, and what is wrong.
     """
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            entries = json.loads(index.read_bytes())["weight_map"].items()
-            names = {str(file) for name, file in entries if wanted(name)}
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise InvalidRequestError(f"{index} is not a safetensors index: {error!r}") from error
-        if any(Path(name).name != name for name in names):
-            raise InvalidRequestError(f"{index} names files outside its directory")
-        missing = sorted(name for name in names if not (directory / name).is_file())
-        if missing:
-            raise InvalidRequestError(
-                f"{directory} lacks {len(missing)} of the {len(names)} weight files that "
-                f"{index.name} names: "
-                f"{', '.join(missing[:_NAMED])}{', ...' if len(missing) > _NAMED else ''}"
-            )
-        files = [directory / name for name in sorted(names)]
-    else:
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise InvalidRequestError(_no_weights(directory))
-    for file in files:
-        yield from tensors_in(file)
+    seen: dict[str, Path] = {}
+    for file in weight_files(directory).paths(wanted):
+        for tensor in tensors_in(file):
+            if seen.setdefault(tensor.name, file) is not file:
+                raise InvalidRequestError(
+                    f"{directory} has tensor {tensor.name} twice: in {seen[tensor.name].name} and "
+                    f"in {file.name}"
+                )
+            yield tensor
 
 
 def check_tensors(directory: Path) -> None:
@@ -166,12 +146,6 @@ def check_tensors(directory: Path) -> None:
     """
     for _ in stored_tensors(directory):
         pass
-
-
-def _no_weights(directory: Path) -> str:
-    others = sorted(file.name for file in directory.glob("*") if file.suffix in _OTHER_WEIGHTS)
-    has = f"; it has {', '.join(others[:_NAMED])}" if others else ""
-    return f"{directory} has no weights: no *.safetensors file, and no other format is read{has}"
 
 
 def tensors_in(file: Path, max_header: int = _MAX_HEADER) -> Iterator[StoredTensor]:

@@ -1,6 +1,7 @@
 """The whole model, for answers and for attackers that have its weights. Needs torch."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.utils import logging
 from inlay.audit.prompts import AuditPrompt, Floats, Rng
 from inlay.errors import InvalidRequestError
 from inlay.tensors.hub import asking_hub, local_directory
+from inlay.tensors.tidy_directory import tidied
 
 _ROWS_AT_A_TIME = 2048
 """Rows that one forward pass computes at most, padding included."""
@@ -40,9 +42,10 @@ class LanguageModel:
         """
         # What goes on is said in one place.
         logging.disable_progress_bar()
-        path = local_directory(model) or str(model)
+        local = local_directory(model)
+        given = nullcontext(str(model)) if local is None else tidied(local)
         try:
-            with asking_hub(str(model)):
+            with asking_hub(str(model)), given as path:
                 module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         except (ValueError, KeyError, ImportError) as error:
             raise InvalidRequestError(

@@ -19,6 +19,7 @@ from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.tensors.table import stored_tensors
+from inlay.tensors.weight_files import find_weights
 
 _logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ def identity(directory: Path, components: Sequence[str]) -> str:
     """Return 32 hex digits of all that decides what `components` of a pipeline make."""
     hasher = blake3()
     for name in components:
-        if any((directory / name).glob("*.safetensors")):
+        if find_weights(directory / name) is not None:
             hasher.update(f"{name} {weights_id(directory / name)}\n".encode())
         else:
             for file in sorted((directory / name).glob("*")):

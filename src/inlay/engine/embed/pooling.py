@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from inlay.embedding.config import DenseConfig, PoolingMode
 from inlay.errors import InvalidRequestError
+from inlay.tensors.weight_files import weight_files
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "identity": nn.Identity,
@@ -71,7 +72,7 @@ class Dense(nn.Module):
         super().__init__()
         self._linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
         self._activation = _ACTIVATIONS[config.activation]()
-        weights = _weights(config.directory / "model.safetensors")
+        weights = _weights(config.directory)
         try:
             self._linear.load_state_dict(
                 {name.removeprefix("linear."): tensor.float() for name, tensor in weights.items()}
@@ -86,12 +87,10 @@ class Dense(nn.Module):
         return states
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise InvalidRequestError(
-            f"{path} is not there; Dense layers are read from safetensors only"
-        )
-    weights: dict[str, Tensor] = load_file(path)
+def _weights(directory: Path) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for file in weight_files(directory).paths():
+        weights |= load_file(file)
     return weights
 
 

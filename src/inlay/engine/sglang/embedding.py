@@ -28,7 +28,7 @@ from inlay.engine.sglang.arguments import server_args
 from inlay.engine.sglang.loading import dtype_of, longest, rows_refused
 from inlay.engine.sglang.process import Process
 from inlay.engine.sglang.prompts import input_of
-from inlay.engine.weights import directory_of
+from inlay.engine.weights import directory_of, for_other_engines
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Task
@@ -70,7 +70,8 @@ class SglangEmbedding:
         facts.check_task(stored, family, settings.task)
         modes = facts.pooling_modes(settings, config, family)
         _check(config, modes, model_type)
-        model = AutoConfig.from_pretrained(config.directory, local_files_only=True)
+        tidy = for_other_engines(config.directory)
+        model = AutoConfig.from_pretrained(tidy, local_files_only=True)
         card = msgspec.structs.replace(facts.card_of(settings, config, model, modes), unit=True)
         # Its cache of prefixes knows no tenants here: requests for vectors take no salt.
         words = ["--is-embedding", "--disable-radix-cache"]
@@ -93,7 +94,7 @@ class SglangEmbedding:
             words += ["--context-length", str(min(own, wanted + _KEPT))]
         otherwise = {"max_model_len": None} | ({"max_num_batched_tokens": None} if encoder else {})
         plain = settings.model_copy(update=otherwise)
-        arguments = server_args(plain, config.directory, *words)
+        arguments = server_args(plain, tidy, *words)
         await self._process.start(arguments)
         try:
             loaded = LoadedEmbeddingModel(

@@ -19,7 +19,7 @@ from inlay.engine.sglang.arguments import server_args
 from inlay.engine.sglang.images import image_spec
 from inlay.engine.sglang.media import MediaInputs
 from inlay.engine.sglang.process import Process
-from inlay.engine.weights import directory_of, weights_id
+from inlay.engine.weights import directory_of, for_other_engines, weights_id
 from inlay.errors import InlayError
 from inlay.media.spec import MediaSpec
 from inlay.request import Task
@@ -57,7 +57,7 @@ async def load(process: Process, settings: EngineSettings, secret: Secret) -> Lo
         EngineError: SGLang did not start.
     """
     directory = directory_of(settings.model, settings.revision)
-    arguments = server_args(settings, directory)
+    arguments = server_args(settings, for_other_engines(directory))
     await process.start(arguments)
     places = max(1, await process.max_running_requests() - PROBES)
     seeded = arguments.enable_deterministic_inference

@@ -25,6 +25,7 @@ from inlay.engine.torch.weights.checkpoint import device_of, dtype_of
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import config_of, stored_tensors
+from inlay.tensors.tidy_directory import tidied
 
 SPEAKERS = "speakers.safetensors"
 """File of the voices: `NAME.bos_token`, an id; `NAME.cond` and `NAME.ref_mel`, float32."""
@@ -78,9 +79,10 @@ def load(settings: EngineSettings) -> Loaded:
     if device.type == "cpu":
         torch.set_num_threads(threads.count(settings.num_threads))
     try:
-        config = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
+        with tidied(directory) as tidy:
+            config = AutoConfig.from_pretrained(
+                tidy, local_files_only=True, trust_remote_code=False
+            )
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
     if not isinstance(config, Qwen2_5OmniConfig) or not config.enable_audio_output:

@@ -35,7 +35,7 @@ from inlay.engine.vllm.media import MediaInputs
 from inlay.engine.vllm.sampling import KINDS
 from inlay.engine.vllm.stats import Counters
 from inlay.engine.vllm.tickets import TicketOffice
-from inlay.engine.weights import directory_of, weights_id
+from inlay.engine.weights import directory_of, for_other_engines, weights_id
 from inlay.errors import EngineError, InlayError
 from inlay.media.spec import MediaSpec
 from inlay.request import Request, Task
@@ -141,7 +141,7 @@ def load(
     """
     environment.check(os.environ)
     directory = directory_of(settings.model, settings.revision)
-    arguments = engine_args(settings, directory)
+    arguments = engine_args(settings, for_other_engines(directory))
     thinking.turn_on(arguments, directory)
     counters = Counters()
     with refused():

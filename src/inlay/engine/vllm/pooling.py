@@ -31,7 +31,7 @@ from inlay.engine.vllm.capabilities import ids_are_looked_up, rows_refused
 from inlay.engine.vllm.launching import launch, refused, shut_down
 from inlay.engine.vllm.prompts import engine_input
 from inlay.engine.vllm.stats import Counters
-from inlay.engine.weights import directory_of
+from inlay.engine.weights import directory_of, for_other_engines
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Task
@@ -102,7 +102,9 @@ class VllmPooling:
         facts.check_task(stored, family, settings.task)
         self._dense = len(config.dense)
         modes = facts.pooling_modes(settings, config, family)
-        model = AutoConfig.from_pretrained(config.directory, local_files_only=True)
+        tidy = for_other_engines(directory)
+        own = tidy / config.directory.relative_to(directory)
+        model = AutoConfig.from_pretrained(own, local_files_only=True)
         card = facts.card_of(settings, config, model, modes)
         more: dict[str, Any] = {}
         if family is not None:
@@ -117,7 +119,7 @@ class VllmPooling:
             given = [word for word in given if word != "--enable-prompt-embeds"]
         words = [*given, "--runner", "pooling", *_pooler_words(settings, modes)]
         changed = settings.model_copy(update={**more, "engine_arguments": words})
-        arguments = engine_args(changed, directory)
+        arguments = engine_args(changed, tidy)
         counters = Counters()
         with refused():
             known = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)

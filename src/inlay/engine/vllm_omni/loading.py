@@ -21,6 +21,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.vllm_omni.arguments import omni_arguments
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.tensors.weight_files import convertible, find_weights
 
 _TAKES_EMBEDS = ("FluxPipeline", "QwenImagePipeline")
 """Pipelines of vLLM-Omni that read tensors in a prompt's place, of shapes that are known here."""
@@ -109,9 +110,9 @@ def load(settings: EngineSettings, secret: Secret) -> LoadedOmni:
 
 def _is_weighted(component: Path) -> bool:
     """Return True for a component with weights. Raises `InvalidRequestError` for pickled ones."""
-    if any(component.glob("*.safetensors")):
+    if find_weights(component) is not None:
         return True
-    if any(component.glob("*.bin")) or any(component.glob("*.pt*")):
+    if convertible(component) is not None:
         raise InvalidRequestError(
             f"{component} has weights that are not safetensors, which are not read", param="model"
         )

@@ -24,6 +24,7 @@ from inlay.engine.pictures import rgb_array
 from inlay.engine.torch.media.pixels import Normalization, mode_of, resized
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.model_files import ModelFiles
+from inlay.tensors.tidy_directory import tidied
 
 _Array = npt.NDArray[Any]
 
@@ -49,9 +50,10 @@ class ImageProcessor:
             InvalidRequestError: there is none, or it cannot be loaded.
         """
         try:
-            self._process = AutoImageProcessor.from_pretrained(
-                directory, backend="pil", local_files_only=True, trust_remote_code=False
-            )
+            with tidied(directory) as tidy:
+                self._process = AutoImageProcessor.from_pretrained(
+                    tidy, backend="pil", local_files_only=True, trust_remote_code=False
+                )
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise InvalidRequestError(
                 f"{directory} has no image processor that can be loaded: {error}"

@@ -26,6 +26,7 @@ from inlay.media.model_files import ModelFiles
 from inlay.media.spec import MediaSpec
 from inlay.media.tiles import Chunks
 from inlay.prompt import Media
+from inlay.tensors.tidy_directory import tidied
 
 Inputs: TypeAlias = dict[str, Tensor]
 """Inputs of a tower for one item, by transformers' names."""
@@ -122,9 +123,10 @@ class SoundReader:
         if spec.audio is None:
             raise InvalidRequestError("this model takes no audio")
         try:
-            self._extract: Any = AutoFeatureExtractor.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
+            with tidied(directory) as tidy:
+                self._extract: Any = AutoFeatureExtractor.from_pretrained(
+                    tidy, local_files_only=True, trust_remote_code=False
+                )
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise InvalidRequestError(
                 f"{directory} has no feature extractor that can be loaded: {error}"

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig
 
 from inlay.engine.torch.attention.layers import observe
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.speculation.draft_head import check_served, refusal
-from inlay.engine.torch.weights.checkpoint import load
+from inlay.engine.torch.weights.checkpoint import load, parsed_config
 from inlay.engine.torch.weights.families import family_of, next_token_layers
 from inlay.engine.torch.weights.latent import keep_latent
 from inlay.engine.torch.weights.linear import accelerate
@@ -162,9 +161,8 @@ def load_mtp(model: CausalModel) -> NextTokenHead:
     check_served(model, METHOD, follows_axes=True)
     directory = Path(model.path)
     config = config_of(directory)
-    parsed = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     # Of a model with images the language model has the layer.
-    parsed = parsed.get_text_config()
+    parsed = parsed_config(directory).get_text_config()
     form = _FORMS.get(parsed.model_type)
     if form is None:
         raise refusal(

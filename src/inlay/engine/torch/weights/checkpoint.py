@@ -24,6 +24,7 @@ from inlay.engine.torch.weights.quantised.reading import (
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import check_tensors, config_of, stored_tensors
+from inlay.tensors.tidy_directory import tidied
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +70,11 @@ def load(
     check_tensors(directory)
     kept = KeptWeights(dtype) if keep_quantised else None
     try:
-        with _weights(directory, config, kept, rename) as weights, log_progress(directory):
+        with (
+            tidied(directory) as tidy,
+            _weights(tidy, config, kept, rename) as weights,
+            log_progress(tidy),
+        ):
             model, info = kind.from_pretrained(
                 **weights,
                 dtype=dtype,
@@ -101,9 +106,8 @@ def parsed_config(directory: Path) -> Any:
         InvalidRequestError: it cannot be read.
     """
     try:
-        found = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
+        with tidied(directory) as tidy:
+            found = AutoConfig.from_pretrained(tidy, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{directory} cannot be loaded: {error}") from error
     return getattr(found, "thinker_config", found)
