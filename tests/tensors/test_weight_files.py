@@ -100,8 +100,8 @@ def test_what_transformers_reads_is_read_and_what_it_refuses_is_read_in_one_way(
         with tidied(directory, every_file=every_file) as tidy:
             read = transformers_has(tidy)
             assert read is not None
-            assert [os.stat(tidy / name) for name in read] == [
-                os.stat(directory / name) for name in found
+            assert [(tidy / name).stat() for name in read] == [
+                (directory / name).stat() for name in found
             ]
             if every_file:
                 assert sorted(file.name for file in tidy.glob("*.safetensors")) == read
