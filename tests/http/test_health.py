@@ -4,6 +4,8 @@ What the process, the next request and the engines say.
 """
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -20,7 +22,11 @@ from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError
+from inlay.http.metrics import engine_health
 from inlay.http.metrics.engine_health import Health, combined_status
+from inlay.transport import link
+from inlay.transport.local import LocalPlane
+from inlay.worker import spawn
 from inlay.worker.host import EngineHost
 from tests.live import Fleet, fleet
 from tests.models import tiny
@@ -127,6 +133,38 @@ async def test_a_worker_that_says_nothing_for_too_long_is_not_well(
     assert "has not reported its engine's health for 101 s" in found.error.message
     asleep = judged(Seen("w", replace(engine.card, probe=old, asleep=1)))
     assert (asleep.status, asleep.workers[0].state) == ("ok", "asleep")
+
+
+async def test_a_worker_process_that_stands_still_is_not_well_until_it_goes_on(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(engine_health, "SILENT_SECONDS", 0.2)
+    settings = settings.model_copy(update={"health_probe_interval": 600})
+    process = await spawn(settings, Secret(bytes(32)), arena_bytes=1 << 20)
+    plane = LocalPlane([process.channel])
+    await plane.start()
+    await plane.wait_ready()
+
+    async def seen(status: str) -> Health:
+        async with asyncio.timeout(60):
+            while True:
+                cards = {worker.card.name: worker.card for worker in plane.workers()}
+                found = combined_status(cards.values(), plane.workers(), {})
+                if found.status == status:
+                    return found
+                await asyncio.sleep(0.01)
+
+    await seen("ok")
+    os.kill(process.pid, signal.SIGSTOP)
+    found = await seen("failing")
+    os.kill(process.pid, signal.SIGCONT)
+    assert found.workers[0].state == "silent"
+    assert found.error is not None
+    assert "no worker of m is well; local-0 has not answered for 0 s" in found.error.message
+    await seen("ok")
+    await plane.close()
+    await process.close()
 
 
 def test_what_is_missing_is_told() -> None:

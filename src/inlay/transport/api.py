@@ -147,6 +147,14 @@ class RequestHandler(Protocol):
 
 
 @runtime_checkable
+class Silences(Protocol):
+    """A worker of which nobody else says that its process stands still."""
+
+    def silence(self) -> float:
+        """Return the seconds for which it has owed an answer, as `inlay.liveness` counts them."""
+
+
+@runtime_checkable
 class Reaches(Protocol):
     """A plane whose workers may all be out of reach for a while, though they are there."""
 

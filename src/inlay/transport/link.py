@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from inlay import commands
+from inlay import commands, liveness
 from inlay.card import Address, ModelCard
-from inlay.commands import Command
+from inlay.commands import Command, ReadStats
 from inlay.errors import DeadlineExceededError, InlayError, OverloadedError
 from inlay.request import Output, Request
 from inlay.routing import KvEvents, KvSnapshot
@@ -41,6 +43,8 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 GONE = "the worker is gone"
+ASK_SECONDS = 2.0
+"""Seconds between two signs of life that a worker is asked for."""
 _CACHE_SECONDS = 10.0
 
 
@@ -116,6 +120,7 @@ class Link:
         self._calls = PendingCalls[Any](numbers)
         self._caches = PendingCalls[KvSnapshot](numbers)
         self._on_cache_events: Callable[[KvEvents], None] | None = None
+        self._asked_at: float | None = None
         self.alive = True
         self.failure: InlayError | None = None
 
@@ -205,6 +210,20 @@ class Link:
             raise DeadlineExceededError(
                 f"the worker did not answer {commands.name_of(command)!r} within {within:g} s"
             ) from None
+
+    def silence(self) -> float:
+        """As `inlay.transport.api.Silences`; always 0 unless `ask_on` runs."""
+        return 0.0 if self._asked_at is None else liveness.now() - self._asked_at
+
+    async def ask_on(self) -> None:
+        """Ask for signs of life, once it is ready and until it is gone."""
+        await self._settled.wait()
+        while self.ready:
+            self._asked_at = liveness.now()
+            with suppress(InlayError):
+                await self.call(ReadStats(), within=math.inf)
+            self._asked_at = None
+            await asyncio.sleep(ASK_SECONDS)
 
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
         """As `inlay.routing.CacheEventSource`."""

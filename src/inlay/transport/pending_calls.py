@@ -1,15 +1,18 @@
 """Questions to the other end that carry a number, and their answers."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from inlay import liveness
-from inlay.errors import ErrorFrame, InlayError, InvalidRequestError
+from inlay.errors import EngineError, ErrorFrame, InlayError, InvalidRequestError
 from inlay.routing import CacheEventSource, KvSnapshot
 from inlay.transport.messages import Cache
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 NO_CACHE = "the worker tells of no cache"
 
@@ -69,3 +72,7 @@ async def answer_cache(number: int, handler: object) -> Cache:
         return Cache(number, await handler.kv_snapshot())
     except InlayError as error:
         return Cache(number, error=ErrorFrame.of(error))
+    except Exception as error:
+        log.exception("the cache could not be told")
+        failed = EngineError(f"the worker failed to tell its cache: {type(error).__name__}")
+        return Cache(number, error=ErrorFrame.of(failed))

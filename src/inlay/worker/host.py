@@ -1,7 +1,9 @@
 """The host of an engine: checks requests, and runs commands, adapters, sleep and probes."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn, TypeVar, cast
 
 import msgspec
@@ -33,6 +35,7 @@ from inlay.commands import (
     name_of,
 )
 from inlay.digest import Secret
+from inlay.edges import Window
 from inlay.engine.api import Engine, FedEngine, GenerateEngine, PageEngine, PausingEngine, Peers
 from inlay.engine.inflow import Inflow
 from inlay.engine.kv_events import BlockEventSource
@@ -176,56 +179,59 @@ class EngineHost:
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`, or emit the one output that says why not."""
         if request.task is Task.PAGES:
-            self._give_pages(request, emit)
-            return
-        if request.task is Task.FETCH:
-            self._held.answer(request, emit)
-            return
-        if request.hold is not None and self._address is not None:
-            emit = self._held.keep(request, request.hold, emit, self._address)
+            _guarded(self._give_pages, request, emit)
+        elif request.task is Task.FETCH:
+            _guarded(self._held.answer, request, emit)
+        elif request.hold is None or self._address is None:
+            self._begin(request, emit)
+        else:
+            keep = partial(self._keep, window=request.hold, address=self._address)
+            _guarded(keep, request, emit)
+
+    def _keep(self, request: Request, emit: Emit, window: Window, address: Address) -> None:
+        self._begin(request, self._held.keep(request, window, emit, address))
+
+    def _begin(self, request: Request, emit: Emit) -> None:
         if not request.feeds:
             self._admit(request, emit)
         elif self._leased is not None:
-            self._leased.fetch(request, emit)
+            _guarded(self._leased.fetch, request, emit)
         else:
             emit(request.end("error", EngineError("this worker asks no others for inputs")))
 
     def _pause(self, request_id: str, paused: bool) -> None:
         if isinstance(self._engine, PausingEngine):
-            self._engine.pause(request_id, paused)
+            try:
+                self._engine.pause(request_id, paused)
+            except Exception:
+                # It is called from what the engine, or another request, is at: those go on.
+                log.exception("request %s could not be paused or go on", request_id)
+                asyncio.get_running_loop().call_soon(self._engine.abort, request_id)
 
     def _admit(self, request: Request, emit: Emit, inflow: Inflow | None = None) -> None:
         emit = self._requests.track_outputs(request.id, emit)
         if self._tracing is not None and request.trace is not None:
             emit = traced(self._tracing, request, emit, self._engine.card.engine)
-        try:
-            self._check_open()
-            self._check_rows(request)
-            if request.task not in self._engine.card.tasks:
-                raise InvalidRequestError(
-                    f"the model `{self._engine.card.name}` {_NOT_SERVED[request.task]}"
-                )
-            if inflow is not None:
-                self._submit_fed(request, emit, inflow)
-            elif request.adapter is None or request.task not in (Task.GENERATE, Task.STAGE):
-                self._engine.submit(request, emit)
-            else:
-                self._submit_adapted(self._lending(), request, emit)
-        except InlayError as error:
-            emit(request.end("error", error))
-        except Exception:
-            # The engine must not take the plane down with it: the caller hears of it, the log keeps
-            # the trace.
-            log.exception("request %s was not admitted", request.id)
-            emit(request.end("error", EngineError("the engine failed to admit the request")))
+        _guarded(partial(self._submit, inflow=inflow), request, emit)
+
+    def _submit(self, request: Request, emit: Emit, inflow: Inflow | None) -> None:
+        self._check_open()
+        self._check_rows(request)
+        if request.task not in self._engine.card.tasks:
+            raise InvalidRequestError(
+                f"the model `{self._engine.card.name}` {_NOT_SERVED[request.task]}"
+            )
+        if inflow is not None:
+            self._submit_fed(request, emit, inflow)
+        elif request.adapter is None or request.task not in (Task.GENERATE, Task.STAGE):
+            self._engine.submit(request, emit)
+        else:
+            self._submit_adapted(self._lending(), request, emit)
 
     def _give_pages(self, request: Request, emit: Emit) -> None:
-        try:
-            if not isinstance(self._engine, PageEngine):
-                raise InvalidRequestError("this worker's engine gives no pages")
-            self._engine.give_pages(request, emit)
-        except InlayError as error:
-            emit(request.end("error", error))
+        if not isinstance(self._engine, PageEngine):
+            raise InvalidRequestError("this worker's engine gives no pages")
+        self._engine.give_pages(request, emit)
 
     def _submit_adapted(self, adapters: AdapterRegistry, request: Request, emit: Emit) -> None:
         admitted = adapters.enter(request, emit)
@@ -265,10 +271,12 @@ class EngineHost:
 
     def abort(self, request_id: str) -> None:
         """Stop a request; what it has made is freed."""
-        if self._leased is not None:
-            self._leased.abort(request_id)
-        self._engine.abort(request_id)
-        self._held.release(request_id)
+        stops = (self._engine.abort, self._held.release)
+        for stop in stops if self._leased is None else (self._leased.abort, *stops):
+            try:
+                stop(request_id)
+            except Exception:
+                log.exception("request %s could not be stopped", request_id)
 
     async def call(self, command: Command[R]) -> R:
         """Run a command. Raises `InlayError` if it fails."""
@@ -356,6 +364,19 @@ class EngineHost:
                     self.abort(request_id)
                 return Draining(len(self._requests.ids) + self._held.num_made)
         raise InvalidRequestError(f"a worker knows no command {name_of(command)!r}")
+
+
+def _guarded(handle: Callable[[Request, Emit], None], request: Request, emit: Emit) -> None:
+    """Have a request handled; what is raised is its one output."""
+    try:
+        handle(request, emit)
+    except InlayError as error:
+        emit(request.end("error", error))
+    except Exception:
+        # One request must not take the connection of all down with it: its caller hears of it, the
+        # log keeps the trace.
+        log.exception("request %s was not admitted", request.id)
+        emit(request.end("error", EngineError("the engine failed to admit the request")))
 
 
 async def host_of(

@@ -86,6 +86,9 @@ class EngineProber:
             error = f"the engine did not answer within {self._timeout:g} s (--health-probe-timeout)"
         except InlayError as failed:
             error = failed.message
+        except Exception as failed:  # a probe that fails must not end the worker, but be told of
+            log.exception("a probe failed")
+            error = f"the engine failed at a probe: {type(failed).__name__}"
         return Probe(
             at=time.time(),
             seconds=time.monotonic() - began,

@@ -9,13 +9,16 @@ import msgspec
 from inlay import liveness
 from inlay.card import ModelCard
 from inlay.errors import ErrorBody
-from inlay.transport.api import Worker
+from inlay.transport.api import Silences, Worker
 
 State = Literal["ok", "unprobed", "asleep", "failing", "silent"]
 """State of a worker. `failing`: its last probe failed.
 
-`silent`: the next probe is long overdue, so the worker process itself is stuck.
+`silent`: it owes an answer, or the next probe is long overdue, so the worker process itself is
+stuck.
 """
+SILENT_SECONDS = 10.0
+"""Seconds for which a process may owe an answer that takes it no time."""
 
 _WELL: frozenset[State] = frozenset({"ok", "unprobed", "asleep"})
 
@@ -29,12 +32,21 @@ class LastProbe(msgspec.Struct, frozen=True):
 
 
 class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Health of one worker."""
+    """Health of one worker.
+
+    Attributes:
+        id: of the worker.
+        model: that it has.
+        state: as `State` says.
+        last_probe: of its engine, if there was one.
+        silence: seconds for which its process has owed an answer, if those are too many.
+    """
 
     id: str
     model: str
     state: State
     last_probe: LastProbe | None = None
+    silence: float | None = None
 
     @property
     def well(self) -> bool:
@@ -45,6 +57,8 @@ class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     def reason(self) -> str:
         """Cause of a bad state."""
         probe = self.last_probe
+        if self.silence is not None:
+            return f"{self.id} has not answered for {self.silence:.0f} s"
         if probe is None or self.well:
             return f"{self.id} is {self.state}"
         if self.state == "silent":
@@ -72,17 +86,20 @@ def health_of(worker: Worker) -> WorkerHealth:
     """Return the health of a worker."""
     card = worker.card
     probe = card.probe
+    last: LastProbe | None = None
+    state: State = "unprobed"
     if card.asleep:
-        return WorkerHealth(worker.id, card.name, "asleep")
-    if probe is None:
-        return WorkerHealth(worker.id, card.name, "unprobed")
-    age = max(0.0, time.time() - probe.at)
-    state: State = "ok" if probe.error is None else "failing"
-    if age - liveness.clock().lost(age) > probe.next_within:
-        state = "silent"
-    return WorkerHealth(
-        worker.id, card.name, state, LastProbe(round(age, 3), round(probe.seconds, 6), probe.error)
-    )
+        state = "asleep"
+    elif probe is not None:
+        age = max(0.0, time.time() - probe.at)
+        last = LastProbe(round(age, 3), round(probe.seconds, 6), probe.error)
+        state = "ok" if probe.error is None else "failing"
+        if age - liveness.clock().lost(age) > probe.next_within:
+            state = "silent"
+    silence = worker.silence() if isinstance(worker, Silences) else 0.0
+    if silence <= SILENT_SECONDS:
+        return WorkerHealth(worker.id, card.name, state, last)
+    return WorkerHealth(worker.id, card.name, "silent", last, round(silence, 3))
 
 
 def combined_status(

@@ -17,6 +17,7 @@ class LocalPlane:
         self._numbers = count()
         self._links = [self._link(channel) for channel in channels]
         self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._asking: dict[Link, asyncio.Task[None]] = {}
         self._missing: dict[str, str] = {}
 
     def _link(self, channel: Carrier[FromWorker]) -> Link:
@@ -33,6 +34,7 @@ class LocalPlane:
 
     def _listen(self, link: Link) -> None:
         self._tasks[link] = asyncio.create_task(link.run())
+        self._asking[link] = asyncio.create_task(link.ask_on())
 
     def add(self, channel: Carrier[FromWorker]) -> Link:
         """Listen to one more worker, of the plane until it is removed."""
@@ -44,6 +46,7 @@ class LocalPlane:
     async def remove(self, link: Link) -> None:
         """Disconnect from a worker and forget it."""
         link.close()
+        self._asking.pop(link).cancel()
         await self._tasks.pop(link)
         self._links.remove(link)
 
