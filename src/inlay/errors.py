@@ -29,6 +29,18 @@ Path: TypeAlias = tuple[str | int, ...]
 """Place in a request: fields by name, items of lists by index."""
 
 _steps = re.compile(r"\[(\d+)\]|([^.\[]+)")
+_object = re.compile(r"<([^<>]{1,200}?)(?: object)? at 0x[0-9a-fA-F]+>")
+_bytes = re.compile(r"\bb(?='[^']*')")
+
+
+def without_addresses(text: str) -> str:
+    """Return a message with the Python objects in it by their type, not by their address."""
+    return _object.sub(r"<\1>", text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a library says of a client's file, without Python's words for file and bytes."""
+    return _bytes.sub("", _object.sub("the file", str(error)))
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5Omni
 from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
+from inlay.engine.sounds import decode_sound
 from inlay.errors import InvalidRequestError
 from inlay.media.audio import AudioHeader, read_audio_header
 from inlay.media.families import spec_of
@@ -184,6 +185,16 @@ def flac(samples: int, body: bytes = b"") -> bytes:
     return b"fLaC\x80\x00\x00\x22" + facts + body
 
 
+ID3 = b"ID3\x04\x00\x00\x00\x00\x00\x14" + b"TIT2\x00\x00\x00\x04\x00\x00\x03abc" + bytes(6)
+APE = (
+    b"APETAGEX"
+    + struct.pack("<IIII8x", 2000, 32 + 12, 1, 0xA0000000)
+    + bytes(12)
+    + b"APETAGEX"
+    + bytes(24)
+)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -192,7 +203,11 @@ def flac(samples: int, body: bytes = b"") -> bytes:
         (b"\xff\xf1\x50\x80", "looks like AAC"),
         (b"\x00\x00\x00\x18ftypM4A ", "looks like MP4"),
         (b"RIFF\x00\x00\x00\x00WEBP", "no known format"),
-        (wav(said=10**9), "it says 1000000000 bytes of samples and holds 320"),
+        (ID3 + b"OggS\x00\x02", "looks like Ogg"),
+        (ID3 + b"\xff\xf1\x50\x80", "looks like AAC"),
+        (ID3 + b"nothing of sound", "no known format begins with 6e6f7468696e6720"),
+        (ID3 * 9, "more than 8 tags"),
+        (b"APETAGEX\xd0\x07", "a malformed APE: it is truncated"),
         (wav(kind=2), "a WAV of kind 2"),
         (wav(bits=12), "with 12 bits"),
         (wav(width=3), "take 3 bytes"),
@@ -206,8 +221,11 @@ def flac(samples: int, body: bytes = b"") -> bytes:
         (flac(0, bytes(99)), "does not say how many"),
         (flac(2**36 - 1, bytes(99)), "cannot hold 68719476735"),
         (flac(9999)[:20], "truncated"),
-        (b"ID3\x04\x00\x00\xff\xff\xff\xff", "size of its tag"),
-        (b"ID3\x04\x00\x00\x00\x00\x00\x00", "no frame begins at byte 10"),
+        (
+            b"ID3\x04\x00\x00\xff\xff\xff\xff",
+            "a tag before audio is a malformed ID3: its size is wrong",
+        ),
+        (b"ID3\x04\x00\x00\x00\x00\x00\x00", "nothing behind its tag"),
         (b"ID3", "truncated"),
         (b"\xff\xfb\x90\x64" * 2, "no samples"),
         (b"\xff\xfb\x90\x64" + bytes(413) + b"\xff\xfb\x94\x64" + bytes(9999), "rate changes"),
@@ -218,8 +236,52 @@ def test_other_formats_and_files_that_lie_are_refused(data: bytes, message: str)
         read_audio_header(data)
 
 
-def test_a_wav_of_unknown_length_ends_with_the_file() -> None:
-    assert read_audio_header(wav(said=0xFFFFFFFF)).samples == 160
+SAID = {
+    "SoX": 0x7FFFF000,
+    "a stream": 0x7FFFFFFF,
+    "arecord": 0x80000000,
+    "FFmpeg": 0xFFFFFFFF,
+    "nothing": 0,
+    "cut off": 10**6,
+}
+
+
+@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+@pytest.mark.parametrize("kind", ["RIFF", "RF64"])
+def test_a_wav_whose_length_was_never_filled_in_ends_with_the_file(said: int, kind: str) -> None:
+    samples = np.random.default_rng(0).integers(-9999, 9999, 999).astype("<i2").tobytes()
+    data = wav(data=samples, said=said).replace(b"RIFF", kind.encode())
+    found = read_audio_header(data)
+    assert (found.format, found.samples) == ("WAV", 999)
+    heard = decode_sound(memoryview(data), found, 16000)
+    whole = wav(data=samples)
+    assert (heard == decode_sound(memoryview(whole), read_audio_header(whole), 16000)).all()
+
+
+def test_the_length_of_an_rf64_is_in_a_chunk_of_its_own() -> None:
+    sizes = b"ds64" + struct.pack("<IQQQI", 28, 9999, 320, 160, 0)
+    data = wav(said=0xFFFFFFFF).replace(b"RIFF", b"RF64").replace(b"fmt ", sizes + b"fmt ")
+    assert read_audio_header(data + b"LIST\x04\x00\x00\x00more").samples == 160
+
+
+def test_a_wav_of_no_samples_and_a_chunk_behind_them_has_none() -> None:
+    with pytest.raises(InvalidRequestError, match="no samples"):
+        read_audio_header(wav(data=b"LIST\x04\x00\x00\x00more", said=0))
+
+
+@pytest.mark.parametrize("tags", [ID3, ID3 + ID3, ID3 + bytes(100), APE, ID3 + APE], ids=len)
+@pytest.mark.parametrize(
+    ("format_", "subtype"), [("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("MP3", "MPEG_LAYER_III")]
+)
+def test_tags_before_a_file_of_any_format_are_passed_over(
+    format_: str, subtype: str, tags: bytes
+) -> None:
+    plain = recorded(4000, 16000, 1, format_, subtype)
+    tagged = tags + plain
+    header = read_audio_header(tagged)
+    assert header == read_audio_header(plain)
+    heard = decode_sound(memoryview(tagged), header, 16000)
+    assert (heard == decode_sound(memoryview(plain), header, 16000)).all()
 
 
 def test_an_mp3_is_counted_no_further_than_allowed() -> None:

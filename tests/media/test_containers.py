@@ -177,7 +177,7 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "frames of much": (lambda: changed(file("h264"), b"stsz", 4, 2**20, 9), "take 9437184 bytes"),
     "frames of no time": (lambda: changed(file("h264"), b"stts", 8, 9, 0), "take no time"),
     "no time scale": (lambda: changed(file("h264"), b"mdhd", 12, 0), "time scale is 0"),
-    "no table": (lambda: without(file("h264"), b"stsz"), "has no box b'stsz'"),
+    "no table": (lambda: without(file("h264"), b"stsz"), "has no box 'stsz'"),
     "two kinds of frames": (lambda: changed(file("h264"), b"stsd", 4, 2), "of 2 kinds"),
     "16k": (
         lambda: changed(file("h264"), b"avc1", 24, 16384, 16384, layout="H"),
@@ -194,15 +194,15 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "another file": (lambda: references(b"url ", 0), "in another file, which is not opened"),
     "an alias": (lambda: references(b"alis", 1), "in another file, which is not opened"),
     "another codec": (
-        lambda: video(FRAMES, "mpeg4", "yuv420p", options={}), "codec b'mp4v'; read are h264"
+        lambda: video(FRAMES, "mpeg4", "yuv420p", options={}), "codec 'mp4v'; read are h264"
     ),
-    "encrypted": (lambda: file("h264").replace(b"avc1", b"encv"), "codec b'encv'"),
+    "encrypted": (lambda: file("h264").replace(b"avc1", b"encv"), "codec 'encv'"),
     "sound alone": (
         lambda: file("sound before").replace(b"vide", b"soun"), "without a video track"
     ),
     "sound alone in WebM": (lambda: webm(SHOWN, kind=2), "without a video track"),
     "nothing in WebM": (lambda: webm(), "has no frames"),
-    "another codec in WebM": (lambda: webm(SHOWN, codec=b"V_THEORA"), "codec b'V_THEORA'"),
+    "another codec in WebM": (lambda: webm(SHOWN, codec=b"V_THEORA"), "codec 'V_THEORA'"),
     "compressed in WebM": (
         lambda: webm(SHOWN, more=element(0x6D80, b"")), "compressed or encrypted"
     ),

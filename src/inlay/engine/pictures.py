@@ -9,7 +9,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from inlay.engine.videos import decode_container
-from inlay.errors import InvalidRequestError
+from inlay.errors import InvalidRequestError, reason_of
 from inlay.media.frames import VideoHeader, unpack_frames
 from inlay.media.image import ImageHeader, read_image_header
 
@@ -96,7 +96,7 @@ def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image
                 # The next frame is decoded into the same image.
                 yield frame.copy() if frame is image else frame
     except _BROKEN as error:
-        raise InvalidRequestError(f"a video cannot be decoded: {error}") from error
+        raise InvalidRequestError(f"a video cannot be decoded: {reason_of(error)}") from error
 
 
 def rgb_array(image: Image.Image) -> npt.NDArray[np.uint8]:
@@ -139,4 +139,4 @@ def _strip_in_rgb(image: Image.Image) -> Image.Image:
 def _broken(error: Exception) -> InvalidRequestError:
     if isinstance(error, UnidentifiedImageError):
         return InvalidRequestError("an image cannot be decoded: its format is not what it says")
-    return InvalidRequestError(f"an image cannot be decoded: {error}")
+    return InvalidRequestError(f"an image cannot be decoded: {reason_of(error)}")

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from inlay.errors import InvalidRequestError
-from inlay.media.audio import AudioHeader
+from inlay.errors import InvalidRequestError, reason_of
+from inlay.media.audio import AudioHeader, decodable
 
 _BLOCK = 1 << 16
 """Samples of all channels that are decoded at a time."""
@@ -52,7 +52,7 @@ def decode_sound(data: memoryview, header: AudioHeader, rate: int) -> Sound:
     found = np.zeros(header.samples, np.float32)
     at = 0
     try:
-        with soundfile.SoundFile(BytesIO(data)) as file:
+        with _opened(data, header) as file:
             if (file.samplerate, file.channels) != (header.rate, header.channels):
                 raise InvalidRequestError(
                     f"audio has a header of {header.channels} channels at {header.rate} Hz and is "
@@ -66,7 +66,7 @@ def decode_sound(data: memoryview, header: AudioHeader, rate: int) -> Sound:
                 found[at : at + len(block)] = block.mean(axis=1, dtype=np.float64)
                 at += len(block)
     except (soundfile.SoundFileError, OSError, ValueError, TypeError) as error:
-        raise InvalidRequestError(f"audio cannot be decoded: {error}") from error
+        raise InvalidRequestError(f"audio cannot be decoded: {reason_of(error)}") from error
     if at < header.samples - (_MP3_SLACK if header.format == "MP3" else 0):
         raise InvalidRequestError(
             f"audio says it has {header.samples} samples and holds {at}: it is damaged or cut"
@@ -74,6 +74,16 @@ def decode_sound(data: memoryview, header: AudioHeader, rate: int) -> Sound:
     if not np.isfinite(found).all():
         raise InvalidRequestError("audio has samples that are not finite")
     return resampled(found, header.rate, rate)
+
+
+def _opened(data: memoryview, header: AudioHeader) -> soundfile.SoundFile:
+    try:
+        return soundfile.SoundFile(BytesIO(decodable(data, header)))
+    except soundfile.SoundFileError as error:
+        # libsndfile's words are of a file of its system's, and of none that a client knows.
+        raise InvalidRequestError(
+            f"audio cannot be decoded: its decoder finds no {header.format} in it"
+        ) from error
 
 
 def resampled(sound: Sound, old: int, new: int) -> Sound:

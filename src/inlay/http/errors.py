@@ -21,6 +21,7 @@ from inlay.errors import (
     ErrorBody,
     InlayError,
     InvalidRequestError,
+    without_addresses,
 )
 
 MAX_TEXT = 2000
@@ -99,12 +100,12 @@ class ClientGone(Exception):
 def shown(error: InlayError) -> ErrorBody:
     """Return an error as clients see it.
 
-    A long message is cut, or a large quoted body would be sent back whole.
+    A long message is cut, or a large quoted body would be sent back whole. No address of an object
+    in the server's memory is told, whatever a library wrote into its message.
     """
     body = error.body()
-    return msgspec.structs.replace(
-        body, message=_cut(body.message), param=body.param and _cut(body.param)
-    )
+    message = without_addresses(_cut(body.message))
+    return msgspec.structs.replace(body, message=message, param=body.param and _cut(body.param))
 
 
 OPENAI = ErrorForm(ErrorResponse, lambda error, _: ErrorResponse(shown(error)))

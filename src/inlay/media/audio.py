@@ -1,13 +1,14 @@
 """Formats and lengths of audio files, from their headers alone, and rows of audio encoders.
 
 As for images, content decides the format, nothing is decoded, and a length is never more than the
-bytes can hold. A decoder may give some samples more or less than an MP3's frames promise; whoever
+bytes can hold: samples that a header promises and the file does not hold are left out. A decoder may give some samples more or less than an MP3's frames promise; whoever
 decodes cuts or pads to the number that is told here, as positions were counted by it.
 
-Sources: RIFF WAVE (Microsoft, 1994), RFC 9639 (FLAC), ISO 11172-3 and 13818-3 (MPEG audio), LAME's
+Sources: RIFF WAVE (Microsoft, 1994), ID3 2.4.0, APEv2, RFC 9639 (FLAC), ISO 11172-3 and 13818-3 (MPEG audio), LAME's
 info tag.
 """
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -28,6 +29,8 @@ MAX_SECONDS = 600.0
 """Default bound of an audio file's length."""
 
 _MAX_CHUNKS = 65536
+_MAX_TAGS = 8
+_MAX_FILLING = 65536
 _MIN_RATE, _MAX_RATE = 1000, 384_000
 _MAX_CHANNELS = 32
 
@@ -128,7 +131,7 @@ def read_audio_header(
     Raises:
         InvalidRequestError: not audio of a known format, truncated or contradictory, or too long.
     """
-    view = memoryview(data).cast("B")
+    view = _behind_tags(memoryview(data).cast("B"))
     format_, read = _sniff(view)
     rate, channels, samples = read(view, max_seconds)
     if not (_MIN_RATE <= rate <= _MAX_RATE and 1 <= channels <= _MAX_CHANNELS):
@@ -142,6 +145,45 @@ def read_audio_header(
     return AudioHeader(format_, rate, channels, samples)
 
 
+def decodable(data: memoryview, header: AudioHeader) -> "bytes | memoryview":
+    """A file that was read, as decoders know it.
+
+    Tags before it are left out. A WAV is its format and its samples, with the length that they have
+    here: decoders differ in what they make of one that was never filled in.
+    """
+    view = _behind_tags(data)
+    if header.format != "WAV":
+        return view
+    form, samples = _wav_parts(view)
+    sizes = 20 + len(form) + len(samples), len(form), len(samples)
+    riff, fmt, size = (struct.pack("<I", value) for value in sizes)
+    return b"".join([b"RIFF", riff, b"WAVEfmt ", fmt, form, b"data", size, samples])
+
+
+def _behind_tags(view: memoryview) -> memoryview:
+    """What stands behind ID3 and APE tags, which taggers put before files of every format."""
+    for _ in range(_MAX_TAGS):
+        head = bytes(view[:10])
+        if head[:3] == b"ID3":
+            sizes = unpack("a tag before audio", "ID3", "4B", view, 6)
+            if any(size & 0x80 for size in sizes):
+                raise malformed("a tag before audio", "ID3", "its size is wrong")
+            size = sizes[0] << 21 | sizes[1] << 14 | sizes[2] << 7 | sizes[3]
+            # A footer repeats the head.
+            view = view[10 + size + (10 if head[5] & 0x10 else 0) :]
+            # Some writers fill up with zeros that the size leaves out.
+            filling = bytes(view[:_MAX_FILLING])
+            view = view[len(filling) - len(filling.lstrip(b"\0")) :]
+        elif head[:8] == b"APETAGEX":
+            (size,) = unpack("a tag before audio", "APE", "<I", view, 12)
+            view = view[32 + size :]
+        else:
+            return view
+        if not view:
+            raise InvalidRequestError("audio holds nothing behind its tag")
+    raise InvalidRequestError(f"audio has more than {_MAX_TAGS} tags before it")
+
+
 _Found: TypeAlias = tuple[int, int, int]
 _Reader: TypeAlias = Callable[[memoryview, float], _Found]
 
@@ -151,7 +193,7 @@ _OTHERS = (
     (b"FORM", "AIFF"),
     (b".snd", "AU"),
     (b"\x1aE\xdf\xa3", "WebM or Matroska"),
-    (b"RF64", "RF64"),
+    (b"riff\x2e\x91", "Wave64"),
     (b"MThd", "MIDI"),
     (b"0&\xb2u", "Windows Media (ASF)"),
 )
@@ -159,11 +201,11 @@ _OTHERS = (
 
 def _sniff(view: memoryview) -> tuple[str, _Reader]:
     head = bytes(view[:16])
-    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
+    if head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:12] == b"WAVE":
         return "WAV", _wav
     if head[:4] == b"fLaC":
         return "FLAC", _flac
-    if head[:3] == b"ID3" or _mpeg_frame(view, 0) is not None:
+    if _mpeg_frame(view, 0) is not None:
         return "MP3", _mp3
     looks = f"of no known format begins with {head[:8].hex()}" if head else "is empty"
     for magic, name in _OTHERS:
@@ -180,25 +222,43 @@ def _sniff(view: memoryview) -> tuple[str, _Reader]:
 
 def _wav(view: memoryview, max_seconds: float) -> _Found:
     del max_seconds
-    at, form = 12, None
+    form, samples = _wav_parts(view)
+    rate, channels, width = _wav_format(form)
+    return rate, channels, len(samples) // width
+
+
+def _wav_parts(view: memoryview) -> tuple[memoryview, memoryview]:
+    """The format of a WAV file, and its samples.
+
+    A program that does not know the length yet writes 0, 0xFFFFFFFF or another large number, and
+    may never fill it in. Then the samples go on to the end of the file.
+    """
+    at, form, whole = 12, None, None
     for _ in range(_MAX_CHUNKS):
         kind, length = _unpack("WAV", "<4sI", view, at)
-        here = len(view) - at - 8
+        body = view[at + 8 :]
         if kind == b"data":
             if form is None:
                 raise _malformed("WAV", "its samples come before their format")
-            if length == 0xFFFFFFFF:  # written by a program that did not know the length yet
-                length = here
-            if length > here:
-                raise _malformed("WAV", f"it says {length} bytes of samples and holds {here}")
-            rate, channels, width = form
-            return rate, channels, length // width
-        if length > here:
+            if length == 0xFFFFFFFF and whole is not None:
+                length = whole
+            return form, body if not length and not _is_chunk(body) else body[:length]
+        if length > len(body):
             raise _malformed("WAV", "it is truncated")
         if kind == b"fmt ":
-            form = _wav_format(view[at + 8 : at + 8 + length])
+            form = body[:length]
+        elif kind == b"ds64":  # lengths of 64 bits, of RF64 (EBU Tech 3306)
+            (whole,) = _unpack("WAV", "<8xQ", body)
         at += 8 + length + length % 2
     raise _malformed("WAV", f"it has more than {_MAX_CHUNKS} chunks")
+
+
+def _is_chunk(view: memoryview) -> bool:
+    """True where a chunk stands that the rest of a file can hold: then no samples do."""
+    if len(view) < 8:
+        return True
+    kind, length = struct.unpack_from("<4sI", view)
+    return kind.isascii() and kind.decode("ascii").isprintable() and length <= len(view) - 8
 
 
 _WAV_BITS = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
@@ -282,12 +342,6 @@ def _mpeg_frame(view: memoryview, at: int) -> _Frame | None:
 
 def _mp3(view: memoryview, max_seconds: float) -> _Found:
     at = 0
-    if bytes(view[:3]) == b"ID3":
-        flags, *sizes = _unpack("MP3", "5xB4B", view, 0)
-        if any(size & 0x80 for size in sizes):
-            raise _malformed("MP3", "the size of its tag is wrong")
-        at = 10 + (sizes[0] << 21 | sizes[1] << 14 | sizes[2] << 7 | sizes[3])
-        at += 10 if flags & 0x10 else 0
     first = _mpeg_frame(view, at)
     if first is None:
         raise _malformed("MP3", f"no frame begins at byte {at}")

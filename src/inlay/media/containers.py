@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from inlay.errors import InvalidRequestError
-from inlay.media.malformed import malformed, unpack
+from inlay.media.malformed import malformed, shown_tag, unpack
 
 _malformed, _unpack = partial(malformed, "a video"), partial(unpack, "a video")
 
@@ -194,7 +194,7 @@ class _Mp4:
             if not head <= size <= len(body):
                 raise _malformed(
                     "MP4",
-                    f"it is truncated, or its box {kind!r} says {size} bytes where {len(body)} are",
+                    f"it is truncated, or its box {shown_tag(kind)} says {size} bytes where {len(body)} are",
                 )
             yield kind, body[head:size]
             body = body[size:]
@@ -202,7 +202,7 @@ class _Mp4:
 
 def _of(boxes: dict[bytes, memoryview], kind: bytes) -> memoryview:
     if kind not in boxes:
-        raise _malformed("MP4", f"its track has no box {kind!r}")
+        raise _malformed("MP4", f"its track has no box {shown_tag(kind)}")
     return boxes[kind]
 
 
@@ -339,7 +339,7 @@ def _integer(body: memoryview | None) -> int:
 def _codec(format_: str, name: bytes, known: dict[bytes, str]) -> str:
     if name not in known:
         raise InvalidRequestError(
-            f"a video ({format_}) has frames of codec {name[:40]!r}; read are {', '.join(CODECS)}"
+            f"a video ({format_}) has frames of codec {shown_tag(name[:40])}; read are {', '.join(CODECS)}"
         )
     return known[name]
 

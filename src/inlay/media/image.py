@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from inlay.errors import InvalidRequestError
 from inlay.media.geometry import MAX_PIXELS
-from inlay.media.malformed import malformed, unpack
+from inlay.media.malformed import malformed, shown_tag, unpack
 
 _malformed, _unpack = partial(malformed, "an image"), partial(unpack, "an image")
 
@@ -322,7 +322,7 @@ def _webp_picture(kind: bytes, body: memoryview) -> tuple[int, int]:
         if signature != 0x2F or bits >> 29:
             raise _malformed("WEBP", "its lossless picture has another version")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    raise _malformed("WEBP", f"its first chunk is {kind!r}")
+    raise _malformed("WEBP", f"its first chunk is {shown_tag(kind)}")
 
 
 def _gif(view: memoryview) -> _Found:

@@ -18,6 +18,11 @@ def unpack(thing: str, format_: str, layout: str, view: memoryview, at: int = 0)
         raise malformed(thing, format_, "it is truncated") from error
 
 
+def shown_tag(name: bytes) -> str:
+    """Return a name in a file, as of a codec, in the way that errors quote texts."""
+    return repr(name.decode("latin-1"))
+
+
 def malformed(thing: str, format_: str, why: str) -> InvalidRequestError:
     """Return the refusal of `thing`, as "an image", whose file is no good one of its format."""
     return InvalidRequestError(f"{thing} is a malformed {format_}: {why}")

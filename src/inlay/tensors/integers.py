@@ -32,7 +32,9 @@ def read_integers(container: bytes, *, count: int) -> tuple[int, ...]:
         tensor = read_npy(view, _NPY)
         dtype, shape, data = tensor.dtype, tensor.shape, tensor.data
     else:
-        raise refused(f"bytes in no known format, beginning with {container[:8]!r}")
+        raise refused(
+            f"bytes in no known format, beginning with {bytes(container[:8]).decode('latin-1')!r}"
+        )
     found = np.frombuffer(data.view, INTEGER_DTYPES[dtype])
     if found.size != count:
         raise EmbeddingsError(f"a tensor of shape {shape} where {count} integers belong")

@@ -58,7 +58,9 @@ def read(data: Container, *, limits: ReadLimits = _DEFAULT_LIMITS) -> Tensor:
             "a bare pickle (the legacy non-zip form of torch.save?); save again without "
             "_use_new_zipfile_serialization=False"
         )
-    raise refused(f"bytes in no known format, beginning with {start[:8]!r}")
+    raise refused(
+        f"bytes in no known format, beginning with {bytes(start[:8]).decode('latin-1')!r}"
+    )
 
 
 def write(

@@ -247,7 +247,7 @@ def _name_of(headers: bytes) -> str:
     for line in headers.split(b"\r\n"):
         key, colon, value = line.partition(b":")
         if not colon or b"\r" in line or b"\n" in line or b"\0" in line:
-            raise _refused(f"{line[:80]!r} is no header line")
+            raise _refused(f"{_shown(line)} is no header line")
         match key.lower():
             case b"content-disposition":
                 if found is not None:
@@ -259,8 +259,7 @@ def _name_of(headers: bytes) -> str:
                 b"7bit",
             ):
                 raise _refused(
-                    f"content-transfer-encoding {value.strip()[:80]!r} is not read; send files as "
-                    "they are"
+                    f"content-transfer-encoding {_shown(value)} is not read; send files as they are"
                 )
     if found is None:
         raise _refused("a part has no content-disposition")
@@ -282,9 +281,13 @@ def _disposed(value: bytes) -> str:
         at = parameter.end()
     if at < 0 or len(names) != 1 or not 0 < len(names[0]) <= _MAX_NAME:
         raise _refused(
-            f"{value.strip()[:80]!r} does not give a part one name of at most {_MAX_NAME} bytes"
+            f"{_shown(value)} does not give a part one name of at most {_MAX_NAME} bytes"
         )
     try:
         return names[0].decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _refused(f"a part's name {names[0][:80]!r} is not UTF-8") from error
+        raise _refused(f"a part's name {_shown(names[0])} is not UTF-8") from error
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.strip()[:80].decode("latin-1"))

@@ -3,6 +3,7 @@
 import msgspec
 
 from inlay.errors import InlayError
+from inlay.http.errors import shown
 
 
 class StreamFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
@@ -13,4 +14,5 @@ class StreamFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     @classmethod
     def of(cls, error: InlayError) -> "StreamFailure":
         """Return the event of `error`."""
-        return cls(error={"message": error.message, "type": error.type, "code": None})
+        body = shown(error)
+        return cls(error={"message": body.message, "type": body.type, "code": None})
