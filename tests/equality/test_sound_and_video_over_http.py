@@ -329,7 +329,7 @@ BAD_VIDEOS = {
     "webm": ("data:video/webm;base64," + encoded(webm()), "malformed WEBM"),
     "playlist": ("data:video/mp4;base64," + encoded(b"#EXTM3U\nfile:///etc/passwd"), "ready-made"),
     "png": ("data:image/png;base64," + encoded(Picture(1, 40, 40).data), "not one PNG"),
-    "no base64": ("data:video/jpeg;base64,AAAA,!", "frame 1 of a video is not valid base64"),
+    "no base64": ("data:video/jpeg;base64,AAAA,!", "frame 1 of a video does not hold valid base64"),
     "no frame": ("data:video/jpeg;base64,", "frame 0 of a video"),
     "100,000 frames": ("data:video/jpeg;base64," + "AAAA," * 99_999 + "AAAA", "100000 frames"),
     "fps": ("data:video/jpeg;fps=1e9;base64,AAAA", "allowed: 0.01 to 240"),
@@ -338,7 +338,7 @@ BAD_VIDEOS = {
 BAD_SOUNDS = {
     "empty": ("data:audio/wav;base64,", "is empty"),
     "ogg": ("data:audio/ogg;base64," + encoded(b"OggS" + bytes(40)), "looks like Ogg"),
-    "cut": ("data:audio/wav;base64," + encoded(Sound(1, 9000).data[:900]), "holds"),
+    "cut": ("data:audio/wav;base64," + encoded(Sound(1, 9000).data[:30]), "truncated"),
     "long": ("data:audio/wav;base64," + encoded(Sound(1, 40_000).data), "at most 2 s"),
 }
 

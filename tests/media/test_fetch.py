@@ -6,7 +6,9 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,9 @@ HOST = "127.0.0.2"
 """The server's address; the tests allow it and nothing else of this machine."""
 
 Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
-UNIFORM = "cannot be fetched; a URL must lead to a public host"
+UNIFORM = (
+    "cannot be fetched; a URL must lead to a public host that answers 200 within .* redirections$"
+)
 
 
 class Server:
@@ -358,15 +362,51 @@ def test_a_data_url_is_its_bytes(data: bytes) -> None:
             decode_data_url(f"data:;base64,{text}", max_bytes=len(data) - 1)
 
 
+def wrapped(text: str, ends: str) -> str:
+    return ends.join(text[start : start + 76] for start in range(0, len(text), 76))
+
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "lines": lambda text: wrapped(text, "\n"),
+    "lines of MIME": lambda text: wrapped(text, "\r\n") + "\r\n",
+    "spaces": lambda text: f" {wrapped(text, ' ')} ",
+    "tabs": lambda text: wrapped(text, "\t\f"),
+    "without padding": lambda text: text.rstrip("="),
+    "URL-safe": lambda text: text.replace("+", "-").replace("/", "_"),
+    "URL-safe without padding": lambda text: text.translate({43: "-", 47: "_", 61: None}),
+    "escaped": lambda text: quote(text, safe=""),
+    "escaped lines": lambda text: quote(wrapped(text, "\n"), safe=""),
+    "all of it escaped": lambda text: "".join(f"%{ord(one):02x}" for one in text),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("head", ["data:image/png;base64,", "data:;charset=utf-8; Base64 ,"])
+def test_base64_in_a_data_url_is_read_as_browsers_read_it(
+    form: Callable[[str], str], head: str
+) -> None:
+    rng = np.random.default_rng(1)
+    for size in (0, 1, 2, 3, 100, 300_001):
+        data = rng.bytes(size)
+        url = head + form(base64.b64encode(data).decode())
+        assert decode_data_url(url, max_bytes=size) == data
+        if size:
+            with pytest.raises(InvalidRequestError, match="allowed"):
+                decode_data_url(url, max_bytes=size - 1)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("data:image/png,abc", "must be in base64"),
         ("data:" + ";a" * 200 + ";base64,AAAA", "at most 256 characters"),
         ("data:image/png;base64", "is data:TYPE;base64,DATA"),
-        ("data:image/png;base64,AAA", "valid base64"),
-        ("data:image/png;base64,AA AA", "valid base64"),
-        ("data:image/png;base64,ÄÄÄÄ", "valid base64"),
+        ("data:image/png;base64,AAAAA", "valid base64: its 5 characters end within a byte"),
+        ("data:image/png;base64,AA*A", r"valid base64: '\*' is character 2 of its data"),
+        ("data:image/png;base64,AA%3DA", "valid base64: '=' stands before the end"),
+        ("data:image/png;base64,AAA===", "valid base64: more than two '=' are at its end"),
+        ("data:image/png;base64,AAA%G", "valid base64: '%' is character 3"),
+        ("data:image/png;base64,ÄÄÄÄ", "valid base64: 'Ä' is character 0"),
         ("data:image/png;base64," + "A" * 2000, "1500 bytes; allowed: 1000"),
         ("data:" + ";" * 2_000_000, "is data:TYPE;base64,DATA"),
     ],

@@ -177,7 +177,7 @@ BAD: dict[str, tuple[Part, str]] = {
     "empty": (by_data(b""), "empty"),
     "no image": (by_data(bytes(range(200))), "no known format"),
     "too many bytes": (by_data(GOOD + bytes(MIB)), "allowed: 1048576"),
-    "no base64": (by_url("data:image/png;base64,a b"), "valid base64"),
+    "no base64": (by_url("data:image/png;base64,a*b"), "valid base64"),
     "long and no base64": (by_url("data:image/png;base64," + "QUJD" * 20_000 + "!"), "base64"),
     "no base64 said": (by_url("data:image/png,abc"), "must be in base64"),
     "no comma": (by_url("data:image/png;base64"), "data:TYPE;base64,DATA"),

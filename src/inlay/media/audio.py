@@ -257,7 +257,7 @@ def _is_chunk(view: memoryview) -> bool:
     """True where a chunk stands that the rest of a file can hold: then no samples do."""
     if len(view) < 8:
         return True
-    kind, length = struct.unpack_from("<4sI", view)
+    kind, length = bytes(view[:4]), int.from_bytes(view[4:8], "little")
     return kind.isascii() and kind.decode("ascii").isprintable() and length <= len(view) - 8
 
 

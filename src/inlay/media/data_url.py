@@ -1,6 +1,12 @@
-"""data: URLs (RFC 2397) in base64. Their media type is ignored: content decides."""
+"""data: URLs (RFC 2397) in base64. Their media type is ignored: content decides.
+
+Base64 is read as browsers read it there (WHATWG Fetch and Infra): white space, escapes and lacking
+padding mean nothing. URL-safe letters are read too.
+"""
 
 import binascii
+import re
+from urllib.parse import unquote
 
 import pybase64
 
@@ -11,6 +17,11 @@ from inlay.media.sampling import FPS
 _MAX_HEAD = 256
 _FRAMES = "data:video/jpeg"
 _MAX_FRAMES = 4096
+_base64 = re.compile(r"; *base64 *$", re.IGNORECASE)
+_other = re.compile(r"[^A-Za-z0-9+/=_ \t\n\f\r-]")
+_STANDARD, _SPACES = bytes.maketrans(b"-_", b"+/"), b" \t\n\f\r"
+_STEP = 1 << 18
+"""Characters that are read at a time, where they are not plain base64."""
 
 
 def data_url_body(url: str) -> int:
@@ -26,29 +37,83 @@ def data_url_body(url: str) -> int:
             "a data: URL is data:TYPE;base64,DATA with a type of at most "
             f"{_MAX_HEAD} characters, got {head[:40]!r}"
         )
-    if not head[:comma].lower().endswith(";base64"):
+    if _base64.search(head[:comma]) is None:
         raise InvalidRequestError(f"a data: URL must be in base64, got {head[:comma][:80]!r}")
     return comma + 1
 
 
-def decode_data_url(url: str, *, max_bytes: int) -> bytes:
+def decode_data_url(url: str, *, max_bytes: int) -> bytes | bytearray:
     """The bytes of a data: URL.
 
     Raises:
         InvalidRequestError: not one in base64, or larger than `max_bytes`.
     """
     start = data_url_body(url)
-    if (len(url) - start) // 4 * 3 > max_bytes + 2:
-        raise InvalidRequestError(
-            f"a data: URL holds about {(len(url) - start) // 4 * 3} bytes; allowed: {max_bytes}"
-        )
-    try:
-        found = pybase64.b64decode(url[start:], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequestError("a data: URL does not hold valid base64") from error
+    found = _decoded(url[start:], "a data: URL", max_bytes)
     if len(found) > max_bytes:
         raise InvalidRequestError(f"a data: URL holds {len(found)} bytes; allowed: {max_bytes}")
     return found
+
+
+def _decoded(text: str, what: str, max_bytes: int) -> bytes | bytearray:
+    """The bytes of base64.
+
+    Args:
+        text: base64, in any of the forms above.
+        what: that holds it, for errors.
+        max_bytes: allowed.
+
+    Raises:
+        InvalidRequestError: no base64, and where not, or some bytes more.
+    """
+    if len(text) // 4 * 3 <= max_bytes + 2:
+        try:
+            return pybase64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    return _forgiven(text, what, max_bytes)
+
+
+def _forgiven(text: str, what: str, max_bytes: int) -> bytearray:
+    found, left, at, count = bytearray(), b"", 0, 0
+    while at < len(text):
+        end = min(at + _STEP, len(text))
+        escape = text.find("%", end - 2, end) if end < len(text) else -1
+        piece = text[at : end if escape < 0 else escape]
+        at += len(piece)
+        if "%" in piece:
+            piece = unquote(piece, "latin-1")
+        other = _other.search(piece)
+        if other is not None:
+            raise _invalid(what, f"{other[0]!r} is character {count + other.start()} of its data")
+        count += len(piece)
+        letters = left + piece.encode("ascii").translate(_STANDARD, _SPACES)
+        body = letters.rstrip(b"=")
+        if b"=" in body:
+            raise _invalid(what, "'=' stands before the end of its data")
+        whole = len(body) & ~3
+        found += pybase64.b64decode(body[:whole])
+        left = letters[whole:]
+        if len(found) > max_bytes:
+            raise InvalidRequestError(
+                f"{what} holds about {len(text) // 4 * 3} bytes; allowed: {max_bytes}"
+            )
+    last = left.rstrip(b"=")
+    if len(last) == 1:
+        raise _invalid(what, f"its {count} characters end within a byte")
+    if len(left) - len(last) > 2:
+        raise _invalid(what, "more than two '=' are at its end")
+    found += pybase64.b64decode(last + b"=" * (-len(last) % 4))
+    return found
+
+
+def _invalid(what: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{what} does not hold valid base64: {why}")
+
+
+def as_data_url(data: str, kind: str) -> str:
+    """The data: URL of base64 of a file; clients that send one where base64 belongs mean it."""
+    return data if data[:5].lower() == "data:" else f"data:{kind};base64,{data}"
 
 
 def is_frames(url: str) -> bool:
@@ -66,10 +131,6 @@ def decode_frames_url(url: str, *, max_bytes: int, only: memoryview | None = Non
         InvalidRequestError: not base64, an `fps` that is no number, too many frames or bytes.
     """
     start = data_url_body(url)
-    if (len(url) - start) // 4 * 3 > max_bytes + 2:
-        raise InvalidRequestError(
-            f"a data: URL holds about {(len(url) - start) // 4 * 3} bytes; allowed: {max_bytes}"
-        )
     fps = FPS
     for parameter in url[: start - 1].lower().split(";")[1:-1]:
         name, _, value = parameter.partition("=")
@@ -83,10 +144,9 @@ def decode_frames_url(url: str, *, max_bytes: int, only: memoryview | None = Non
         raise InvalidRequestError(
             f"a video has {url.count(',', start) + 1} frames; allowed: {_MAX_FRAMES}"
         )
-    frames = []
+    frames: list[memoryview] = []
+    left = max_bytes
     for index, text in enumerate(url[start:].split(",")):
-        try:
-            frames.append(pybase64.b64decode(text, validate=True))
-        except (binascii.Error, ValueError) as error:
-            raise InvalidRequestError(f"frame {index} of a video is not valid base64") from error
+        frames.append(memoryview(_decoded(text, f"frame {index} of a video", left)))
+        left = max(0, left - len(frames[-1]))
     return pack_frames(frames, fps)

@@ -153,7 +153,8 @@ class Fetcher:
         """
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
-            return await asyncio.to_thread(decode_data_url, url, max_bytes=self._settings.max_bytes)
+            most = self._settings.max_bytes
+            return bytes(await asyncio.to_thread(decode_data_url, url, max_bytes=most))
         if scheme == "file":
             data = await asyncio.to_thread(self._read_file, url)
             hold(len(data))
@@ -181,7 +182,7 @@ class Fetcher:
         return InvalidRequestError(
             f"media of {target.host[:100]} cannot be fetched; a URL must lead to a public host "
             f"that answers 200 within {settings.seconds:g} s with at most {settings.max_bytes} "
-            "bytes"
+            f"bytes, after at most {settings.redirects} redirections"
         )
 
     def _parse(self, url: str) -> _Target:

@@ -12,6 +12,7 @@ from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source
 from inlay.http.bodies.media import MediaSource
 from inlay.http.quoting import shown_at, shown_value
+from inlay.media.data_url import as_data_url
 
 _BLOCKS = {
     "user": ("text", "image", "prompt_embeds", "tool_result"),
@@ -23,8 +24,8 @@ _BLOCKS = {
 
 _FREE_FORM = ("messages", "system", "tools", "tool_choice", "thinking", "chat_template_kwargs")
 
-_DATA = "data:application/octet-stream;base64,"
-"""Beginning of the URL of an image in base64; its content decides what it is."""
+_ANY_TYPE = "application/octet-stream"
+"""Type in the URL of an image in base64; its content decides what it is."""
 
 _THINKING = ("enabled", "adaptive", "disabled")
 
@@ -174,7 +175,7 @@ def _image(block: Mapping[str, Any], where: str) -> MediaSource:
     place = f"{where}.source"
     match block.get("source"):
         case {"type": "base64", "data": str(data)}:
-            return MediaSource(_DATA + data, None, None, place)
+            return MediaSource(as_data_url(data, _ANY_TYPE), None, None, place)
         case {"type": "url", "url": str(url)}:
             return MediaSource(url, None, None, place)
         case {"type": "file", "file_id": str(id_)}:

@@ -8,6 +8,7 @@ from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import MediaSource
 from inlay.http.quoting import shown_at, shown_value
+from inlay.media.data_url import as_data_url
 from inlay.media.embeds import parse_embeds
 from inlay.media.spec import Detail, Kind
 
@@ -117,7 +118,7 @@ def _input_audio(value: object, where: str) -> str:
             param=where,
         )
     given = one_of(value.get("format"), _AUDIO_FORMATS, f"{where}.format")
-    return f"data:audio/{given or 'wav'};base64,{value['data']}"
+    return as_data_url(value["data"], f"audio/{given or 'wav'}")
 
 
 def _check_uuid(part: Mapping[str, Any], param: str, name: str) -> None:
