@@ -50,11 +50,13 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
         source: the text of it.
         after: token ids; the output is free until it holds this run of ids for the first time, and
             the grammar binds what follows. Empty: it binds from the start.
+        loose: names in the `$defs` of a schema that are held only as far as they can be compiled.
     """
 
     kind: GrammarKind
     source: str = ""
     after: tuple[int, ...] = ()
+    loose: tuple[str, ...] = ()
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,6 +3,7 @@
 That its calls are calls is the grammar's doing.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -145,19 +146,104 @@ def test_a_forced_call_goes_before_a_format_and_otherwise_the_format_binds_the_w
         Lamp.model_validate_json(answer["message"]["content"])
 
 
-def test_a_functions_schema_that_cannot_be_held_to_is_told_as_the_tools(
+SET = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "uniqueItems": True, "maxItems": 0}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def function(parameters: object, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_strict_functions_schema_that_cannot_be_held_to_is_told_by_tool_and_place(
+    url: str, blanks: dict[str, float], choice: object
+) -> None:
+    for schema, says in {
+        "uniqueItems": (SET, "a grammar cannot hold uniqueItems, at #/properties/a/uniqueItems"),
+        "overlapping": (
+            {"properties": {"a": {"patternProperties": {"^x": {}, "y$": {"type": "null"}}}}},
+            "are not disjoint, at #/$defs/f/properties/a",
+        ),
+    }.values():
+        tools = [*TOOLS, function(schema, strict=True)]
+        response = post(
+            url, "/v1/chat/completions", fields(blanks, 0, tools=tools, tool_choice=choice)
+        )
+        said = error(response)
+        assert (response.status_code, said["param"]) == (400, "tools")
+        assert says in said["message"]
+        assert "f" in said["message"]
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": False}, {"strict": None}])
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        (SET, {"a": []}),
+        ({"properties": {"a": {"not": {}}}, "additionalProperties": False}, {}),
+        ({"type": "object", "properties": None, "additionalProperties": False}, {}),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"enum": ["x"], "format": "password", "required": True}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            {"a": "x"},
+        ),
+    ],
+)
+def test_a_function_that_is_not_strict_is_held_as_far_as_possible(
+    client: Any, blanks: dict[str, float], parameters: Any, arguments: Any, strict: dict[str, Any]
+) -> None:
+    choice = {"type": "function", "function": {"name": "f"}}
+    hopeless = {"type": "object", "properties": {"a": {"pattern": "(a{1000}){1000}"}}}
+    tools = [*TOOLS, function(parameters, **strict)]
+    tools.append({"type": "function", "function": {"name": "hopeless", "parameters": hopeless}})
+    named = client.chat.completions.create(**fields(blanks, 0, tools=tools, tool_choice=choice))
+    (call,) = named.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == arguments
+    any_of_them = fields(blanks, 0, tools=tools[-2:-1], tool_choice="required", max_tokens=60)
+    (call, *_) = client.chat.completions.create(**any_of_them).choices[0].message.tool_calls
+    assert call.function.name == "f"
+    mixed = fields(blanks, 0, tools=tools, tool_choice="required", max_tokens=1)
+    assert client.chat.completions.create(**mixed).choices[0].finish_reason == "length"
+
+
+def test_responses_and_messages_name_the_tool_that_cannot_be_held_too(
     url: str, blanks: dict[str, float]
 ) -> None:
-    tools = [
-        {
-            "type": "function",
-            "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}},
-        }
-    ]
-    response = post(
-        url, "/v1/chat/completions", fields(blanks, 0, tools=tools, tool_choice="required")
+    says = (
+        "the tool 'f' is strict, and its schema cannot be held: a grammar cannot hold uniqueItems"
     )
+    tool = {"type": "function", "name": "f", "parameters": SET, "strict": True}
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "input": TEXT,
+        "tools": [tool],
+        "tool_choice": "required",
+    }
+    response = post(url, "/v1/responses", asked)
     assert (response.status_code, error(response)["param"]) == (400, "tools")
+    assert says in error(response)["message"]
+    asked["tools"] = [{**tool, "strict": False}]
+    assert post(url, "/v1/responses", {**asked, "max_output_tokens": 16}).status_code == 200
+    asked = {
+        "model": "tiny",
+        "messages": CHAT,
+        "max_tokens": 5,
+        "tools": [{"name": "f", "input_schema": SET, "strict": True}],
+        "tool_choice": {"type": "any"},
+    }
+    response = post(url, "/v1/messages", asked)
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+    asked["tools"] = [{"name": "f", "input_schema": SET}]
+    assert post(url, "/v1/messages", asked).status_code == 200
 
 
 def test_responses_parse_a_pydantic_model_and_call_what_they_must(

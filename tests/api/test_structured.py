@@ -329,6 +329,84 @@ def test_what_is_wrong_with_a_schema_is_said_by_the_field_it_came_in(url: str) -
     assert "objekt" in said["message"]
 
 
+UNIQUE = {
+    "type": "object",
+    "properties": {"tags": {"type": "array", "uniqueItems": True, "maxItems": 0}},
+    "required": ["tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": UNIQUE}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"json": UNIQUE}}, "structured_outputs"),
+    ],
+)  # fmt: skip
+def test_what_a_schema_asserts_and_no_grammar_holds_is_refused_with_its_place(
+    url: str, asked: dict[str, Any], path: str
+) -> None:
+    prompts: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/chat/completions": {"messages": ASK},
+    }
+    for route, prompt in prompts.items():
+        response = post(url, route, {"model": "tiny", **prompt, **asked})
+        assert (response.status_code, error(response)["param"]) == (400, path)
+        said = error(response)["message"]
+        assert "a grammar cannot hold uniqueItems, at #/properties/tags/uniqueItems" in said
+
+
+def test_a_schema_that_is_not_strict_or_says_lenient_is_held_as_far_as_possible(
+    url: str, blanks: dict[str, float]
+) -> None:
+    loose = {"name": "x", "strict": False, "schema": UNIQUE}
+    lenient = {**UNIQUE, "x-guidance": {"lenient": True}}
+    kinds: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": loose}},
+        {"structured_outputs": {"json": lenient}},
+    ]
+    for asked in kinds:
+        body = {"model": "tiny", "messages": ASK, "logit_bias": blanks, **asked}
+        answer = post(url, "/v1/chat/completions", body).json()
+        assert json.loads(answer["choices"][0]["message"]["content"]) == {"tags": []}
+
+
+def test_annotations_of_a_strict_schema_are_ignored(url: str, blanks: dict[str, float]) -> None:
+    names = ["password", "path", "binary", "regex", "ipv4network", "byte", "url", "phone"]
+    properties = {
+        "kind": {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "discriminator": {}},
+        **{name: {"const": "x", "format": name, "deprecated": True} for name in names},
+    }
+    schema = {
+        "$schema": "https://json-schema.org/draft/next/schema",
+        "$id": "https://schemas.test/x",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        "propertyNames": {"type": "string"},
+        "$defs": {"A": {"const": "a", "default": 10**30}, "B": {"const": "b", "examples": None}},
+    }
+    wanted = {"name": "x", "strict": True, "schema": schema}
+    body = {
+        "model": "tiny",
+        "messages": ASK,
+        "logit_bias": blanks,
+        "max_tokens": 300,
+        "response_format": {"type": "json_schema", "json_schema": wanted},
+    }
+    answer = post(url, "/v1/chat/completions", body).json()
+    said = json.loads(answer["choices"][0]["message"]["content"])
+    assert said.pop("kind") in ("a", "b")
+    assert said == dict.fromkeys(names, "x")
+
+
 def test_a_bad_word_is_never_said(llama: Fleet, client: Any) -> None:
     ids = Renderer.load(llama.path).encode("lantern", add_special_tokens=False)
     assert len(ids) > 1

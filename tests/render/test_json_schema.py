@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inlay.render import ParsedOutput
 from inlay.render.formats import TOOL_FORMS, ToolForm
-from inlay.render.json_schema import TYPES, SchemaTypes, named
+from inlay.render.json_schema import TYPES, SchemaTypes, place_of, pointer
 from inlay.render.parsers.calls import Tools
 
 PAGE = {"type": "object", "properties": {"page_id": {"type": "string"}}}
@@ -157,8 +157,10 @@ def test_whatever_stands_in_a_schema_arguments_are_json(schema: Any, text: str) 
     assert SchemaTypes({"properties": {"a": schema}}).of(schema) <= TYPES
 
 
-def test_a_pointer_that_leads_nowhere_names_nothing() -> None:
-    root = {"$id": "https://schemas.test/a", "items": [{"type": "null"}]}
-    assert named(root, "https://schemas.test/a#/items/0") == {"type": "null"}
+def test_a_reference_leads_to_its_part_or_nowhere() -> None:
+    root = {"$id": "https://schemas.test/a", "items": [{"type": "null"}], "$defs": {"a/b %": {}}}
+    assert place_of(root, "https://schemas.test/a#/items/0") == ("items", "0")
+    assert place_of(root, "#") == ()
+    assert place_of(root, pointer(("$defs", "a/b %"))) == ("$defs", "a/b %")
     for nowhere in ("#/items/1", "#/items/00000000009", "#/items/x", "#/a/b", "#b", "c", 5, None):
-        assert named(root, nowhere) is None
+        assert place_of(root, nowhere) is None

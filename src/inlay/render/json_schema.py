@@ -1,8 +1,8 @@
 """JSON schemas as clients write them: where a `$ref` leads, and which types a value may have."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 """All JSON types; whole numbers are "integer", and no "number"."""
@@ -61,22 +61,28 @@ def type_of(value: object) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
-def named(root: Any, reference: object) -> Any:
-    """Return the part of a schema that a `$ref` in it names; None if there is none.
+def place_of(root: Mapping[str, Any], reference: object) -> tuple[str, ...] | None:
+    """Return the steps to the part of a schema that a `$ref` in it names; None if there is none.
 
     A reference is a pointer (`#/$defs/Page`), an `$anchor` or an `$id` of a definition, or one of
     these behind the schema's own `$id`.
     """
-    if not isinstance(reference, str) or not isinstance(root, Mapping):
+    if not isinstance(reference, str):
         return None
     base, _, fragment = reference.partition("#")
     if base and base != root.get("$id"):
-        return next((part for part in _definitions(root) if part.get("$id") == base), None)
+        return _definition(root, "$id", base)
     if fragment and not fragment.startswith("/"):
-        return next((part for part in _definitions(root) if part.get("$anchor") == fragment), None)
-    found: Any = root
-    for step in unquote(fragment).split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
+        return _definition(root, "$anchor", fragment)
+    steps = unquote(fragment).split("/")[1:]
+    place = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
+    return None if part_at(root, place) is None else place
+
+
+def part_at(root: Any, place: Iterable[str]) -> Any:
+    """Return the part of a schema at some steps from its top; None if there is none."""
+    found = root
+    for step in place:
         if isinstance(found, list) and step.isdecimal():
             found = found[int(step)] if len(step) < 8 and int(step) < len(found) else None
         else:
@@ -84,18 +90,28 @@ def named(root: Any, reference: object) -> Any:
     return found
 
 
-def _definitions(root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def pointer(place: Iterable[str | int]) -> str:
+    """Return a JSON pointer as it stands in a `$ref`: `("$defs", "a/b")` is `#/$defs/a~1b`."""
+    steps = (str(step).replace("~", "~0").replace("/", "~1") for step in place)
+    return "#" + "".join("/" + quote(step, safe="~!$&'()*+,;=:@") for step in steps)
+
+
+def _definition(root: Mapping[str, Any], keyword: str, value: str) -> tuple[str, ...] | None:
     for name in ("$defs", "definitions"):
         parts = root.get(name)
-        if isinstance(parts, Mapping):
-            yield from (part for part in parts.values() if isinstance(part, Mapping))
+        for key, part in parts.items() if isinstance(parts, Mapping) else ():
+            if isinstance(part, Mapping) and part.get(keyword) == value:
+                return name, key
+    return None
 
 
 class SchemaTypes:
     """The JSON types that parts of one schema allow. Each part is looked at once."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], *, hints: bool = True) -> None:
+        """Look at `root`. With `hints`, `properties` without a type mean an object, and so on."""
         self._root = root
+        self._hints = _HINTS if hints else {}
         self._known: dict[int, frozenset[str]] = {}
 
     def of(self, schema: Any, steps: int = 0) -> frozenset[str]:
@@ -117,7 +133,7 @@ class SchemaTypes:
         for each in self._asserted(schema, steps):
             allowed &= each
         if allowed == TYPES:
-            hints = [types for keyword, types in _HINTS.items() if keyword in schema]
+            hints = [types for keyword, types in self._hints.items() if keyword in schema]
             return frozenset().union(*hints) if hints else TYPES
         return allowed | {"null"} if schema.get("nullable") is True else allowed
 
@@ -136,12 +152,48 @@ class SchemaTypes:
             yield frozenset({type_of(schema["const"])})
         if isinstance(schema.get("enum"), list) and schema["enum"]:
             yield frozenset(map(type_of, schema["enum"]))
-        if (there := named(self._root, schema.get("$ref"))) is not None:
-            yield self.of(there, steps)
+        if (target := self.target(schema)) is not schema:
+            yield self.of(target, steps)
         yield from (self.of(part, steps) for part in _schemas(schema.get("allOf")))
         for keyword in ("anyOf", "oneOf"):
             if choices := _schemas(schema.get(keyword)):
                 yield frozenset().union(*(self.of(choice, steps) for choice in choices))
+
+    def apart(self, choices: Sequence[Any]) -> bool:
+        """Return True if it is certain that no value matches two of some parts."""
+        if len(choices) > _MAX_STEPS:
+            return False
+        return all(
+            self._disjoint(first, second, 0)
+            for index, first in enumerate(choices)
+            for second in choices[:index]
+        )
+
+    def _disjoint(self, first: Any, second: Any, steps: int) -> bool:
+        first, second = self.target(first), self.target(second)
+        if not self.of(first) & self.of(second):
+            return True
+        if not isinstance(first, Mapping) or not isinstance(second, Mapping) or steps > 2:
+            return False
+        values = _values(first), _values(second)
+        if values[0] is not None and values[1] is not None:
+            return not any(value in values[1] for value in values[0])
+        if not first.get("type") == second.get("type") == "object":
+            return False
+        ones, others = first.get("properties"), second.get("properties")
+        if not isinstance(ones, Mapping) or not isinstance(others, Mapping):
+            return False
+        needed = [*_list(first.get("required")), *_list(second.get("required"))]
+        return any(
+            self._disjoint(ones[name], others[name], steps + 1)
+            for name in needed
+            if isinstance(name, str) and name in ones and name in others
+        )
+
+    def target(self, schema: Any) -> Any:
+        """Return the part that the `$ref` of a part names; the part itself without one."""
+        place = place_of(self._root, schema.get("$ref")) if isinstance(schema, Mapping) else None
+        return schema if place is None else part_at(self._root, place)
 
     def of_property(self, name: str) -> frozenset[str] | None:
         """Return the types of a property of the whole; None if the schema does not declare it."""
@@ -157,7 +209,7 @@ class SchemaTypes:
             found = self.of(properties[name])
         elif isinstance(others, Mapping) and others:
             found = self.of(others)
-        for part in (named(self._root, schema.get("$ref")), *_schemas(schema.get("allOf"))):
+        for part in (self.target(schema), *_schemas(schema.get("allOf"))):
             types = self._property(part, name, seen)
             if types is not None:
                 found = types if found is None else found & types
@@ -173,10 +225,18 @@ class SchemaTypes:
         return found
 
 
+def _values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the only values that a schema may have, if it has such; false is not 0."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    return [(type_of(value), value) for value in values]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _schemas(value: object) -> list[Any]:
     """Return what may be schemas in the value of `anyOf` and the like."""
-    return [
-        part
-        for part in (value if isinstance(value, list) else ())
-        if isinstance(part, Mapping | bool)
-    ]
+    return [part for part in _list(value) if isinstance(part, Mapping | bool)]

@@ -86,7 +86,7 @@ async def chat_prompt(
     check_request(call, request)
     await server.prepare(call.memory.json, _check_chat, request, server.settings.max_choices)
     card = model.card
-    grammar = grammar_of(request, card)
+    grammar = await server.prepare(call.memory.json, grammar_of, request, card)
     renderer = await server.renderers.of(card)
     use = await server.prepare(
         call.memory.json,

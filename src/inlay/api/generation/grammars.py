@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from inlay.api.fields import check_depth
+from inlay.api.generation.schemas import held
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
@@ -99,9 +100,8 @@ def _of_format(value: Any) -> Grammar | None:
         f"{_FORMAT}.json_schema.strict must be a boolean",
         _FORMAT,
     )
-    return Grammar(
-        "json_schema", _schema(named["schema"], f"{_FORMAT}.json_schema.schema", _FORMAT)
-    )
+    name, loose = f"{_FORMAT}.json_schema.schema", named.get("strict") is False
+    return Grammar("json_schema", _schema(named["schema"], name, _FORMAT, loose=loose))
 
 
 def _of_outputs(value: Any) -> Grammar | None:
@@ -126,13 +126,25 @@ def _of_outputs(value: Any) -> Grammar | None:
     return Grammar(kind, read(asked[name]))
 
 
-def _schema(value: Any, name: str, param: str) -> str:
+def _schema(value: Any, name: str, param: str, *, loose: bool = False) -> str:
+    """Return a schema as it is held; a loose one, or one that says lenient, as far as it can be."""
     if not isinstance(value, dict | bool):
         raise InvalidRequestError(
             f"{name} must be a JSON schema, got {shown_value(value)}", param=param
         )
     check_depth(value, param)
-    return msgspec.json.encode(value).decode()
+    source = msgspec.json.encode(value).decode()
+    if isinstance(value, bool) or len(source) > MAX_GRAMMAR:
+        return source
+    options = value.get("x-guidance")
+    lenient = isinstance(options, dict) and options.get("lenient") is True
+    return msgspec.json.encode(
+        held(
+            value,
+            loose=loose or lenient,
+            refuse=lambda why: InvalidRequestError(f"{name} cannot be held: {why}", param=param),
+        )
+    ).decode()
 
 
 def _json(value: Any) -> str:

@@ -1,13 +1,18 @@
 """Tools of a request, and whether the model may, must or must not call one."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
+import msgspec
+
+from inlay.api.generation.schemas import held
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_at, shown_value
+from inlay.render.json_schema import pointer
 from inlay.render.parsers.calls import CallsParser, Tools
 from inlay.render.parsers.forced import NamedParser, RequiredParser
 from inlay.request import MAX_GRAMMAR, Grammar
@@ -71,7 +76,9 @@ class ToolUse:
             raise InvalidRequestError(
                 f"tools has {len(tools)} entries; at most {MAX_TOOLS}", param="tools"
             )
-        schemas = dict(_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
+        functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+        schemas = {name: schema for name, schema, _ in functions}
+        strict = {name for name, _, is_strict in functions if is_strict}
         parallel = parallel_tool_calls is not False
         if tool_choice in (None, "none"):
             choice = ToolChoice.AUTO if schemas and tool_choice is None else ToolChoice.NONE
@@ -83,15 +90,10 @@ class ToolUse:
         if tool_choice == "auto":
             return cls(ToolChoice.AUTO, schemas, None, parallel)
         if tool_choice == "required":
-            return cls(
-                ToolChoice.REQUIRED,
-                schemas,
-                None,
-                parallel,
-                _grammar(_calls_schema(schemas, parallel)),
-            )
-        name = _named(tool_choice, schemas)
-        return cls(ToolChoice.NAMED, schemas, name, parallel, _grammar(schemas[name]))
+            use = cls(ToolChoice.REQUIRED, schemas, None, parallel)
+        else:
+            use = cls(ToolChoice.NAMED, schemas, _named(tool_choice, schemas), parallel)
+        return replace(use, grammar=_forced(use, strict))
 
     @property
     def forced(self) -> bool:
@@ -103,19 +105,8 @@ class ToolUse:
         return RequiredParser(tools) if self.name is None else NamedParser(tools, self.name)
 
 
-def _grammar(schema: Mapping[str, Any]) -> Grammar:
-    source = json.dumps(schema)
-    if len(source) > MAX_GRAMMAR:
-        raise InvalidRequestError(
-            f"the schemas of tools that must be called have {len(source)} characters; at most "
-            f"{MAX_GRAMMAR} are allowed",
-            param="tools",
-        )
-    return Grammar("json_schema", source)
-
-
-def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the schema of one tool."""
+def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any], bool]:
+    """Return the name and the schema of one tool, and True if it is strict."""
     if tool.get("type") != "function":
         raise InvalidRequestError(
             f"{where}.type must be 'function', got {shown_at(tool, 'type')}", param=f"{where}.type"
@@ -140,10 +131,12 @@ def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, An
             f"{shown_value(parameters)}",
             param=f"{where}.function.parameters",
         )
-    if parameters and "$ref" in parameters:
-        return name, parameters
+    strict = function.get("strict") is True
+    said = {key: value for key, value in (parameters or {}).items() if value is not None}
+    if "$ref" in said:
+        return name, said, strict
     # A schema without a type would accept any value.
-    return name, {"type": "object", "properties": {}, **(parameters or {})}
+    return name, {"type": "object", "properties": {}, **said}, strict
 
 
 def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
@@ -166,36 +159,61 @@ def _named(tool_choice: object, schemas: Mapping[str, object]) -> str:
     return name
 
 
-def _calls_schema(schemas: Mapping[str, Mapping[str, Any]], parallel: bool) -> dict[str, Any]:
+def _forced(use: ToolUse, strict: Collection[str]) -> Grammar:
+    """Return the grammar of forced calls.
+
+    The schemas of the functions are definitions, by their names, so that errors name them.
+    """
+    names = list(use.schemas) if use.name is None else [use.name]
+    given = sum(len(msgspec.json.encode(use.schemas[name])) for name in names)
+    if given > MAX_GRAMMAR:
+        raise InvalidRequestError(
+            f"the schemas of tools that must be called have {given} characters; at most "
+            f"{MAX_GRAMMAR} are allowed",
+            param="tools",
+        )
+    definitions = {
+        name: held(
+            use.schemas[name],
+            loose=name not in strict,
+            refuse=partial(_unheld, name),
+            at=("$defs", name),
+        )
+        for name in names
+    }
+    whole = _call_of(use.name) if use.name is not None else _calls(names, use.parallel)
+    return Grammar(
+        "json_schema",
+        json.dumps({**whole, "$defs": definitions}),
+        loose=tuple(name for name in names if name not in strict),
+    )
+
+
+def _unheld(name: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the tool {name[:MAX_NAME]!r} is strict, and its schema cannot be held: {why}; without "
+        "strict it is held as far as possible",
+        param="tools",
+    )
+
+
+def _call_of(name: str) -> dict[str, Any]:
+    return {"$ref": pointer(("$defs", name))}
+
+
+def _calls(names: Sequence[str], parallel: bool) -> dict[str, Any]:
     """The schema of a list of calls, as vLLM words it."""
     calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "enum": [name]},
-                "parameters": _moved(schema, f"/items/anyOf/{index}/properties/parameters"),
+                "parameters": _call_of(name),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for index, (name, schema) in enumerate(schemas.items())
+        for name in names
     ]
     most = {} if parallel else {"maxItems": 1}
     return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """A schema that stood alone and now stands at the pointer `place`.
-
-    Its references to its own parts lead there.
-    """
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: f"#{place}{value[1:]}"
-        if key == "$ref" and isinstance(value, str) and value[:2] in ("#", "#/")
-        else _moved(value, place)
-        for key, value in schema.items()
-    }

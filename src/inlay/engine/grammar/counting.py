@@ -1,10 +1,14 @@
 """The count of grammars for an engine that compiles them itself."""
 
 import asyncio
+import json
 from collections.abc import Hashable
 from functools import partial
 
+import msgspec
+
 from inlay.engine.grammar.fair_executor import FairExecutor, Task
+from inlay.engine.grammar.source import schema_in
 from inlay.engine.grammar.trial import Checked, Trial, TrialProcess, checked_source
 from inlay.request import Grammar
 from inlay.single_flight import shielded
@@ -29,8 +33,10 @@ class GrammarCounter:
         self._turns.close()
         self.trials.close()
 
-    async def check(self, grammar: Grammar, client: Hashable) -> None:
-        """Refuse a grammar that would cost too much, or is none.
+    async def check(self, grammar: Grammar, client: Hashable) -> Grammar:
+        """Refuse a grammar that would cost too much, or is none; return what is to be compiled.
+
+        That is the grammar itself, or with a loose part of it loosened.
 
         Raises:
             InvalidRequestError: it is refused.
@@ -42,7 +48,10 @@ class GrammarCounter:
         self._turns.submit(task, client)
         try:
             # Shielded: a task that is cancelled could not say that its thread is free.
-            await shielded(asyncio.wrap_future(task.done))
+            checked = await shielded(asyncio.wrap_future(task.done))
         finally:
             if self._turns.unsubscribe(task, client):
                 task.stop()
+        if not grammar.loose:
+            return grammar
+        return msgspec.structs.replace(grammar, source=json.dumps(schema_in(checked.source)))

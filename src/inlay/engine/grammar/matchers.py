@@ -5,8 +5,11 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from inlay.engine.grammar.parts import explained
+from inlay.engine.grammar.source import schema_in
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.render.tokenizer import load_tokenizer
+from inlay.request import GrammarKind
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,14 @@ def matcher_of(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     if matcher.is_error():
         raise refusal(matcher.get_error())
     return matcher
+
+
+def compiled(tokenizer: LLTokenizer, kind: GrammarKind, source: str) -> LLMatcher:
+    """As `matcher_of`, for a kind of grammar; errors of a JSON schema name the place in it."""
+    try:
+        return matcher_of(tokenizer, source)
+    except InvalidRequestError as error:
+        raise (explained(schema_in(source), error) if kind == "json_schema" else error) from None
 
 
 def refusal(message: str) -> InlayError:

@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from inlay.engine.grammar.lark import check_lark
+from inlay.engine.grammar.parts import explained, loosened
 from inlay.engine.grammar.regex import check_regex
 from inlay.engine.grammar.schemas import check_schema
 from inlay.errors import InvalidRequestError
@@ -36,7 +37,7 @@ def source_of(grammar: Grammar) -> str:
     if grammar.kind == "json_object":
         return _json({"type": "object"})
     if grammar.kind == "json_schema":
-        return _json(_parsed(text))
+        return _schema(grammar)
     if grammar.kind == "choice":
         return str(LLMatcher.grammar_from_regex(_alternatives(_parsed(text))))
     if grammar.kind == "regex":
@@ -57,6 +58,32 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}") from error
+
+
+def schema_in(source: str) -> dict[str, Any]:
+    """The JSON schema in what `source_of` made of one."""
+    schema = json.loads(source)["grammars"][0]["json_schema"]
+    return {key: value for key, value in schema.items() if key != "x-guidance"}
+
+
+def _schema(grammar: Grammar) -> str:
+    schema = _parsed(grammar.source)
+    try:
+        source = _json(schema)
+    except InvalidRequestError as error:
+        # What costs too much is left out where others can be called, and else refused.
+        if not grammar.loose or len(schema["$defs"]) == 1:
+            raise explained(schema, error) from None
+        refused = True
+    else:
+        refused = bool(grammar.loose and LLMatcher.validate_grammar(source))
+    if not refused:
+        return source
+    schema = loosened(schema, grammar.loose)
+    try:
+        return _json(schema)
+    except InvalidRequestError as error:
+        raise explained(schema, error) from None
 
 
 def _json(schema: Any) -> str:

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from llguidance import LLTokenizer
 
-from inlay.engine.grammar.matchers import matcher_of, tokenizer_of
+from inlay.engine.grammar.matchers import compiled, tokenizer_of
 from inlay.engine.grammar.source import source_of
 from inlay.errors import InlayError
 from inlay.request import Grammar
@@ -151,7 +151,7 @@ def _try(grammar: Grammar, tokenizer: _Tokenizer) -> Answer:
         if isinstance(tokenizer, InlayError):
             raise tokenizer
         before, source = _pages(RESIDENT), source_of(grammar)
-        matcher = None if tokenizer is None else matcher_of(tokenizer, source)
+        matcher = None if tokenizer is None else compiled(tokenizer, grammar.kind, source)
         grown = _pages(RESIDENT) - before
         del matcher  # only now: it is what is measured
     except InlayError as error:

@@ -300,7 +300,7 @@ class VllmEngine:
                 follower.end("length")
             if follower.ended:
                 return
-            await loaded.check_grammar(request)
+            follower.request = await loaded.check_grammar(request)
             if self._followers.get(request.id) is not follower:
                 return  # it was stopped meanwhile
             place = self._enter(loaded, follower)

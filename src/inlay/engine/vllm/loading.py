@@ -93,10 +93,17 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
         """As `thinking.check`."""
         thinking.check(request, self.llm.vllm_config)
 
-    async def check_grammar(self, request: Request) -> None:
-        """Refuse a grammar that would cost too much, or is none. Raises `InvalidRequestError`."""
-        if request.sampling.grammar is not None:
-            await self.grammars.check(request.sampling.grammar, request.client)
+    async def check_grammar(self, request: Request) -> Request:
+        """Return a request with the grammar that vLLM is to compile.
+
+        Raises `InvalidRequestError` for one that would cost too much, or is none.
+        """
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return request
+        grammar = await self.grammars.check(grammar, request.client)
+        sampling = msgspec.structs.replace(request.sampling, grammar=grammar)
+        return msgspec.structs.replace(request, sampling=sampling)
 
     async def guard_against_nan(self) -> None:
         """Have vLLM count NaN by request, and clean up.

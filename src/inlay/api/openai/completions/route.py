@@ -54,7 +54,7 @@ async def completions(call: Call) -> None:
         )
     grammar = None
     if request.response_format is not None or request.structured_outputs is not None:
-        grammar = grammar_of(request, card)
+        grammar = await server.prepare(call.memory.json, grammar_of, request, card)
     renderer = await server.renderers.of(card)
     reader = PromptReader(request, incoming.sources, model, renderer)
     embeddings = None

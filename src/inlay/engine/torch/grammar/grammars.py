@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from inlay.engine.grammar.counting import THREADS
 from inlay.engine.grammar.fair_executor import FairExecutor, Task, yield_to_others
-from inlay.engine.grammar.matchers import PARAM, matcher_of, tokenizer_of
+from inlay.engine.grammar.matchers import PARAM, compiled, tokenizer_of
 from inlay.engine.grammar.trial import Trial, TrialProcess, checked_source
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.errors import (
@@ -46,6 +46,7 @@ On an idle core the limits of a trial allow two, and nearly all take less than 0
 class _Key(NamedTuple):
     kind: GrammarKind
     source: str
+    loose: tuple[str, ...]
     salt: str | None
 
 
@@ -115,7 +116,7 @@ class Grammars:
         Raises:
             OverloadedError: the engine is closing.
         """
-        key = _Key(grammar.kind, grammar.source, salt)
+        key = _Key(grammar.kind, grammar.source, grammar.loose, salt)
         with self._lock:
             job = self._job(key)
             self._turns.submit(job, client)
@@ -168,7 +169,7 @@ class Grammars:
     def _job(self, key: "_Key") -> Task[_Compiled]:
         found = self._kept.get(key)
         if found is None:
-            grammar = Grammar(key.kind, key.source)
+            grammar = Grammar(key.kind, key.source, loose=key.loose)
             trial = Trial(self._trials, grammar)
             found = self._kept[key] = Task(partial(self._compile, grammar, trial), trial.stop)
             found.done.add_done_callback(partial(self._compiled, key, found))
@@ -202,9 +203,10 @@ class Grammars:
     def _compile(self, grammar: Grammar, trial: Trial) -> _Compiled:
         try:
             checked = checked_source(grammar, trial)
+            matcher = compiled(self._tokenizer.result(), grammar.kind, checked.source)
         except InvalidRequestError as error:
             raise InvalidRequestError(error.message, param=PARAM) from error
-        return _Compiled(matcher_of(self._tokenizer.result(), checked.source), checked.num_bytes)
+        return _Compiled(matcher, checked.num_bytes)
 
 
 def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
