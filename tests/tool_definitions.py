@@ -134,6 +134,10 @@ class Empty(pydantic.BaseModel):
     """A tool without parameters."""
 
 
+_TYPES: tuple[tuple[str, Any], ...] = (
+    ("typed_dict", Page), ("lists", Lists), ("union", Cat | Dog),
+)  # fmt: skip
+
 PYDANTIC: dict[str, Any] = {
     f"pydantic_{model.__name__.strip('_').lower()}": model.model_json_schema()
     for model in (
@@ -151,8 +155,7 @@ PYDANTIC: dict[str, Any] = {
         Empty,
     )
 } | {
-    f"function_{name}": pydantic.TypeAdapter(arguments).json_schema()
-    for name, arguments in (("typed_dict", Page), ("lists", Lists), ("union", Cat | Dog))
+    f"function_{name}": pydantic.TypeAdapter(arguments).json_schema() for name, arguments in _TYPES
 }
 
 _DRAFT7 = {"$schema": "http://json-schema.org/draft-07/schema#"}

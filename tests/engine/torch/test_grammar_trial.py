@@ -218,6 +218,30 @@ async def test_cheap_grammars_of_other_engines_are_counted_without_a_process(
     assert counter.trials.pid is None
 
 
+async def test_other_engines_get_the_schema_that_is_left_of_loose_definitions(
+    counter: GrammarCounter,
+) -> None:
+    definitions = {
+        "costly": {"type": "object", "properties": {"a": {"pattern": "a?" * 5000 + "a" * 5000}}},
+        "plain": {"type": "object", "properties": {"b": {"type": "string"}}},
+    }
+    choices = [{"$ref": f"#/$defs/{name}"} for name in definitions]
+    source = json.dumps({"anyOf": choices, "$defs": definitions})
+    with pytest.raises(
+        InvalidRequestError, match=r"transitions.*, at #/\$defs/costly/properties/a"
+    ):
+        await counter.check(Grammar("json_schema", source, loose=("plain",)), "a")
+    loose = Grammar("json_schema", source, (7,), loose=("costly", "plain", "gone"))
+    checked = await counter.check(loose, "a")
+    assert json.loads(checked.source) == {
+        "anyOf": choices,
+        "$defs": {**definitions, "costly": {"type": "object", "properties": {"a": {}}}},
+    }
+    assert checked.after == (7,)
+    plain = Grammar("json_schema", source.replace("a?", ""), loose=("costly", "plain"))
+    assert json.loads((await counter.check(plain, "a")).source) == json.loads(plain.source)
+
+
 async def test_a_client_that_leaves_is_no_error_in_the_log(
     counter: GrammarCounter, caplog: pytest.LogCaptureFixture
 ) -> None:

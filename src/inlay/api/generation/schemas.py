@@ -337,11 +337,14 @@ _READERS: Mapping[str, _Read] = {
     "const": _Reader._enum,
     "x-guidance": _Reader._options,
 }
-"""What reads each keyword; others assert nothing."""
+"""Readers by keyword; other keywords assert nothing."""
 
 
 def _names(schema: Any) -> list[str] | str | bool | None:
-    """Return what `propertyNames` allows: True for all, names, an expression; None if it is more."""
+    """Return what `propertyNames` allows: True for all, names, or an expression.
+
+    None if it asserts more.
+    """
     if not isinstance(schema, Mapping):
         return True if schema is True else []
     asserted = schema.keys() - _ANNOTATIONS

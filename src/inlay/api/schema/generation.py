@@ -100,8 +100,8 @@ class GenerationRequest(RequestFields, kw_only=True):
             prompt is refused.
         truncation_side: "left" (when absent) keeps the last positions, "right" the first.
         response_format: OpenAI's: an object of type "text" (as when absent), "json_object", or
-            "json_schema" with `json_schema: {name, schema, strict}`, held to in full whatever
-            `strict` says.
+            "json_schema" with `json_schema: {name, schema, strict}`, held to in full, or with
+            `strict: false` as far as possible.
         structured_outputs: vLLM's: an object with one of json, regex, choice, grammar, json_object,
             as far as the engine has them; not beside a `response_format` that is not text.
         logprob_token_ids: ids whose logprobs are returned instead of the most likely ids', at most
