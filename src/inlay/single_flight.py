@@ -5,20 +5,30 @@ Of single flights all callers get the result.
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Sequence,
+)
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class _Flight(Generic[T]):
-    """A running computation, and the number of its callers."""
+class _Flight(Generic[K, T]):
+    """A running computation of some keys, and the number of its callers."""
 
-    __slots__ = ("task", "waiting")
+    __slots__ = ("keys", "task", "waiting")
 
-    def __init__(self, task: "asyncio.Task[T]") -> None:
+    def __init__(self, keys: Sequence[K], task: "asyncio.Task[dict[K, T]]") -> None:
+        self.keys = keys
         self.task = task
         self.waiting = 0
 
@@ -26,7 +36,8 @@ class _Flight(Generic[T]):
 class SingleFlight(Generic[K, T]):
     """Running computations in one event loop, by key.
 
-    A caller that is cancelled never takes the others' result along.
+    Each is a task of its own, which no caller ends but the last of all its keys: a caller that is
+    cancelled never takes the others' result along.
 
     Args:
         finishes: a computation whose last caller left goes on, for callers to come. Without it,
@@ -37,10 +48,13 @@ class SingleFlight(Generic[K, T]):
 
     def __init__(self, *, finishes: bool = False) -> None:
         self._finishes = finishes
-        self._flights: dict[K, _Flight[T]] = {}
+        self._flights: dict[K, _Flight[K, T]] = {}
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._flights
 
     async def run(self, key: K, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `compute`, or of the running one of an equal key; errors likewise.
@@ -48,37 +62,90 @@ class SingleFlight(Generic[K, T]):
         The last caller to be cancelled returns when the computation that it ends has ended, so
         resources that it holds for it are held until then.
         """
-        flight = self._flights.get(key)
-        if flight is None:
-            task = asyncio.create_task(self._computed(key, compute))
-            flight = self._flights[key] = _Flight(task)
-        flight.waiting += 1
-        try:
-            return await shielded(flight.task)
-        finally:
-            flight.waiting -= 1
-            if not (flight.waiting or self._finishes or flight.task.done()):
-                # Before waiting for the end: no caller may join a cancelled computation.
-                self._drop(key, flight.task)
-                flight.task.cancel()
-                await asyncio.gather(flight.task, return_exceptions=True)
 
-    async def _computed(self, key: K, compute: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        async def one(_: Sequence[K]) -> Sequence[T]:
+            return [await compute()]
+
+        flight = self._flights.get(key) or self._begin([key], one)
+        async with self._joined([flight]):
+            return (await shielded(flight.task))[key]
+
+    async def run_many(
+        self,
+        keys: Iterable[K],
+        compute: Callable[[Sequence[K]], Coroutine[Any, Any, Sequence[T]]],
+    ) -> dict[K, T]:
+        """The results of `keys`, some of which may be running for other callers.
+
+        Of these, those that fail are left out: an error is that of the caller who began.
+
+        Args:
+            keys: any number.
+            compute: returns the results of some of them, in order.
+
+        Raises:
+            BaseException: any error of `compute`.
+        """
+        keys = dict.fromkeys(keys)
+        new = [key for key in keys if key not in self._flights]
+        own = self._begin(new, compute) if new else None
+        # The own one comes first: its error need not wait for the others.
+        flights = dict.fromkeys(self._flights[key] for key in (*new, *keys))
+        found: dict[K, T] = {}
+        async with self._joined(flights):
+            for flight in flights:
+                try:
+                    found |= await shielded(flight.task)
+                except Exception:
+                    if flight is own:
+                        raise
+        return {key: found[key] for key in keys if key in found}
+
+    def _begin(
+        self, keys: Sequence[K], compute: Callable[[Sequence[K]], Coroutine[Any, Any, Sequence[T]]]
+    ) -> _Flight[K, T]:
+        flight = _Flight(keys, asyncio.create_task(self._computed(keys, compute)))
+        self._flights |= dict.fromkeys(keys, flight)
+        return flight
+
+    async def _computed(
+        self, keys: Sequence[K], compute: Callable[[Sequence[K]], Coroutine[Any, Any, Sequence[T]]]
+    ) -> dict[K, T]:
         try:
-            return await compute()
+            return dict(zip(keys, await compute(keys), strict=True))
         finally:
             # At once: whoever comes now starts anew.
-            self._drop(key, asyncio.current_task())
+            self._drop(keys, asyncio.current_task())
 
-    def _drop(self, key: K, task: "asyncio.Task[T] | None") -> None:
-        """Forget a computation; once it is abandoned, another may have its key."""
-        flight = self._flights.get(key)
-        if flight is not None and flight.task is task:
-            del self._flights[key]
+    @asynccontextmanager
+    async def _joined(self, flights: Collection[_Flight[K, T]]) -> AsyncIterator[None]:
+        """Wait for computations within; those that nobody else waits for end with the block."""
+        for flight in flights:
+            flight.waiting += 1
+        try:
+            yield
+        finally:
+            ended = []
+            for flight in flights:
+                flight.waiting -= 1
+                if not (flight.waiting or self._finishes or flight.task.done()):
+                    # Before waiting for the end: no caller may join a cancelled computation.
+                    self._drop(flight.keys, flight.task)
+                    flight.task.cancel()
+                    ended.append(flight.task)
+            if ended:
+                await asyncio.gather(*ended, return_exceptions=True)
 
-    def cancel(self) -> "list[asyncio.Task[T]]":
+    def _drop(self, keys: Sequence[K], task: "asyncio.Task[Any] | None") -> None:
+        """Forget a computation; once it is abandoned, others may have its keys."""
+        for key in keys:
+            flight = self._flights.get(key)
+            if flight is not None and flight.task is task:
+                del self._flights[key]
+
+    def cancel(self) -> "list[asyncio.Task[dict[K, T]]]":
         """Cancel all computations and their callers; return the tasks that end now."""
-        tasks = [flight.task for flight in self._flights.values()]
+        tasks = [flight.task for flight in dict.fromkeys(self._flights.values())]
         self._flights.clear()
         for task in tasks:
             task.cancel()

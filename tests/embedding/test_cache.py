@@ -106,7 +106,7 @@ class CacheMachine(RuleBasedStateMachine):
     def nothing_is_computed_twice_at_a_time(self) -> None:
         computing = [name for asking in self.asking for name in asking.computing]
         assert len(computing) == len(set(computing))
-        assert {key(name) for name in computing} == set(self.cache._flights)
+        assert {key(name) for name in computing} == set(self.cache._flights._flights)
 
     @invariant()
     def results_are_right(self) -> None:
@@ -124,7 +124,7 @@ class CacheMachine(RuleBasedStateMachine):
             asking.check()
             if not asking.task.cancelled():
                 asking.task.exception()
-        assert not self.cache._flights
+        assert not len(self.cache._flights)
         self.loop.close()
 
 
@@ -188,31 +188,49 @@ async def test_bytes_counted_are_those_taken() -> None:
     assert 0.8 < taken / cache.bytes < 1.2
 
 
-async def test_the_caller_that_computes_may_leave_and_the_one_that_waits_takes_over() -> None:
+async def settled() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+async def test_a_result_that_two_wait_for_is_computed_once_though_the_first_leaves() -> None:
     cache = ResultCache(1 << 20)
     leading, waiting = Asking(cache, [1, 2]), Asking(cache, [2, 3])
-    await asyncio.sleep(0)
+    await settled()
     assert (leading.computing, waiting.computing) == ({1, 2}, {3})
     waiting.end(well=True)
-    await asyncio.sleep(0)
     leading.task.cancel()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert waiting.computing == {2}
-    waiting.end(well=True)
-    assert [bundle["vector"][0] for bundle in await waiting.task] == [2, 3]
+    await settled()
     assert leading.task.cancelled()
+    assert (leading.computing, waiting.computing) == ({1, 2}, set())
+    leading.end(well=True)
+    assert [bundle["vector"][0] for bundle in await waiting.task] == [2, 3]
+    # What the one who left alone wanted was made with it, and is kept.
+    assert (await computed(cache, 1, 2, 3))[1] == []
+    assert cache.misses == 3
+
+
+async def test_what_nobody_waits_for_any_more_is_not_computed_to_its_end() -> None:
+    cache = ResultCache(1 << 20)
+    leading, waiting = Asking(cache, [1, 2]), Asking(cache, [2])
+    await settled()
+    leading.task.cancel()
+    await settled()
+    assert leading.computing == {1, 2}
+    waiting.task.cancel()
+    await settled()
+    assert leading.computing == set()
+    assert not len(cache._flights)
 
 
 async def test_an_error_is_of_its_own_caller_alone() -> None:
     cache = ResultCache(1 << 20)
     failing, waiting = Asking(cache, [1]), Asking(cache, [1])
-    await asyncio.sleep(0)
+    await settled()
     failing.end(well=False)
     with pytest.raises(ZeroDivisionError):
         await failing.task
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settled()
     waiting.end(well=True)
     (bundle,) = await waiting.task
     assert bundle["vector"][0] == 1
@@ -221,7 +239,7 @@ async def test_an_error_is_of_its_own_caller_alone() -> None:
 async def test_whoever_stops_waiting_takes_nothing_from_the_others() -> None:
     cache = ResultCache(0)
     asking = [Asking(cache, [1]) for _ in range(3)]
-    await asyncio.sleep(0)
+    await settled()
     asking[1].task.cancel()
     await asyncio.sleep(0)
     asking[0].end(well=True)

@@ -7,7 +7,6 @@ Keys are digests of everything a result depends on, and of the tenant where tena
 then neither a hit nor a wait reveals what another tenant asked.
 """
 
-import asyncio
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,6 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from inlay.single_flight import SingleFlight
 
 Bundle: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """Named arrays that belong together. Cached arrays are read-only."""
@@ -24,18 +25,6 @@ _ENTRY_BYTES = 2 * sys.getsizeof(0) + 96
 
 Measured with CPython 3.11 to 3.13, rounded up.
 """
-
-
-class _Flight:
-    """A result that is being computed.
-
-    `done` resolves to the bundle, or to None if its computation was abandoned.
-    """
-
-    __slots__ = ("done",)
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[Bundle | None] = asyncio.get_running_loop().create_future()
 
 
 class ResultCache:
@@ -60,7 +49,7 @@ class ResultCache:
         self.bytes = 0
         self.hits = self.joined = self.misses = self.evictions = self.refused = 0
         self._kept: OrderedDict[bytes, tuple[Bundle, int]] = OrderedDict()
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: SingleFlight[bytes, Bundle] = SingleFlight()
 
     def __len__(self) -> int:
         """Number of cached results."""
@@ -74,53 +63,34 @@ class ResultCache:
         Args:
             keys: digests; equal keys share one result.
             compute: takes indices into `keys` (distinct keys) and returns their results. Called for
-                keys that are neither cached nor being computed, and again for those that another
-                caller abandoned: an error reaches only the caller whose computation failed.
+                keys that are neither cached nor being computed, and for those whose computation,
+                begun by another caller, failed: its error is that caller's. It goes on while
+                anyone waits for a result of it, whoever began it.
 
         Raises:
             BaseException: any error of `compute`, `asyncio.CancelledError` included.
         """
         found: dict[bytes, Bundle] = {}
         places = {key: index for index, key in reversed(list(enumerate(keys)))}
+
+        async def missing(lacking: Sequence[bytes]) -> list[Bundle]:
+            bundles = list(map(_owned, await compute([places[key] for key in lacking])))
+            self.misses += len(lacking)
+            for key, bundle in zip(lacking, bundles, strict=True):
+                self._keep(key, bundle)
+            return bundles
+
         while lacking := [key for key in places if key not in found]:
-            mine: list[bytes] = []
-            theirs: list[tuple[bytes, _Flight]] = []
             for key in lacking:
-                kept, flight = self._get(key), self._flights.get(key)
+                kept = self._get(key)
                 if kept is not None:
                     found[key] = kept
-                elif flight is not None:
-                    theirs.append((key, flight))
-                else:
-                    self._flights[key] = _Flight()
-                    mine.append(key)
-            if mine:
-                found |= await self._lead(mine, [places[key] for key in mine], compute)
-            for key, flight in theirs:
-                # Shielded: a cancelled waiter must not cancel the result for the others.
-                bundle = await asyncio.shield(flight.done)
-                if bundle is not None:
-                    self.joined += 1
-                    found[key] = bundle
+            wanted = [key for key in lacking if key not in found]
+            joined = {key for key in wanted if key in self._flights}
+            computed = await self._flights.run_many(wanted, missing)
+            self.joined += len(joined & computed.keys())
+            found |= computed
         return [found[key] for key in keys]
-
-    async def _lead(
-        self,
-        keys: Sequence[bytes],
-        indices: Sequence[int],
-        compute: Callable[[Sequence[int]], Awaitable[Sequence[Bundle]]],
-    ) -> dict[bytes, Bundle]:
-        computed: dict[bytes, Bundle] = {}
-        try:
-            bundles = await compute(indices)
-            computed = {key: _owned(bundle) for key, bundle in zip(keys, bundles, strict=True)}
-        finally:
-            for key in keys:
-                self._flights.pop(key).done.set_result(computed.get(key))
-        self.misses += len(keys)
-        for key, bundle in computed.items():
-            self._keep(key, bundle)
-        return computed
 
     def _get(self, key: bytes) -> Bundle | None:
         kept = self._kept.get(key)
