@@ -11,8 +11,11 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SWITCH = 0.0005
 """Seconds after which a thread gives up the interpreter's lock where another wants it.
@@ -33,8 +36,13 @@ The system makes about 100 us of them.
 """
 
 
+class Unwanted(Exception):
+    """Nobody waits for the result of this computation any more."""
+
+
 class _Own(threading.local):
     due = math.inf
+    left: threading.Event | None = None
 
 
 _own = _Own()
@@ -78,13 +86,33 @@ def mark_background() -> None:
     _own.due = 0.0
 
 
+def while_wanted(left: threading.Event, function: Callable[..., T], *arguments: object) -> T:
+    """Call `function`, which ends at its next `check_wanted` once `left` is set.
+
+    Raises:
+        Unwanted: it has ended so.
+    """
+    _own.left = left
+    try:
+        check_wanted()
+        return function(*arguments)
+    finally:
+        _own.left = None
+
+
+def check_wanted() -> None:
+    """Raise `Unwanted` if the calling thread computes for somebody who has left."""
+    if _own.left is not None and _own.left.is_set():
+        raise Unwanted
+
+
 def yield_gil() -> None:
     """Let others run, on a thread in the background that has computed for a `TURN`.
 
-    Elsewhere nothing happens.
-
-    To be called every 100 us or so, between pieces of a long computation.
+    To be called every 100 us or so, between pieces of a long computation. Raises as
+    `check_wanted`.
     """
+    check_wanted()
     if time.perf_counter() >= _own.due:
         time.sleep(_PAUSE)
         _own.due = time.perf_counter() + TURN

@@ -95,10 +95,12 @@ class SingleFlight(Generic[K, T]):
         async with self._joined(flights):
             for flight in flights:
                 try:
-                    found |= await shielded(flight.task)
+                    computed = await shielded(flight.task)
                 except Exception:
                     if flight is own:
                         raise
+                else:
+                    found |= computed
         return {key: found[key] for key in keys if key in found}
 
     def _begin(

@@ -1,7 +1,6 @@
 """Files to pictures: what the tables of hostile and odd files say."""
 
 import os
-import struct
 import zlib
 from collections.abc import Callable
 from io import BytesIO
@@ -13,7 +12,8 @@ from PIL import Image
 
 from inlay.engine.pictures import decode, rgb_array
 from inlay.errors import InvalidRequestError
-from inlay.media.image import read_image_header
+from inlay.media.image import pixels_alone, read_image_header
+from tests.media.hostile_files import chunk, png_with, segment
 from tests.serving import peak_growth
 
 RGB = np.random.default_rng(1).integers(0, 256, (10, 14, 3), dtype=np.uint8)
@@ -129,19 +129,59 @@ def cut(data: bytes) -> bytes:
     return data[: start + 4] + bytes(len(data) - start - 16) + data[-12:]
 
 
-def bomb() -> bytes:
-    """A PNG with 80 MB of compressed text before its pixels."""
-    text = b"Comment\x00\x00" + zlib.compress(bytes(80 << 20))
-    chunk = struct.pack(">I", len(text)) + b"zTXt" + text
-    chunk += struct.pack(">I", zlib.crc32(b"zTXt" + text))
-    data = saved(Image.fromarray(RGB))
-    return data[:33] + chunk + data[33:]
-
-
-@pytest.mark.parametrize("data", [cut(saved(Image.fromarray(RGB))), bomb()], ids=["cut", "text"])
-def test_a_damaged_file_is_the_clients_error(data: bytes) -> None:
+def test_a_damaged_file_is_the_clients_error() -> None:
+    data = cut(saved(Image.fromarray(RGB)))
     with pytest.raises(InvalidRequestError, match="an image cannot be decoded: "):
         decode(memoryview(data), read_image_header(data))
+
+
+PROFILE = zlib.compress(bytes(1 << 20))
+"""A megabyte in a kilobyte: Pillow would inflate each."""
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        chunk(b"iCCP", b"a\0\0" + PROFILE) * 50,
+        chunk(b"zTXt", b"a\0\0" + PROFILE) * 80,
+        chunk(b"iTXt", b"a\0\1\0\0\0" + PROFILE) * 80,
+        chunk(b"abCd", b"") * 1000,
+        chunk(b"eXIf", b"none"),
+    ],
+    ids=["profiles", "texts", "other texts", "empty chunks", "no Exif"],
+)
+def test_only_the_pixels_of_a_png_are_read(extra: bytes) -> None:
+    data = png_with(extra)
+    assert decoded(data).tolist() == [[[1, 2, 3]]]
+    assert pixels_alone(data, read_image_header(data)) == png_with(b"")
+
+
+def test_only_the_pixels_of_a_jpeg_are_read() -> None:
+    plain = saved(Image.new("RGB", (8, 8), (10, 200, 30)), "JPEG")
+    more = segment(0xE1, b"Exif\0\0" + bytes(60_000)) * 20 + segment(0xED, b"Photoshop 3.0\0") * 20
+    data = plain[:2] + more + plain[2:]
+    assert np.array_equal(decoded(data), decoded(plain))
+    assert pixels_alone(data, read_image_header(data)) == plain
+
+
+def test_colours_and_transparency_stay_where_nothing_else_does() -> None:
+    palette = Image.fromarray(RGB).quantize(16)
+    palette.info["transparency"] = 3
+    for image, kind in (
+        (palette, "PNG"),
+        (Image.fromarray(RGB).convert("CMYK"), "JPEG"),
+        (Image.fromarray(RGB).convert("L"), "JPEG"),
+        (Image.fromarray(RGB).convert("LA"), "PNG"),
+    ):
+        data = saved(image, kind)
+        header = read_image_header(data)
+        with (
+            Image.open(BytesIO(data)) as whole,
+            Image.open(BytesIO(pixels_alone(data, header))) as bare,
+        ):
+            assert np.array_equal(
+                np.asarray(whole.convert("RGBA")), np.asarray(bare.convert("RGBA"))
+            )
 
 
 def test_a_file_that_is_not_what_its_header_said_is_refused() -> None:

@@ -99,6 +99,12 @@ BAD = {
     ),
     "cut gif": (animation("GIF", 5)[:-1], "truncated"),
     "odd gif": (animation("GIF", 5)[:-1] + b"\x99", "a block of kind 153"),
+    "a frame beyond the first": (
+        animation("GIF", 1)[:-1] + b"," + struct.pack("<HHHHB", 1, 0, 30, 20, 0), "to 31 x 20 pixels"
+    ),
+    "a hundred thousand blocks": (
+        animation("GIF", 1)[:-1] + b"!\xfe" + b"\x01a" * 100_000 + b"\0;", "blocks for its size"
+    ),
     "a rate of NaN": (
         struct.pack("<8sId", b"\x93FRAMES\n", 1, float("nan")) + bytes(9), "frames a second"
     ),

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from inlay.errors import InvalidRequestError
 from inlay.media.image import FORMATS, read_image_header
 from tests.examples import examples
+from tests.media.hostile_files import many_scans, run_lengths, segment
 
 ORIENTATION = 0x0112
 
@@ -163,6 +164,49 @@ BITS = zlib.compress(bytes(9000 * 1126), 9)
     ],
 )
 def test_bombs_truncations_and_lies_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        read_image_header(data)
+
+
+def test_scans_of_a_jpeg_are_bounded_by_its_pixels() -> None:
+    for size, most in (((2800, 2800), 81), ((6000, 6000), 17)):
+        assert read_image_header(many_scans(size, most - 10)).width == size[0]
+        with pytest.raises(InvalidRequestError, match=f"in more than {most} scans"):
+            read_image_header(many_scans(size, most - 9))
+    # A baseline file of several scans is as dear; what follows its end is another picture's.
+    baseline = many_scans((2800, 2800), 200).replace(b"\xff\xc2", b"\xff\xc0")
+    with pytest.raises(InvalidRequestError, match="scans"):
+        read_image_header(baseline)
+    assert read_image_header(many_scans((2800, 2800), 50) * 2).width == 2800
+    # Nor does an end in a comment among the scans hide those behind it.
+    data = many_scans((2800, 2800), 200)
+    first = data.index(b"\xff\xda")
+    second = data.index(b"\xff\xda", first + 2)
+    hidden = data[:second] + segment(0xFE, b"\xff\xd9") + data[second:]
+    with pytest.raises(InvalidRequestError, match="scans"):
+        read_image_header(hidden)
+
+
+def test_a_picture_of_any_size_may_have_as_many_scans_as_encoders_write() -> None:
+    for size in ((6324, 6324), (8, 8)):
+        read_image_header(encoded(size, "JPEG", progressive=True))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (run_lengths((2896, 2896), b"\1\5\0\0" * 2896), "allowed: 4000000 pixels"),
+        (run_lengths((1, 1), b"\0\0" * 1_000_000), "allowed: 4000000 pixels in all, 2000000 bytes"),
+        (
+            b"GIF89a\x01\x00\x01\x00\x00\x00\x00" + b"!\xfe" + b"\x01a" * 100_000 + b"\x00,",
+            r"more than 6866\d blocks for its size",
+        ),
+        (b"\xff\xd8" + segment(0xC4, bytes(60_000)) * 5, "tables take 300560 bytes"),
+    ],
+)
+def test_what_is_small_and_dear_to_decode_is_refused(data: bytes, message: str) -> None:
+    if data[:2] == b"\xff\xd8":
+        data += encoded((8, 8), "JPEG")[2:]
     with pytest.raises(InvalidRequestError, match=message):
         read_image_header(data)
 

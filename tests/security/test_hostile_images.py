@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 
 from tests.engine.torch.encode_reference import damaged
+from tests.media.hostile_files import many_scans, run_lengths
 from tests.models import tiny
 from tests.serving import Served, peak_growth, serving
 from tests.vision_models import vision
@@ -151,7 +152,14 @@ BAD: dict[str, tuple[Part, str]] = {
         cache(lambda: by_data(black(12000, "WEBP", lossless=True))),
         "12000 x 12000 pixels; allowed",
     ),
-    "bomb of text": (cache(lambda: by_data(bomb(50, text=80 * MIB))), "cannot be decoded"),
+    "a JPEG of many scans": (
+        cache(lambda: by_data(many_scans((2800, 2800), 3000))),
+        "in more than 81 scans",
+    ),
+    "runs of a BMP": (
+        cache(lambda: by_data(run_lengths((2896, 2896), b"\1\5\0\0" * 2896))),
+        "run lengths, 2896 x 2896 pixels",
+    ),
     "bomb within the limit": (
         cache(lambda: by_data(bomb(6300))),
         "6300 x 6300 pixels, which take 454 MiB to decode; allowed for a file of this size: 96 MiB",
@@ -320,6 +328,10 @@ FINE: dict[str, tuple[Callable[[], bytes], Image.Image]] = {
     "turned": (
         lambda: encoded(PICTURE, exif=turned_left()),
         PICTURE.transpose(Image.Transpose.ROTATE_270),
+    ),
+    "80 MB of text in 80 KB": (
+        lambda: bomb(50, text=80 * MIB),
+        Image.new("RGB", (50, 50)),
     ),
     "one bit, 8 megapixels": (lambda: bomb(2896), Image.new("RGB", (2896, 2896))),
     "webp of 5 megapixels": (

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +25,7 @@ from inlay.media.spec import (
     video_header,
     video_layout,
 )
+from inlay.pace import while_wanted
 from inlay.prompt import Media
 from inlay.single_flight import shielded
 
@@ -115,8 +117,8 @@ class SizedVideo(NamedTuple):
         """Memory that it takes while it is decoded and made into inputs of a tower."""
         one = self.layout.size[0] * self.layout.size[1]
         frame = _VIDEO_BYTES * self.header.height * self.header.width + _INPUT_BYTES * one
-        apart = 0 if self.header.container is None else decoder_bytes(self.header)
-        return apart + frame + _FRAME_BYTES * self.pixels
+        process = 0 if self.header.container is None else decoder_bytes(self.header)
+        return process + frame + _FRAME_BYTES * self.pixels
 
 
 def decoder_bytes(header: VideoHeader) -> int:
@@ -190,8 +192,42 @@ async def finished(running: "asyncio.Future[_T]") -> _T:
 async def in_thread(
     pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: object
 ) -> _T:
-    """Run `function` in a thread of `pool`; a cancelled caller waits until it has ended."""
-    return await finished(asyncio.get_running_loop().run_in_executor(pool, function, *arguments))
+    """Run `function` in a thread of `pool`.
+
+    When its caller is cancelled it ends at its next `check_wanted`; the caller waits until then.
+    """
+    left = threading.Event()
+    run = asyncio.get_running_loop().run_in_executor
+    running = run(pool, while_wanted, left, function, *arguments)
+    try:
+        return await shielded(running)
+    except asyncio.CancelledError:
+        left.set()
+        await asyncio.wait([running])
+        raise
+
+
+class Decoders:
+    """Threads that decode pictures, each within a second or two; clients take turns.
+
+    What nobody waits for is not begun.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start `DECODING_THREADS` threads called `name`."""
+        self._threads = ThreadPoolExecutor(DECODING_THREADS, name)
+        self._places = Room(DECODING_THREADS, 0)
+
+    async def run(
+        self, client: Hashable, priority: int, function: Callable[..., _T], *arguments: object
+    ) -> _T:
+        """Run `function` when it is the client's turn; further as `in_thread`."""
+        async with self._places.taken(0, client, priority):
+            return await in_thread(self._threads, function, *arguments)
+
+    def close(self) -> None:
+        """Stop the threads when what they do has ended."""
+        self._threads.shutdown(cancel_futures=True)
 
 
 class Room:

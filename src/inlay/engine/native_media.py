@@ -19,6 +19,7 @@ from inlay.engine.decoding import (
     DECODING_THREADS,
     MEMORY_BYTES,
     PLACES,
+    Decoders,
     Room,
     SizedImage,
     image_key,
@@ -49,10 +50,12 @@ class Pictures:
     def __init__(self) -> None:
         self._room = Room(PLACES, MEMORY_BYTES)
         self.threads = ThreadPoolExecutor(DECODING_THREADS, "inlay-images")
+        self._decoders = Decoders("inlay-media")
 
     def close(self) -> None:
         """Stop the threads."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self._decoders.close()
 
     async def prompt_of(self, request: Request, secret: Secret) -> Prompt:
         """Return the prompt and the earlier output of a request, its rows with their digests."""
@@ -73,7 +76,10 @@ class Pictures:
             raise InvalidRequestError(f"an {run.kind} of the prompt has no data")
         data, sized = await in_thread(self.threads, sized_image, run, spec)
         async with self._room.taken(sized.bytes, request.client, request.priority):
-            yield await in_thread(self.threads, decode, data, sized.header), sized
+            decoding = self._decoders.run(
+                request.client, request.priority, decode, data, sized.header
+            )
+            yield await decoding, sized
 
 
 class NamedRows(NamedTuple):

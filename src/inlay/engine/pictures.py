@@ -11,7 +11,8 @@ from PIL import Image, UnidentifiedImageError
 from inlay.engine.videos import decode_container
 from inlay.errors import InvalidRequestError, reason_of
 from inlay.media.frames import VideoHeader, unpack_frames
-from inlay.media.image import ImageHeader, read_image_header
+from inlay.media.image import ImageHeader, pixels_alone, read_image_header
+from inlay.pace import check_wanted
 
 _BROKEN = (
     EOFError,
@@ -52,7 +53,8 @@ def decode(data: memoryview, header: ImageHeader) -> Image.Image:
         InvalidRequestError: the file is damaged, or not what its header says.
     """
     try:
-        with Image.open(BytesIO(data), formats=(header.format,)) as image:
+        file = BytesIO(pixels_alone(data, header))
+        with Image.open(file, formats=(header.format,)) as image:
             turned = header.orientation > 4
             size = (header.height, header.width) if turned else (header.width, header.height)
             if image.size != size:
@@ -70,12 +72,15 @@ def decode(data: memoryview, header: ImageHeader) -> Image.Image:
 def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image]:
     """Decode the sampled frames of a video as `decode` does, one after the other.
 
+    Ends between frames, as `check_wanted` says.
+
     Raises:
         InvalidRequestError: the file is damaged, or not what its header says.
     """
     if header.format == "FRAMES":
         files = unpack_frames(data)
         for index in header.indices:
+            check_wanted()
             yield decode(files[index], read_image_header(files[index]))
         return
     if header.container is not None:
@@ -91,7 +96,10 @@ def decode_frames(data: memoryview, header: VideoHeader) -> Iterator[Image.Image
                     f"{image.size[0]} x {image.size[1]}"
                 )
             for index in header.indices:
-                image.seek(index)
+                # Frames between those that are seen are decoded one by one.
+                while image.tell() < index:
+                    check_wanted()
+                    image.seek(image.tell() + 1)
                 frame = _in_rgb(image)
                 # The next frame is decoded into the same image.
                 yield frame.copy() if frame is image else frame

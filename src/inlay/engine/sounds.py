@@ -1,7 +1,8 @@
 """Sound from files that strangers sent: decoded, mixed to one channel, resampled.
 
 Files are decoded by libsndfile (the `soundfile` package), a block at a time, and never beyond the
-length that their header told.
+length that their header told. Decoding and resampling end between blocks when nobody waits for them
+(`check_wanted`).
 """
 
 import math
@@ -14,6 +15,7 @@ import soundfile
 
 from inlay.errors import InvalidRequestError, reason_of
 from inlay.media.audio import AudioHeader, decodable
+from inlay.pace import check_wanted
 
 _BLOCK = 1 << 16
 """Samples of all channels that are decoded at a time."""
@@ -59,6 +61,7 @@ def decode_sound(data: memoryview, header: AudioHeader, rate: int) -> Sound:
                     f"{file.channels} channels at {file.samplerate} Hz"
                 )
             while at < header.samples:
+                check_wanted()
                 most = max(1, min(_BLOCK // header.channels, header.samples - at))
                 block = file.read(most, dtype="float32", always_2d=True)
                 if not len(block):
@@ -115,6 +118,7 @@ def resampled(sound: Sound, old: int, new: int) -> Sound:
     found = np.empty((rows, phases), np.float32)
     places, table = _filter()
     for phase in range(min(phases, count)):
+        check_wanted()
         first, rest = divmod(phase * step, phases)
         crossings = np.abs(taps - rest / phases) * (cutoff * _STEPS)
         weights = (cutoff * np.interp(crossings, places, table)).astype(np.float32)

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from PIL import Image
 from inlay.engine.decoding import decoder_bytes
 from inlay.errors import InvalidRequestError
 from inlay.media.frames import CANNOT_DECODE, VideoHeader
+from inlay.pace import check_wanted
 
 CPU_SECONDS = 60
 """Processor time of one video."""
@@ -31,6 +33,7 @@ _SECONDS = 180
 
 _PROGRAM = Path(__file__).with_name("video_process.py")
 _MAX_REASON = 300
+_LOOK_MILLISECONDS = 100
 
 
 def can_decode() -> bool:
@@ -86,6 +89,7 @@ def _started(data: memoryview, task: dict[str, object]) -> "subprocess.Popen[byt
             [sys.executable, "-I", "-B", str(_PROGRAM), json.dumps(task)],
             stdin=whole,
             stdout=subprocess.PIPE,
+            bufsize=0,
             stderr=subprocess.DEVNULL,
             env={},
             cwd="/",
@@ -93,15 +97,31 @@ def _started(data: memoryview, task: dict[str, object]) -> "subprocess.Popen[byt
         )
 
 
-def _frame(process: "subprocess.Popen[bytes]", width: int, height: int) -> Image.Image:
+def _read(process: "subprocess.Popen[bytes]", count: int) -> bytearray:
+    """Read `count` bytes, or as many as come; raises as `check_wanted` meanwhile."""
     assert process.stdout is not None
-    kind = process.stdout.read(1)
+    pipe = process.stdout.fileno()
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    found = bytearray()
+    while len(found) < count:
+        check_wanted()
+        if poll.poll(_LOOK_MILLISECONDS):
+            came = os.read(pipe, count - len(found))
+            if not came:
+                break
+            found += came
+    return found
+
+
+def _frame(process: "subprocess.Popen[bytes]", width: int, height: int) -> Image.Image:
+    kind = _read(process, 1)
     if kind == b"F":
-        pixels = process.stdout.read(width * height * 3)
+        pixels = _read(process, width * height * 3)
         if len(pixels) == width * height * 3:
             return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
     if kind == b"E":
-        reason = process.stdout.read(_MAX_REASON).decode("ascii", "replace")
+        reason = _read(process, _MAX_REASON).decode("ascii", "replace")
         printable = "".join(each for each in reason if each.isprintable())
         raise InvalidRequestError(f"a video cannot be decoded: {printable}")
     code = process.wait()

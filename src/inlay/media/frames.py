@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from inlay.errors import InvalidRequestError
 from inlay.media.containers import Container, read_container
-from inlay.media.image import after_blocks, read_image_header
+from inlay.media.image import GifBlocks, read_image_header
 from inlay.media.malformed import malformed
 from inlay.media.sampling import FPS, Sampling, sampled
 
@@ -137,10 +137,11 @@ def read_video_header(
         found, decoded = _ready(view, max_frames, max_pixels)
     else:
         image = _first_frame(view, max_pixels)
-        delays = (_gif if image.format == "GIF" else _webp)(view)
+        shape = image.height, image.width
+        delays = _gif(view, shape) if image.format == "GIF" else _webp(view)
         rate = len(delays) / sum(delays)
         indices, times, fps = _chosen(len(delays), rate, "spread", max_frames)
-        found = VideoHeader(image.format, image.height, image.width, indices, times, fps)
+        found = VideoHeader(image.format, *shape, indices, times, fps)
         decoded = indices[-1] + 1
     if decoded * found.height * found.width > most:
         raise InvalidRequestError(
@@ -212,8 +213,9 @@ def _first_frame(view: memoryview, max_pixels: int) -> Any:
     return image
 
 
-def _gif(view: memoryview) -> list[float]:
-    """Seconds that each frame is shown."""
+def _gif(view: memoryview, size: tuple[int, int]) -> list[float]:
+    """Seconds that each frame is shown, none of them larger than `size`."""
+    blocks = GifBlocks(view)
     (flags,) = _unpack(struct.Struct("B"), view, 10)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     found: list[int] = []
@@ -223,14 +225,20 @@ def _gif(view: memoryview) -> list[float]:
         if kind == 0x3B and found:
             return [hundredths / 100 or _DELAY for hundredths in found]
         if kind == 0x21:
-            label, size, _, hundredths = _unpack(struct.Struct("<BBBH"), view, at + 1)
-            if (label, size) == (0xF9, 4):
+            label, length, _, hundredths = _unpack(struct.Struct("<BBBH"), view, at + 1)
+            if (label, length) == (0xF9, 4):
                 delay = hundredths
-            at = after_blocks(view, at + 2)
+            at = blocks.after(at + 2)
         elif kind == 0x2C:
-            (flags,) = _unpack(struct.Struct("B"), view, at + 9)
+            left, top, width, height, flags = _unpack(struct.Struct("<HHHHB"), view, at + 1)
+            if top + height > size[0] or left + width > size[1]:
+                raise _malformed(
+                    "GIF",
+                    f"frame {len(found)} reaches to {left + width} x {top + height} pixels of "
+                    f"{size[1]} x {size[0]}",
+                )
             at += 10 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-            at = after_blocks(view, at + 1)
+            at = blocks.after(at + 1)
             found.append(delay)
             delay = 0
             if len(found) > _MAX_IN_FILE:

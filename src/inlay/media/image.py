@@ -5,18 +5,23 @@ whatever it claims. Formats are told by content from a list; the name and type t
 are never looked at. What follows the header is checked as far as arithmetic goes: a picture that is
 larger than its bytes can hold is refused here, before a worker decodes it.
 
+A decoder's time is bounded here too, before a worker begins: by pixels, by the scans of a JPEG, by
+the runs of a BMP and the blocks of a GIF. `pixels_alone` leaves out what a decoder would read
+besides pixels: profiles, comments, previews.
+
 Sources: PNG 3rd edition, ITU T.81 (JPEG), RFC 9649 (WebP), GIF89a, Microsoft's BITMAPINFOHEADER,
 Exif 2.32.
 """
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from inlay.errors import InvalidRequestError
 from inlay.media.geometry import MAX_PIXELS
+from inlay.media.jpeg import jpeg_pixels, read_jpeg
 from inlay.media.malformed import malformed, shown_tag, unpack
 
 _malformed, _unpack = partial(malformed, "an image"), partial(unpack, "an image")
@@ -27,6 +32,13 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MAX_CHUNKS = 65536
 _DEFLATE_MOST = 1032
 """Bytes that one byte of deflate can become at most."""
+
+MAX_RUN_PIXELS, MAX_RUN_BYTES = 4_000_000, 2_000_000
+"""Pixels and bytes of a BMP with run lengths, which Pillow decodes in Python: 70 ns a pixel, 220 ns
+a byte."""
+
+_BYTES_OF_A_BLOCK = 64
+"""Bytes of a GIF for each of its blocks beyond the first; encoders fill them up to 255."""
 
 _ORIENTATION = 0x0112
 
@@ -112,6 +124,20 @@ def read_image_header(
             f"{allowed >> 20} MiB"
         )
     return header
+
+
+def pixels_alone(data: "bytes | bytearray | memoryview", header: ImageHeader) -> bytes | memoryview:
+    """The file with nothing but what its pixels need, where a decoder would read more.
+
+    Args:
+        data: the whole file.
+        header: as `read_image_header` read it.
+    """
+    view = memoryview(data).cast("B")
+    if _sniff(view)[0] != header.format:
+        return view
+    strip = {"PNG": _png_pixels, "JPEG": jpeg_pixels}.get(header.format)
+    return view if strip is None else strip(view)
 
 
 def _sniff(view: memoryview) -> tuple[str, Callable[[memoryview], _Found]]:
@@ -205,72 +231,51 @@ _PNG_CHANNELS = {
 
 def _png_chunks(view: memoryview) -> tuple[int, int]:
     """Bytes of compressed pixels, and the orientation, of all chunks after the header."""
-    at, pixels, orientation = 33, 0, 1
+    pixels, orientation = 0, 1
+    for kind, chunk in _chunks(view):
+        if kind == b"IDAT":
+            pixels += len(chunk) - 12
+        elif kind == b"eXIf":
+            orientation = _orientation(chunk[8:-4])
+        elif kind == b"IHDR":
+            raise _malformed("PNG", "it has two headers")
+    return pixels, orientation
+
+
+def _chunks(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """The chunks between the header and the end, each with its kind, whole."""
+    at = 33
     for _ in range(_MAX_CHUNKS):
         length, kind = _unpack("PNG", ">I4s", view, at)
         if kind == b"IEND":
-            return pixels, orientation
+            return
         if length > len(view) - at - 12:
             raise _malformed("PNG", "it is truncated")
-        if kind == b"IDAT":
-            pixels += length
-        elif kind == b"eXIf":
-            orientation = _orientation(view[at + 8 : at + 8 + length])
-        elif kind == b"IHDR":
-            raise _malformed("PNG", "it has two headers")
+        yield kind, view[at : at + 12 + length]
         at += 12 + length
     raise _malformed("PNG", f"it has more than {_MAX_CHUNKS} chunks")
 
 
-_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
-_OTHER_FRAMES = frozenset({0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)})
+def _png_pixels(view: memoryview) -> bytes:
+    """The file with its palette, transparency and pixels alone, these in one chunk."""
+    tables: dict[bytes, memoryview] = {}
+    pixels: list[memoryview] = []
+    for kind, chunk in _chunks(view):
+        if kind == b"IDAT":
+            pixels.append(chunk[8:-4])
+        elif pixels:
+            break
+        elif kind in (b"PLTE", b"tRNS"):
+            tables[kind] = chunk
+    data = b"".join((b"IDAT", *pixels))
+    end = b"\x00\x00\x00\x00IEND\xaeB`\x82"
+    size, check = struct.pack(">I", len(data) - 4), struct.pack(">I", zlib.crc32(data))
+    return b"".join((view[:33], *tables.values(), size, data, check, end))
 
 
 def _jpeg(view: memoryview) -> _Found:
-    at, orientation = 2, 0
-    size: tuple[int, int] | None = None
-    for _ in range(_MAX_CHUNKS):
-        lead, marker = _unpack("JPEG", "BB", view, at)
-        if lead != 0xFF:
-            raise _malformed("JPEG", f"no marker stands at byte {at}")
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        at += 2
-        if marker in _STANDALONE:
-            continue
-        if marker in _OTHER_FRAMES:
-            raise InvalidRequestError(
-                "an image is a lossless, hierarchical or arithmetic-coded JPEG; baseline and "
-                "progressive JPEG are read"
-            )
-        if marker in (0xD8, 0xD9):
-            raise _malformed("JPEG", "it ends before its picture")
-        (length,) = _unpack("JPEG", ">H", view, at)
-        if length < 2 or at + length > len(view):
-            raise _malformed("JPEG", "it is truncated")
-        if marker == 0xDA:
-            break
-        if marker in (0xC0, 0xC1, 0xC2):
-            if size is not None:
-                raise _malformed("JPEG", "it has two frames")
-            size = _jpeg_frame(view, at)
-        elif marker == 0xE1 and not orientation and bytes(view[at + 2 : at + 8]) == b"Exif\x00\x00":
-            orientation = _orientation(view[at + 8 : at + length])
-        at += length
-    if size is None:
-        raise _malformed("JPEG", "no frame stands before its picture")
-    # Each block of 8 x 8 pixels takes at least one bit.
-    if -(-size[0] // 8) * -(-size[1] // 8) > 8 * (len(view) - at):
-        raise _malformed("JPEG", f"its data cannot hold {size[0]} x {size[1]} pixels")
-    return (*size, orientation or 1)
-
-
-def _jpeg_frame(view: memoryview, at: int) -> tuple[int, int]:
-    bits, height, width, components = _unpack("JPEG", ">BHHB", view, at + 2)
-    if bits != 8 or components not in (1, 3, 4):
-        raise _malformed("JPEG", f"its frame has {components} components of {bits} bits")
-    return width, height
+    width, height, exif = read_jpeg(view)
+    return width, height, _orientation(exif)
 
 
 def _webp(view: memoryview) -> _Found:
@@ -328,7 +333,8 @@ def _webp_picture(kind: bytes, body: memoryview) -> tuple[int, int]:
 def _gif(view: memoryview) -> _Found:
     width, height, flags = _unpack("GIF", "<HHB", view, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    for _ in range(_MAX_CHUNKS):
+    blocks = GifBlocks(view)
+    while True:
         (kind,) = _unpack("GIF", "B", view, at)
         if kind == 0x2C:
             left, top, columns, lines = _unpack("GIF", "<HHHH", view, at + 1)
@@ -338,18 +344,34 @@ def _gif(view: memoryview) -> _Found:
             return max(width, left + columns), max(height, top + lines), 1
         if kind != 0x21:
             raise _malformed("GIF", "it has no picture")
-        at = after_blocks(view, at + 2)
-    raise _malformed("GIF", f"it has more than {_MAX_CHUNKS} extensions")
+        at = blocks.after(at + 2)
 
 
-def after_blocks(view: memoryview, at: int) -> int:
-    """The place after an extension's blocks."""
-    for _ in range(_MAX_CHUNKS):
-        (size,) = _unpack("GIF", "B", view, at)
-        at += 1 + size
-        if not size:
-            return at
-    raise _malformed("GIF", f"an extension has more than {_MAX_CHUNKS} blocks")
+class GifBlocks:
+    """Steps over the blocks of extensions and frames, of which a file may have so many by its size.
+
+    Args:
+        view: the file.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._most = self._left = _MAX_CHUNKS + len(view) // _BYTES_OF_A_BLOCK
+
+    def after(self, at: int) -> int:
+        """The place after the blocks that begin at `at`.
+
+        Raises:
+            InvalidRequestError: truncated, or too many blocks.
+        """
+        size = 1
+        while size:
+            if not self._left:
+                raise _malformed("GIF", f"it has more than {self._most} blocks for its size")
+            self._left -= 1
+            (size,) = _unpack("GIF", "B", self._view, at)
+            at += 1 + size
+        return at
 
 
 def _bmp(view: memoryview) -> _Found:
@@ -367,7 +389,13 @@ def _bmp(view: memoryview) -> _Found:
             f"an image is a BMP with {bits} bits, {planes} planes and compression {compression}; "
             "read are 1 to 32 bits, uncompressed or run-length"
         )
-    if compression in (0, 3) and width > 0:
+    runs = compression in (1, 2)
+    if runs and (width * height > MAX_RUN_PIXELS or len(view) > MAX_RUN_BYTES):
+        raise InvalidRequestError(
+            f"an image is a BMP with run lengths, {width} x {height} pixels in {len(view)} bytes; "
+            f"allowed: {MAX_RUN_PIXELS} pixels in all, {MAX_RUN_BYTES} bytes"
+        )
+    if not runs and width > 0:
         needed = (width * bits + 31) // 32 * 4 * height
         if needed > len(view) - offset:
             raise _malformed("BMP", f"{len(view)} bytes cannot hold {width} x {height} pixels")

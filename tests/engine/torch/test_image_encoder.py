@@ -1,6 +1,7 @@
 """`MediaEncoder`: batches, one computation for equal images, the byte budget, cancelling."""
 
 import asyncio
+import queue
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +15,7 @@ from inlay.engine.decoding import DECODING_THREADS, in_thread
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.processing import ImageProcessor
-from inlay.engine.torch.media.readers import PictureReader
+from inlay.engine.torch.media.readers import Inputs, PictureReader, Plan
 from inlay.engine.torch.media.tower import Arrays, Tower
 from inlay.engine.torch.model import CausalModel
 from inlay.errors import EngineError, InlayError, InvalidRequestError
@@ -85,11 +86,11 @@ async def started(
 
 async def settled(encoder: MediaEncoder) -> None:
     """Let everything happen that does not wait for the tower."""
-    # A picture goes through the decoding threads twice: all that they were given before is done
-    # when all of them meet.
     for _ in range(4):
+        await in_thread(encoder._headers, int)
+        # What waited for a place before is done when what comes last has all of them.
         meeting = threading.Barrier(DECODING_THREADS)
-        jobs = [in_thread(encoder._threads, meeting.wait) for _ in range(DECODING_THREADS)]
+        jobs = [encoder._decoders.run(None, 1000, meeting.wait) for _ in range(DECODING_THREADS)]
         await asyncio.gather(*jobs)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -176,3 +177,56 @@ async def test_clients_take_turns_and_a_higher_priority_goes_first() -> None:
             await settled(encoder)
             tower.go.set()
         assert order == ["a0", "c0", "a1", "b0", "a2", "a3"]
+
+
+class Slow:
+    """Reads one picture after the other, each when the test says so."""
+
+    def __init__(self, reader: PictureReader) -> None:
+        self._reader = reader
+        self.reading: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.go = threading.Semaphore(0)
+
+    def plan(self, run: Media) -> Plan:
+        plan = self._reader.plan(run)
+
+        def read() -> Inputs:
+            self.reading.put(run.digest)
+            self.go.acquire()
+            return plan.read()
+
+        return plan._replace(read=read)
+
+
+async def test_a_picture_waits_for_those_that_are_decoded_and_for_no_others_of_a_client() -> None:
+    tower = Watched()
+    processor = ImageProcessor(vision(FAMILY), AutoConfig.from_pretrained(vision(FAMILY)))
+    slow = Slow(PictureReader(processor, spec(FAMILY)))
+    encoder = MediaEncoder(
+        tower,
+        {"image": slow},
+        spec(FAMILY),
+        cache_bytes=0,
+        dtype="float32",
+        hidden_size=tower.hidden_size,
+    )
+    many = [asyncio.create_task(encoder.encode(run_of(seed), "many", 0)) for seed in range(12)]
+    try:
+        for _ in range(DECODING_THREADS):
+            await asyncio.to_thread(slow.reading.get)
+        few = asyncio.create_task(encoder.encode(run_of(99), "few", 0))
+        # One who leaves before the turn has nothing decoded.
+        left = asyncio.create_task(encoder.encode(run_of(98), "left", 0))
+        for _ in range(3):
+            await in_thread(encoder._headers, int)
+            await asyncio.sleep(0)
+        left.cancel()
+        # Its turn comes after one of the other's at most.
+        slow.go.release(2)
+        assert run_of(99).digest in [await asyncio.to_thread(slow.reading.get) for _ in range(2)]
+    finally:
+        slow.go.release(100)
+        await asyncio.gather(*many, few, left, return_exceptions=True)
+        await encoder.close()
+    rest = {slow.reading.get() for _ in range(slow.reading.qsize())}
+    assert run_of(98).digest not in rest

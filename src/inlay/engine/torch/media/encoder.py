@@ -17,6 +17,7 @@ from inlay.engine.decoding import (
     DECODING_THREADS,
     MEMORY_BYTES,
     PLACES,
+    Decoders,
     Room,
     image_key,
     in_thread,
@@ -26,6 +27,7 @@ from inlay.engine.torch.media.tower import Arrays, Tower, as_rows
 from inlay.errors import EngineError, InlayError, OverloadedError
 from inlay.media.spec import NAMED, MediaSpec
 from inlay.prompt import Media, Rows
+from inlay.turns import Turns
 
 _logger = logging.getLogger(__name__)
 
@@ -92,10 +94,12 @@ class MediaEncoder:
         self._readers = readers
         self.spec = spec
         self._room = Room(places, memory)
-        self._threads = ThreadPoolExecutor(DECODING_THREADS, "inlay-media")
-        # Videos that processes decode, for up to a minute each: nothing else waits behind them.
-        self._apart = ThreadPoolExecutor(DECODING_THREADS, "inlay-video")
-        self._apart_room = Room(DECODING_THREADS, 0)
+        self._headers = ThreadPoolExecutor(1, "inlay-media-headers")
+        self._decoders = Decoders("inlay-media")
+        # Videos and sounds, for a minute even: nothing else waits behind them, and of the places of
+        # these a client alone has half.
+        self._long = ThreadPoolExecutor(DECODING_THREADS, "inlay-long-media")
+        self._long_turns = Turns(DECODING_THREADS)
         self._encoder = ThreadPoolExecutor(1, "inlay-tower")
         self._queue: deque[_Waiting] = deque()
         self._running: asyncio.Task[None] | None = None
@@ -167,8 +171,9 @@ class MediaEncoder:
         await asyncio.to_thread(self._shut_down)
 
     def _shut_down(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        self._apart.shutdown(cancel_futures=True)
+        self._headers.shutdown(cancel_futures=True)
+        self._decoders.close()
+        self._long.shutdown(cancel_futures=True)
         self._encoder.shutdown(cancel_futures=True)
 
     async def encode(self, run: Media, client: Hashable, priority: int) -> Arrays:
@@ -181,12 +186,15 @@ class MediaEncoder:
                 "is ready",
                 retry_after=1,
             )
-        plan = await in_thread(self._threads, self._readers[run.kind].plan, run)
+        plan = await in_thread(self._headers, self._readers[run.kind].plan, run)
         async with AsyncExitStack() as held:
-            if plan.apart:
-                await held.enter_async_context(self._apart_room.taken(0, client, priority))
+            if plan.long:
+                await held.enter_async_context(self._long_turns.taken(client))
             await held.enter_async_context(self._room.taken(plan.bytes, client, priority))
-            inputs = await in_thread(self._apart if plan.apart else self._threads, plan.read)
+            if plan.long:
+                inputs = await in_thread(self._long, plan.read)
+            else:
+                inputs = await self._decoders.run(client, priority, plan.read)
             waiting = _Waiting(run.kind, inputs, run.total, plan.pixels)
             self._queue.append(waiting)
             if self._running is None or self._running.done():

@@ -45,13 +45,13 @@ class Plan(NamedTuple):
         bytes: memory that reading takes.
         pixels: size of what the tower sees; of sound, the pixels that take as long.
         read: decodes the file and makes the inputs.
-        apart: a process of its own decodes, and `read` waits for it.
+        long: of a video or a sound, which may take longer than any picture.
     """
 
     bytes: int
     pixels: int
     read: Callable[[], Inputs]
-    apart: bool = False
+    long: bool = False
 
 
 class Reader(Protocol):
@@ -113,7 +113,7 @@ class FrameReader:
                 "video_grid_thw": torch.tensor([grid]),
             }
 
-        return Plan(sized.bytes, sized.pixels, read, sized.header.container is not None)
+        return Plan(sized.bytes, sized.pixels, read, long=True)
 
 
 class SoundReader:
@@ -143,7 +143,7 @@ class SoundReader:
         def read() -> Inputs:
             return self._spectrum(decode_sound(data, sized.header, rate))
 
-        return Plan(sized.bytes, frames * _PIXELS_OF_FRAME, read)
+        return Plan(sized.bytes, frames * _PIXELS_OF_FRAME, read, long=True)
 
     def _spectrum(self, sound: Any) -> Inputs:
         audio = self._audio
