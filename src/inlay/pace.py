@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -86,7 +86,9 @@ def mark_background() -> None:
     _own.due = 0.0
 
 
-def while_wanted(left: threading.Event, function: Callable[..., T], *arguments: object) -> T:
+def while_wanted(
+    left: threading.Event, function: Callable[..., T], *arguments: Any, **named: Any
+) -> T:
     """Call `function`, which ends at its next `check_wanted` once `left` is set.
 
     Raises:
@@ -95,7 +97,7 @@ def while_wanted(left: threading.Event, function: Callable[..., T], *arguments: 
     _own.left = left
     try:
         check_wanted()
-        return function(*arguments)
+        return function(*arguments, **named)
     finally:
         _own.left = None
 

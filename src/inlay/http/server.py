@@ -4,6 +4,7 @@ import asyncio
 import functools
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,7 @@ from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
-from inlay.pace import mark_background
+from inlay.pace import mark_background, while_wanted
 from inlay.prompt import Prompt
 from inlay.render.renderer import Renderers
 from inlay.request import Diffusion, Input, Pooling, Request, Sampling, Task
@@ -225,6 +226,7 @@ class Server:
         """Run `function`, CPU work on `size` bytes of a request, in a thread if it is large.
 
         Or if it is not small and the event loop has done much. Clients take turns at the threads.
+        What nobody waits for any more ends at its next `yield_gil`.
         """
         if size < SMALL_BYTES:
             return function(*args, **kwargs)
@@ -238,10 +240,15 @@ class Server:
                 self._inline_until = max(self._inline_until, now) + 2 * took
         async with self._turns.taken(preparing_for.get()) as place:
             run = asyncio.get_running_loop().run_in_executor
-            work = run(self._pool, functools.partial(function, *args, **kwargs))
+            left = threading.Event()
+            wanted = functools.partial(while_wanted, left, function)
+            work = run(self._pool, functools.partial(wanted, *args, **kwargs))
             place.occupy(work)
             try:
                 return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                left.set()
+                raise
             finally:
                 if work.done():
                     # With its error it would hold this frame, and all that the request took.

@@ -41,7 +41,7 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 class JpegHeader(NamedTuple):
-    """What stands before and between the scans of a file.
+    """Size and Exif data of a file.
 
     Attributes:
         width: in pixels, as stored.

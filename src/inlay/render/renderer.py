@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Tokenizer
 
 from inlay.card import ModelCard
-from inlay.errors import ContextLengthError, EngineError, InlayError, InvalidRequestError
+from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
 from inlay.render.conversation import NO_MEDIA, ChatMedia, PlaceholderMarks, template_messages
 from inlay.render.detokenizer import (
@@ -23,6 +23,7 @@ from inlay.render.detokenizer import (
     WindowDetokenizer,
 )
 from inlay.render.ends import End, Side, end_of
+from inlay.render.long_text import LONG, encode_long
 from inlay.render.template import ChatTemplates, read_template
 from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
@@ -30,12 +31,6 @@ from inlay.render.vocabulary import Vocabulary
 from inlay.single_flight import SingleFlight
 
 _log = logging.getLogger(__name__)
-
-_AT_A_TIME = 64 * 1024
-"""Characters of a long text that are counted together; tokenizing takes 250 bytes for each."""
-
-_CHARACTERS = 4
-"""Typical characters of a token; shorter texts than this for each position are tokenized whole."""
 
 _RESERVED = frozenset(
     {
@@ -54,7 +49,8 @@ class Renderer:
     """Tokenizer and chat template of a model.
 
     Every method is thread-safe; tokenizing releases the interpreter's lock. A megabyte of text
-    takes about a second: call it off the event loop for long texts.
+    takes one to two seconds: call it off the event loop for long texts. Those are tokenized within
+    bounded memory, and no further when nobody waits (`long_text`).
     """
 
     def __init__(
@@ -88,9 +84,8 @@ class Renderer:
         Args:
             path: the directory.
             chat_template: text of a template that replaces the model's own.
-            max_positions: long texts that certainly exceed it are refused before they are tokenized
-                whole, which takes 250 times their size in memory. The caller still has to check
-                the length of the result.
+            max_positions: a long text that exceeds it is refused before all of it is tokenized.
+                The caller still has to check the length of the result.
 
         Raises:
             InvalidRequestError: no usable tokenizer, or `chat_template` is not a valid template.
@@ -142,8 +137,10 @@ class Renderer:
         """
         if keep is not None:
             return tuple(self.end(text, keep, add_special_tokens=add_special_tokens, side=side).ids)
-        self._check_length(text)
-        return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        if len(text) <= LONG:
+            return _encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        (ids,) = self.encode_texts([text], add_special_tokens=add_special_tokens)
+        return ids
 
     def end(
         self, text: str, keep: int, *, add_special_tokens: bool = True, side: Side = "left"
@@ -168,9 +165,6 @@ class Renderer:
 
         Arguments and errors as `TextEncoder.encode`, and `ContextLengthError` as `encode`.
         """
-        if keep is None:
-            for text in texts:
-                self._check_length(text)
         return self._text_encoder().encode(
             texts, add_special_tokens=add_special_tokens, keep=keep, side=side
         )
@@ -182,9 +176,6 @@ class Renderer:
 
         Arguments and errors as `TextEncoder.pairs`, and `ContextLengthError` as `encode`.
         """
-        if keep is None:
-            for text in (text for pair in pairs for text in pair):
-                self._check_length(text)
         return self._text_encoder().pairs(pairs, keep=keep, side=side)
 
     def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
@@ -271,8 +262,6 @@ class Renderer:
             return Prompt.of(
                 Tokens(self.encode(text, add_special_tokens=False, keep=keep, side=side))
             )
-        if keep is None:
-            self._check_length(text)
         return self._rows_tokenizer().prompt(text, marks, rows, media, keep=keep, side=side)
 
     def template_variables(self, *, tools: bool) -> frozenset[str]:
@@ -282,24 +271,6 @@ class Renderer:
             InvalidRequestError: the model has no template, or no valid one.
         """
         return self._templates.choose(tools=tools).variables()
-
-    def _check_length(self, text: str) -> None:
-        """Count the tokens of a long text piece by piece, and raise if there are too many."""
-        limit = self._max_positions
-        if limit is None or len(text) <= max(_AT_A_TIME, _CHARACTERS * limit):
-            return
-        # Cutting a text may add a few tokens, so texts near the limit are left to the exact count.
-        most = limit + limit // 8
-        count = 0
-        for start in range(0, len(text), _AT_A_TIME):
-            piece = text[start : start + _AT_A_TIME]
-            count += len(_encode(self._tokenizer, piece, add_special_tokens=False))
-            if count > most:
-                raise ContextLengthError(
-                    f"This model's maximum context length is {limit} tokens; the first "
-                    f"{start + len(piece)} of {len(text)} characters take {count}.",
-                    param="prompt",
-                )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ids; ids without a token are ignored.
@@ -364,13 +335,13 @@ class Renderer:
     def _text_encoder(self) -> TextEncoder:
         with self._lock:
             if self._texts is None:
-                self._texts = TextEncoder(self._tokenizer)
+                self._texts = TextEncoder(self._tokenizer, max_positions=self._max_positions)
             return self._texts
 
     def _rows_tokenizer(self) -> "_RowsTokenizer":
         with self._lock:
             if self._with_rows is None:
-                self._with_rows = _RowsTokenizer(self._tokenizer)
+                self._with_rows = _RowsTokenizer(self._tokenizer, self._max_positions)
             return self._with_rows
 
 
@@ -432,8 +403,9 @@ class _RowsTokenizer:
     never leaves this object.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_positions: int | None) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._max_positions = max_positions
         self._text = f"<rows {secrets.token_hex(16)}>"
         self._tokenizer.add_special_tokens([AddedToken(self._text, normalized=False, special=True)])
         self._id = self._tokenizer.token_to_id(self._text)
@@ -463,7 +435,10 @@ class _RowsTokenizer:
         items: list[Sequence[Segment]] = [*([part] for part in rows), *media.segments]
         encode = partial(_encode, self._tokenizer, add_special_tokens=False)
         # A mark counts as one position, so there are never too few.
-        ids = encode(whole) if keep is None else end_of(encode, whole, keep, side).ids
+        if keep is None:
+            ids: Sequence[int] = encode_long(encode, whole, self._max_positions)
+        else:
+            ids = end_of(partial(encode_long, encode), whole, keep, side).ids
         count = ids.count(self._id)
         segments: list[Segment] = []
         start = 0

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from inlay.errors import InvalidRequestError
 from inlay.render.ends import End, Side, end_of, first_size, part_of
+from inlay.render.long_text import LONG, check_limit, encode_long, pieces_of
 from inlay.render.word_pieces import WordPieces
 
 _CHARACTERS = 32
@@ -27,10 +28,16 @@ class Pair(NamedTuple):
 
 
 class TextEncoder:
-    """Tokenizer of many texts at once. Thread-safe."""
+    """Tokenizer of many texts at once. Thread-safe.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: of the model.
+        max_positions: of long texts, what is beyond it is not tokenized; None for no limit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_positions: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._limit = max_positions
         self._words = WordPieces.of(tokenizer)
         bare = tokenizer.encode(_PROBE, add_special_tokens=False).ids
         whole = tokenizer.encode(_PROBE, add_special_tokens=True).ids
@@ -57,11 +64,19 @@ class TextEncoder:
             side: the side of a text that is cut off.
 
         Raises:
-            InvalidRequestError: a text holds unpaired surrogates.
+            InvalidRequestError: a text holds unpaired surrogates, or as `encode_long`.
+            ContextLengthError: all ids of a long text are wanted, and it has too many.
         """
-        if keep is None:
-            return [tuple(ids) for ids in self._ids(texts, add_special_tokens=add_special_tokens)]
         before, after = (self._before, self._after) if add_special_tokens else ([], [])
+        if keep is None:
+            short = [text for text in texts if len(text) <= LONG]
+            rest = iter(self._ids(short, add_special_tokens=add_special_tokens))
+            return [
+                tuple(next(rest))
+                if len(text) <= LONG
+                else (*before, *encode_long(self._alone, text, self._limit), *after)
+                for text in texts
+            ]
         room = max(0, keep - len(before) - len(after))
         found = []
         for ids in self._cut(texts, room, side):
@@ -99,6 +114,9 @@ class TextEncoder:
         ]
 
     def _bare(self, text: str) -> Sequence[int]:
+        return self._alone(text) if len(text) <= LONG else encode_long(self._alone, text)
+
+    def _alone(self, text: str) -> Sequence[int]:
         return self._ids([text], add_special_tokens=False)[0]
 
     def clipped(self, texts: Sequence[str], tokens: Sequence[int]) -> list[str]:
@@ -117,6 +135,15 @@ class TextEncoder:
 
     def _clipped(self, text: str, most: int) -> str:
         text = part_of(text, _enough(most), "right")
+        if len(text) > LONG:
+            start = count = 0
+            for piece in pieces_of(self._alone, text):
+                own = len(self._alone(piece.text))
+                if count + own > most:
+                    kept = self._clipped(piece.text, most - count) if count < most else ""
+                    return text[:start] + kept
+                start, count = piece.end, count + own
+            return text
         while text:
             try:
                 encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -142,36 +169,50 @@ class TextEncoder:
         Raises:
             InvalidRequestError: a text holds unpaired surrogates.
         """
-        short = [
+        parts = [
             pair
             if keep is None
             else (part_of(pair[0], _enough(keep), side), part_of(pair[1], _enough(keep), side))
             for pair in pairs
         ]
+        short = [pair for pair in parts if sum(map(len, pair)) <= LONG]
         try:
-            encodings = self._tokenizer.encode_batch_fast(short)
+            encodings = iter(self._tokenizer.encode_batch_fast(short))
+            found = []
+            for (first, second), part in zip(pairs, parts, strict=True):
+                encoding = next(encodings) if sum(map(len, part)) <= LONG else None
+                if encoding is None or (keep is not None and len(encoding.ids) > keep):
+                    encoding = self._one_by_one(first, second, keep, side)
+                found.append(_pair(encoding.ids, encoding.type_ids))
         except TypeError as error:
             raise _surrogates() from error
-        found = []
-        for (first, second), encoding in zip(pairs, encodings, strict=True):
-            if keep is None or len(encoding.ids) <= keep:
-                found.append(_pair(encoding.ids, encoding.type_ids))
-            else:
-                found.append(self._shortened(first, second, keep, side))
         return found
 
-    def _shortened(self, first: str, second: str, keep: int, side: Side) -> Pair:
+    def _one_by_one(self, first: str, second: str, keep: int | None, side: Side) -> Encoding:
+        """Return the ids of a pair whose texts are tokenized apart, for their length or to cut."""
+        if keep is None:
+            one, two = self._encoding(first), self._encoding(second)
+            return self._tokenizer.post_process(one, two)
         # A tokenizer's own truncation is a setting of the whole object, which other threads use.
         room = max(0, keep - self._tokenizer.num_special_tokens_to_add(True))
         one, two = (
-            self._tokenizer.encode(part_of(text, _enough(room), side), add_special_tokens=False)
+            self._encoding(part_of(text, _enough(room), side), keep=True)
             for text in (first, second)
         )
         first_length, second_length = _shared(len(one.ids), len(two.ids), room)
         one.truncate(first_length, direction=side)
         two.truncate(second_length, direction=side)
-        encoding = self._tokenizer.post_process(one, two)
-        return _pair(encoding.ids, encoding.type_ids)
+        return self._tokenizer.post_process(one, two)
+
+    def _encoding(self, text: str, *, keep: bool = False) -> Encoding:
+        """Tokenize a text of any length; raises as `encode_long` unless an end of it is kept."""
+        found = Encoding()
+        for piece in pieces_of(self._alone, text):
+            more = self._tokenizer.encode(piece.text, add_special_tokens=False)
+            found = Encoding.merge([found, more]) if len(found.ids) else more
+            if not keep and piece.end < len(text):
+                check_limit(len(found.ids), self._limit, piece.end, text)
+        return found
 
     def _ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> Sequence[Sequence[int]]:
         if self._words is None:
