@@ -269,6 +269,35 @@ class AudioCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     system: str = ""
 
 
+class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of comparing a loaded model with its own code (`--self-check`).
+
+    Attributes:
+        result: "passed"; "reduced", some modules were left as they were; "plain", all were;
+            "noise", the model's own numbers are rounding.
+        reference: library, version, attention and dtype that it was compared with.
+        distance: largest error over the reference's own rounding; 1 is as near as rounding.
+        place: prompt and step where it is.
+        bound: over which it is not served as it is.
+        worst_layer: largest distance of one layer, given the reference's input; 0 if not compared.
+        noise: typical rounding of the reference, relative to its logits.
+        num_modules: replaced modules that were compared.
+        left_out: paths of those that were left as they were.
+        seconds: that it took.
+    """
+
+    result: str
+    reference: str
+    distance: float = 0.0
+    place: str = ""
+    bound: float = 0.0
+    worst_layer: float = 0.0
+    noise: float = 0.0
+    num_modules: int = 0
+    left_out: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a worker's model, announced when it is ready and when it changes.
 
@@ -315,6 +344,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         probe: the last one of its engine; None before the first, while it sleeps, and where it is
             not probed.
         secret_fingerprint: of the namespace's root secret.
+        self_check: result of its check at start; None without one.
         embedding: of a model that makes vectors or scores.
         media: of a model that takes images, audio or video.
         stage: of a worker that is a stage of a pipeline.
@@ -359,6 +389,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     dials: bool = False
     probe: Probe | None = None
     secret_fingerprint: str = ""
+    self_check: SelfCheck | None = None
     embedding: EmbeddingCard | None = None
     media: MediaSpec | None = None
     stage: StageCard | None = None

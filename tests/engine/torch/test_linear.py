@@ -1,7 +1,6 @@
 """Replaced modules compute the same as the originals."""
 
 import logging
-from typing import cast
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from inlay.engine.torch.native import Panels, Products, kernels
+from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm, accelerate
 from inlay.engine.torch.weights.linear_methods import (
@@ -70,26 +70,6 @@ def test_native_products_equal_those_of_onednn(dtype: torch.dtype, bias: bool, g
         x = torch.randn(1, rows, 96).to(dtype)
         assert fast(x).shape == (1, rows, 192)
         torch.testing.assert_close(fast(x), slow(x), atol=near, rtol=near)
-
-
-class _Wrong:
-    """Products that are none."""
-
-    def product_rows(self, panels: Panels) -> int:
-        return 4
-
-    def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
-        return x.new_ones(len(x), panels.outputs)
-
-
-def test_native_products_that_disagree_with_onednn_are_not_used() -> None:
-    if not packs(torch.bfloat16):
-        pytest.skip("no packed linears in bfloat16 here")
-    weight = torch.randn(64, 64).bfloat16()
-    packed = PackedLinear(weight, None, products=cast("Products", _Wrong()))
-    assert packed.native_rows == 0
-    x = torch.randn(1, 64).bfloat16()
-    torch.testing.assert_close(packed(x), F.linear(x, weight), atol=1e-1, rtol=1e-2)
 
 
 @pytest.mark.parametrize("biases", [(False, False, False), (True, True, True), (True, False, True)])
@@ -189,34 +169,46 @@ def test_a_difference_in_quiet_elements_shows_beside_loud_ones() -> None:
     assert not differ(torch.full((2, 3), torch.nan), torch.ones(2, 3)) <= 1e9
 
 
-def test_panels_are_known_by_their_bits_and_products_checked_beside_loud_outputs() -> None:
+def _ones(self: Products, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+    return x.new_ones(*x.shape[:-1], panels.outputs)
+
+
+def _last_two_exchanged(self: Products, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+    found = _product(self, x, panels, bias)
+    last = panels.outputs - 1
+    return found[..., [*range(last - 1), last, last - 1]]
+
+
+def _a_little_too_large(self: Products, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+    return 1.005 * _product(self, x, panels, bias)
+
+
+_product = Products.product
+
+
+@pytest.mark.parametrize("wrong", [_ones, _last_two_exchanged, _a_little_too_large])
+def test_products_that_differ_beside_a_loud_output_are_left_out(
+    wrong: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     native = kernels()
     if native is None or not packs(torch.bfloat16) or not native.products.pairs:
         pytest.skip("no native products of bfloat16 here")
-    weight = torch.randn(192, 96)
-    weight[5] *= 800
-    packed = PackedLinear(weight.bfloat16(), None, products=native.products)
-    assert packed.native_rows
-
-    right = native.products
-
-    class Exchanged(Products):
-        """Two outputs of the last panel change places."""
-
-        def __init__(self) -> None:
-            pass
-
-        def product_rows(self, panels: Panels) -> int:
-            return 64
-
-        def invariant_product(self, panels: Panels) -> bool:
-            return False
-
-        def product(self, x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
-            found = right.product(x, panels, bias)
-            return found[..., [*range(190), 191, 190]]
-
-    assert not PackedLinear(weight.bfloat16(), None, products=Exchanged()).native_rows
+    original = nn.Linear(96, 192).bfloat16().requires_grad_(False)
+    original.weight[5] *= 800
+    right, holder = ModuleCheck(), nn.Sequential(original)
+    accelerate(holder, (), None, right)
+    assert isinstance(holder[0], PackedLinear)
+    assert holder[0].native_rows
+    assert (right.checked, right.left_out) == (1, {})
+    monkeypatch.setattr(Products, "product", wrong)
+    check, holder = ModuleCheck(), nn.Sequential(original)
+    with caplog.at_level(logging.WARNING):
+        accelerate(holder, (), None, check)
+    assert isinstance(holder[0], PlainLinear)
+    assert list(check.left_out) == ["0"]
+    assert "0 is left as it is: its faster form differs" in caplog.text
+    x = torch.randn(1, 96).bfloat16()
+    assert torch.equal(holder(x), original(x))
 
 
 def test_a_norm_of_another_formula_stays() -> None:

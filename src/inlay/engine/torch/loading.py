@@ -320,5 +320,6 @@ def card_of(
         shares_text_prefix=True,
         hidden_layers=len(model.decoder_layers) or None,
         secret_fingerprint=secret.fingerprint,
+        self_check=model.self_check,
         media=None if encoder is None else encoder.spec,
     )

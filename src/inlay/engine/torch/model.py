@@ -2,10 +2,10 @@
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from inlay.card import SelfCheck
 from inlay.engine.model_files import default_sampling, eos_token_ids, generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
@@ -20,7 +21,11 @@ from inlay.engine.torch.attention.choice import attention, kernels_on
 from inlay.engine.torch.attention.chunks import see_chunks
 from inlay.engine.torch.attention.gathered import Workspace
 from inlay.engine.torch.attention.layers import LayerShape, least_page_size, observe
-from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
+from inlay.engine.torch.attention.paged import (
+    IMPLEMENTATION,
+    PagedAttention,
+    WithLargestWindow,
+)
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.recurrent import RecurrentStates, keep_states
 from inlay.engine.torch.batch import Batch
@@ -29,6 +34,8 @@ from inlay.engine.torch.checks import check_recurrent, refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
+from inlay.engine.torch.self_check.modules import ModuleCheck
+from inlay.engine.torch.self_check.start import checked
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.tensor_parallel.sharding import is_divided, shard
@@ -86,27 +93,29 @@ class CausalModel:
         group: the ranks that have a share of the model each, or None.
         batch_invariant: the bits of a position do not depend on what is computed beside it, on
             chunks, or on whether it is computed again.
+        self_check: result of the check at start; None without one.
     """
 
     def __init__(
         self,
         model: Any,
+        tower: Any,
         family: Family,
         directory: Path,
         max_model_len: int,
+        check: ModuleCheck,
         lora: LoraBank | None = None,
         *,
         language_only: bool = False,
         group: TensorParallelGroup | None = None,
         batch_invariant: bool | None = None,
     ) -> None:
-        """Wrap a transformers model; use `load`.
+        """Wrap the parts of a transformers model (`split_tower`); use `load`.
 
         Raises:
             InvalidRequestError: its attention layers use an unsupported option, or it cannot be
                 `batch_invariant`.
         """
-        model, tower = split_tower(model, family)
         self.takes_media = tower is not None
         if tower is not None:
             dequantise(tower)
@@ -120,7 +129,7 @@ class CausalModel:
         # Adapters of many positions are faster as products of torch.
         free = native is not None and native.invariance_is_free and lora is None
         self.batch_invariant = free if batch_invariant is None else batch_invariant
-        accelerate(model, family.fused, lora, invariant=self.batch_invariant)
+        accelerate(model, family.fused, lora, check, invariant=self.batch_invariant)
         if lora is not None and family.language is not None:
             # Adapters name modules as they are in the whole model.
             lora.rename(
@@ -155,9 +164,9 @@ class CausalModel:
         self.projector: Projector | None = None
         self.windows = tuple(group.window for group in self.page_groups)
         if native is not None and native.serve(model.dtype):
-            fuse(model, self.layers, native)
+            fuse(model, self.layers, native, check)
         elif (on_gpu := kernels_on(model.device)) is not None:
-            fuse_on_gpu(model, self.layers, on_gpu)
+            fuse_on_gpu(model, self.layers, on_gpu, check)
         if self.batch_invariant and (reason := make_invariant(model, native, group)) is not None:
             if batch_invariant:
                 raise InvalidRequestError(f"--batch-invariant: {reason}", param="batch_invariant")
@@ -171,6 +180,7 @@ class CausalModel:
         self.refuses_rows = PER_LAYER if self._per_layer else family.refuses_rows
         self.rope_axes = family.rope_axes
         self.bidirectional = family.bidirectional
+        self.self_check: SelfCheck | None = None
 
     @classmethod
     def load(
@@ -202,37 +212,57 @@ class CausalModel:
         )
         if language_only:
             drop_tower_layers(parsed)
-        model = load(
-            getattr(transformers, family.architecture),
-            directory,
-            dtype=dtype_of(settings.dtype, config, device),
-            attn_implementation=(
-                IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
-            ),
-            config=parsed,
-            keep_quantised=device.type == "cpu",
-            # A model that is divided fits no one device as a whole.
-            device=None if device.type == "cpu" or group is not None else device,
-        )
-        if group is None:
-            model.to(device)
-        lora = (
-            LoraBank(settings.step_loras, settings.max_lora_rank) if settings.enable_lora else None
-        )
-        found = cls(
-            model,
-            family,
-            directory,
-            max_model_len,
-            lora,
-            language_only=language_only,
-            group=group,
-            batch_invariant=settings.batch_invariant,
-        )
+
+        def read() -> tuple[Any, Any]:
+            model = load(
+                getattr(transformers, family.architecture),
+                directory,
+                dtype=dtype_of(settings.dtype, config, device),
+                attn_implementation=(
+                    IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
+                ),
+                config=copy.deepcopy(parsed),
+                keep_quantised=device.type == "cpu",
+                # A model that is divided fits no one device as a whole.
+                device=None if device.type == "cpu" or group is not None else device,
+            )
+            if group is None:
+                model.to(device)
+            return split_tower(model, family)
+
+        def wrap(model: Any, tower: Any, check: ModuleCheck) -> CausalModel:
+            return cls(
+                model,
+                tower,
+                family,
+                directory,
+                max_model_len,
+                check,
+                LoraBank(settings.step_loras, settings.max_lora_rank)
+                if settings.enable_lora
+                else None,
+                language_only=language_only,
+                group=group,
+                batch_invariant=settings.batch_invariant,
+            )
+
+        if group is not None and group.rank > 0:
+            found = wrap(*read(), ModuleCheck())
+        else:
+            found = checked(settings.self_check, read, wrap, directory, max_model_len, family)
         if settings.hidden_projector is not None:
             file = Path(settings.hidden_projector)
             found.projector = Projector(file, found.hidden_size, found.dtype, found.device)
         return found
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the modules of the language model, replaced ones in place of the original."""
+        yield from self._model.modules()
+
+    @property
+    def embedding(self) -> nn.Module:
+        """Look-up of ids, with the model's own scale."""
+        return cast("nn.Module", self._embed)
 
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of one page of `page_size` positions, over all its layers.
@@ -286,7 +316,14 @@ class CausalModel:
         # Copied outside: tensors of inference mode may not be changed in place elsewhere.
         return self.logits(self.hidden(batch, pages)[batch.sampled]).to(torch.float32, copy=True)
 
-    def hidden(self, batch: Batch, pages: Pages, paged: PagedAttention | None = None) -> Tensor:
+    def hidden(
+        self,
+        batch: Batch,
+        pages: Pages,
+        paged: PagedAttention | None = None,
+        *,
+        largest_window: int | None = None,
+    ) -> Tensor:
         """Compute a batch and store its keys and values in `pages`.
 
         Args:
@@ -294,6 +331,7 @@ class CausalModel:
             pages: pages of keys and values.
             paged: attention for this batch over these pages; unless given, the fastest one for the
                 device.
+            largest_window: layers with a sliding window see at most so many positions.
 
         Returns:
             The last hidden states [T, C], after the last norm, in the model's dtype.
@@ -317,11 +355,12 @@ class CausalModel:
                     float32_scores=self._float32_scores,
                     invariant=self.batch_invariant,
                 )
+            if largest_window is not None:
+                paged = WithLargestWindow(paged, largest_window)
             padding = max(0, self._least_rows - len(batch.positions))
-            positions = batch.positions[None] if batch.rope is None else batch.rope[:, None]
-            positions = F.pad(positions, (0, padding))
+            positions = F.pad(_rotary(batch, self.rope_axes), (0, padding))
             if self._tells_places:
-                more["places"] = positions
+                more["places"] = F.pad(batch.positions[None], (0, padding))
             with self._adapted(batch, padding):
                 hidden: Tensor = self._model.base_model(
                     inputs_embeds=F.pad(self.inputs(batch), (0, 0, 0, padding))[None],
@@ -425,6 +464,13 @@ class CausalModel:
                 )
             embeds.index_copy_(0, batch.row_index, batch.row_values)
         return embeds
+
+
+def _rotary(batch: Batch, axes: int) -> Tensor:
+    """Return the rotary positions of a batch as its body takes them: [1, T], or [axes, 1, T]."""
+    if batch.rope is None:
+        return batch.positions[None]
+    return batch.rope if axes == 1 else batch.rope[:, None]
 
 
 def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:

@@ -99,6 +99,31 @@ class PagedAttention(Protocol):
         """
 
 
+class WithLargestWindow:
+    """A `PagedAttention` whose windows have at most so many positions."""
+
+    def __init__(self, paged: Any, largest: int) -> None:
+        self._paged = paged
+        self._largest = largest
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        """Attend as `PagedAttention.attend` does."""
+        found: Tensor = self._paged.attend(layer, query, key, value, self._narrowed(scoring))
+        return found
+
+    def attend_projected(self, layer: int, projection: Projection, scoring: Scoring) -> Tensor:
+        """Attend with the queries, keys and values of `projection`; returns [T, Q, D]."""
+        found: Tensor = self._paged.attend_projected(layer, projection, self._narrowed(scoring))
+        return found
+
+    def _narrowed(self, scoring: Scoring) -> Scoring:
+        if not isinstance(scoring.window, int):
+            return scoring
+        return scoring._replace(window=min(scoring.window, self._largest))
+
+
 def check_options(
     module: nn.Module, options: Mapping[str, object], without_effect: Collection[str]
 ) -> None:

@@ -11,7 +11,7 @@ their gated units by groups.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
@@ -21,6 +21,7 @@ from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection, Scoring
 from inlay.engine.torch.native import Kernels
+from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
 
 _ATTENTION = frozenset(
@@ -70,6 +71,10 @@ _GATED_ON_GPU = _GATED | {
     "Qwen3_5MoeMLP",
 }
 """Those, and some with GELU in its approximation by tanh."""
+
+
+_GATED_ROUNDINGS = 3
+"""Of the activation, of its product with the ups, and of the result; the fused one has two."""
 
 
 class FusedAttention(nn.Module):
@@ -133,26 +138,34 @@ class FusedGated(nn.Module):
         return found
 
 
-def fuse(model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels) -> None:
+def fuse(
+    model: nn.Module, layers: Sequence[LayerShape], kernels: Kernels, check: ModuleCheck
+) -> None:
     """Replace layers of `model` on a CPU in place; other kinds are left unchanged."""
-    _replace(model, layers, _ATTENTION, _GATED, kernels.silu_and_multiply, None)
+    _replace(model, layers, check, _ATTENTION, _GATED, kernels.silu_and_multiply, None)
 
 
-def fuse_on_gpu(model: nn.Module, layers: Sequence[LayerShape], kernels: CudaKernels) -> None:
+def fuse_on_gpu(
+    model: nn.Module, layers: Sequence[LayerShape], kernels: CudaKernels, check: ModuleCheck
+) -> None:
     """Replace layers of `model` for kernels on CUDA in place; other kinds are left unchanged."""
     silu, gelu = (partial(kernels.multiply, gelu=gelu) for gelu in (False, True))
-    _replace(model, layers, _ATTENTION_ON_GPU, _GATED_ON_GPU, silu, gelu)
+    _replace(model, layers, check, _ATTENTION_ON_GPU, _GATED_ON_GPU, silu, gelu)
 
 
 def _replace(
     model: nn.Module,
     layers: Sequence[LayerShape],
+    check: ModuleCheck,
     attention: frozenset[str],
     gated: frozenset[str],
     silu: Callable[[Tensor], Tensor],
     gelu: Callable[[Tensor], Tensor] | None,
 ) -> None:
-    for parent in list(model.modules()):
+    if check.plain:
+        return
+    like: Tensor = cast("Any", model).get_input_embeddings().weight
+    for path, parent in list(model.named_modules()):
         for name, child in list[tuple[str, Any]](parent.named_children()):
             kind = type(child).__name__
             if kind in attention and _is_plain(child):
@@ -166,8 +179,15 @@ def _replace(
                 multiply = gelu if isinstance(function, GELUTanh) else None
                 if isinstance(function, nn.SiLU | SiLUActivation):
                     multiply = silu
-                if product is not None and multiply is not None:
-                    setattr(parent, name, FusedGated(child, product, multiply))
+                if product is None or multiply is None:
+                    continue
+                fused_gated = FusedGated(child, product, multiply)
+                paths = [f"{path}.{name}.{part}" for part in ("gate_proj", "gate_up_proj")]
+                if check.agrees(
+                    paths, like.shape[1], like, fused_gated, child,
+                    roundings=_GATED_ROUNDINGS, outputs_kept=False,
+                ):  # fmt: skip
+                    setattr(parent, name, fused_gated)
 
 
 def _product(module: Any, part: str, joint: str) -> nn.Module | None:

@@ -40,6 +40,10 @@ class RotaryTable(nn.Module):
         self._blocks: list[tuple[Tensor, Tensor]] = []
         self._table: tuple[Tensor, Tensor] | None = None
 
+    def clear(self) -> None:
+        """Drop the table; it is filled again as it is needed."""
+        self._blocks, self._table = [], None
+
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [1, T, R], in the dtype of `x`, of positions [1, T]."""
         needed = int(position_ids.max()) // _BLOCK + 1

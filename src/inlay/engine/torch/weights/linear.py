@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from inlay.engine.torch.lora import LoraBank
 from inlay.engine.torch.native import Kernels, kernels
+from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.weights.linear_methods import (
     LinearMethod,
     PackedLinear,
@@ -117,10 +118,11 @@ def accelerate(
     model: nn.Module,
     fused: Sequence[Sequence[str]],
     bank: LoraBank | None = None,
+    check: ModuleCheck | None = None,
     *,
     invariant: bool = False,
 ) -> None:
-    """Replace the linears and norms of `model` in place.
+    """Replace the linears and norms of `model` in place, each if `check` finds it the same.
 
     A linear whose weight another module shares (a head tied to the embedding table) is packed as a
     copy; every other original weight is dropped as soon as it is replaced. Quantised ones stay so.
@@ -129,12 +131,13 @@ def accelerate(
         model: on its device, in its final dtype.
         fused: names of sibling linears that take the same input.
         bank: adds adapter slots to all linears of the model's body that see every position.
+        check: compares each; one on made inputs unless given.
         invariant: prefer products in which the bits of a row do not depend on the number of rows.
     """
     first = next(model.parameters())
     native = kernels() if first.device.type == "cpu" and Kernels.serve(first.dtype) else None
     pack = first.device.type == "cpu" and packs(first.dtype)
-    swap = _Swap(pack, bank, native, invariant)
+    swap = _Swap(pack, bank, native, invariant, check or ModuleCheck())
     for path, parent in list(model.named_modules()):
         for names in fused:
             siblings = [getattr(parent, name, None) for name in names]
@@ -145,12 +148,10 @@ def accelerate(
         for name, child in list(parent.named_children()):
             # Not a subclass, which computes something else (the router of Llama 4's experts).
             if type(child) is nn.Linear:
-                setattr(
-                    parent,
-                    name,
-                    swap.linear(path, [name], [child.weight], child.bias),
-                )
-            elif (norm := _faster_norm(child, native)) is not None:
+                setattr(parent, name, swap.linear(path, [name], [child]))
+            elif (norm := _faster_norm(child, native)) is not None and swap.check.agrees(
+                [_join_path(path, name)], child.weight.shape[0], child.weight, norm, child
+            ):
                 setattr(parent, name, norm)
 
 
@@ -164,63 +165,101 @@ class _Swap(NamedTuple):
     """Settings of the replacement of linears.
 
     `pack`: pack weights; `bank`: adapter slots, if any; `kernels`: native kernels, if any;
-    `invariant`: as in `accelerate`.
+    `invariant` and `check`: as in `accelerate`.
     """
 
     pack: bool
     bank: LoraBank | None
     native: Kernels | None
     invariant: bool
+    check: ModuleCheck
 
-    def linear(
-        self,
-        path: str,
-        names: Sequence[str],
-        weights: Sequence[Tensor],
-        bias: Tensor | None,
-    ) -> nn.Module:
-        """Return one product for modules `names` of the parent at `path`, with their `weights`."""
-        linear = self._method(weights, bias)
-        # The head is not in the body, and an expert sees only some of the positions.
-        if self.bank is None or not path or "experts" in path.split("."):
-            return linear
-        places = [f"{path}.{name}" for name in names]
-        sizes = [len(weight) for weight in weights]
-        return self.bank.adapt(
-            linear, weights[0], places, sizes, self.native, invariant=self.invariant
-        )
+    def linear(self, path: str, names: Sequence[str], linears: Sequence[nn.Linear]) -> nn.Module:
+        """Return one product for modules `names` of the parent at `path`.
 
-    def _method(self, weights: Sequence[Tensor], bias: Tensor | None) -> LinearMethod:
-        """Return the product with `weights`, one below another."""
-        kept = [weight.quantised for weight in weights if isinstance(weight, KeptWeight)]
-        products = None if self.native is None else self.native.products
-        if kept:
-            joined = QuantisedWeight.joined(kept)
-            return QuantisedLinear(joined, bias, products, invariant=self.invariant)
-        weight = weights[0].detach() if len(weights) == 1 else torch.cat(list(weights)).detach()
-        return (
-            PackedLinear(weight, bias, products=products, invariant=self.invariant)
-            if self.pack
-            else PlainLinear(weight, bias)
-        )
+        The plain one if a faster one differs.
+        """
+        fast = self._fast(linears)
+        places = [_join_path(path, name) for name in names]
+        if fast is None or not self._agrees(places, linears, fast):
+            fast = self._plain(linears)
+        return self._adapted(path, names, linears, fast)
 
     def fuse(
         self, path: str, parent: nn.Module, names: Sequence[str], linears: Sequence[nn.Linear]
     ) -> None:
-        """Replace several projections by one product."""
-        biases: list[Tensor | None] = [linear.bias for linear in linears]
-        joined = None
-        if any(bias is not None for bias in biases):
-            joined = torch.cat(
-                [
-                    linear.weight.new_zeros(linear.out_features) if bias is None else bias.detach()
-                    for linear, bias in zip(linears, biases, strict=True)
-                ]
-            )
-        product = self.linear(path, names, [linear.weight for linear in linears], joined)
-        shared = _Fused(product, [linear.out_features for linear in linears])
+        """Replace several projections by one product if it computes the same."""
+        product = self._fast(linears) or self._plain(linears)
+        if not self._agrees([_join_path(path, name) for name in names], linears, product):
+            return
+        shared = _Fused(
+            self._adapted(path, names, linears, product), [each.out_features for each in linears]
+        )
         for index, name in enumerate(names):
             setattr(parent, name, FusedPart(shared, index))
+
+    def _agrees(
+        self, places: Sequence[str], linears: Sequence[nn.Linear], product: nn.Module
+    ) -> bool:
+        def separate(x: Tensor) -> Tensor:
+            return torch.cat([self._plain([linear])(x) for linear in linears], -1)
+
+        first = linears[0]
+        return self.check.agrees(places, first.in_features, first.weight, product, separate)
+
+    def _adapted(
+        self, path: str, names: Sequence[str], linears: Sequence[nn.Linear], product: LinearMethod
+    ) -> nn.Module:
+        """Add adapter slots to a product, if it is to have any."""
+        # The head is not in the body, and an expert sees only some of the positions.
+        if self.bank is None or not path or "experts" in path.split("."):
+            return product
+        places = [f"{path}.{name}" for name in names]
+        sizes = [linear.out_features for linear in linears]
+        return self.bank.adapt(
+            product, linears[0].weight, places, sizes, self.native, invariant=self.invariant
+        )
+
+    def _plain(self, linears: Sequence[nn.Linear]) -> LinearMethod:
+        """Return the product as torch computes it."""
+        weight, bias = _stacked(linears)
+        if isinstance(weight, QuantisedWeight):
+            return QuantisedLinear(weight, bias)
+        return PlainLinear(weight, bias)
+
+    def _fast(self, linears: Sequence[nn.Linear]) -> LinearMethod | None:
+        """Return the product with packed or quantised weights; None if there is none."""
+        products = None if self.native is None else self.native.products
+        weight, bias = _stacked(linears)
+        if isinstance(weight, QuantisedWeight):
+            if products is None:
+                return None
+            return QuantisedLinear(weight, bias, products, invariant=self.invariant)
+        if not self.pack:
+            return None
+        return PackedLinear(weight, bias, products=products, invariant=self.invariant)
+
+
+def _stacked(linears: Sequence[nn.Linear]) -> tuple[Tensor | QuantisedWeight, Tensor | None]:
+    """Return the weights of linears with one input, one below another, and their biases."""
+    biases = [cast("Tensor | None", linear.bias) for linear in linears]
+    bias = None
+    if any(each is not None for each in biases):
+        bias = torch.cat(
+            [
+                linear.weight.new_zeros(linear.out_features) if each is None else each.detach()
+                for linear, each in zip(linears, biases, strict=True)
+            ]
+        )
+    kept = [linear.weight.quantised for linear in linears if isinstance(linear.weight, KeptWeight)]
+    if kept:
+        return QuantisedWeight.joined(kept), bias
+    weights = [linear.weight.detach() for linear in linears]
+    return weights[0] if len(weights) == 1 else torch.cat(weights), bias
+
+
+def _join_path(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _join(weights: Sequence[Tensor]) -> bool:

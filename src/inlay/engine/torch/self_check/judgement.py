@@ -1,0 +1,213 @@
+"""The layer ring and the model ring: the engine's real path against the model's own code.
+
+The distance of a position is the error of ours over the noise of the reference there. Of a group
+of positions it is the geometric mean: one position where rounding decides moves it little, while a
+fault, which moves all, cannot hide behind one that is noisy by itself.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from inlay.engine.torch.batch import Batch, BatchItem
+from inlay.engine.torch.cache.table import PageRun
+from inlay.engine.torch.self_check.prompts import COUNT, DECODED, WINDOW, scattered_pages
+from inlay.engine.torch.self_check.reference import Reference, centred, relative
+from inlay.engine.torch.weights.invariance import RotaryTable
+
+if TYPE_CHECKING:
+    from inlay.engine.torch.attention.pages import Pages
+    from inlay.engine.torch.model import CausalModel
+
+BOUND = 2.0
+"""Distance over which a model is not served as it is."""
+
+LAYER_BOUND = 4.0
+"""Likewise of one layer, given the reference's input."""
+
+MOST_NOISE = 0.5
+"""Noise over which the reference itself says nothing: its numbers are rounding."""
+
+_FLOOR = {torch.float32: 1e-4, torch.bfloat16: 1e-3, torch.float16: 1e-3}
+"""Added to error and noise: below it a difference changes no answer."""
+
+_CHUNKS = (9, COUNT - DECODED - 9, *(1,) * DECODED)
+"""Positions of each prompt in each step."""
+
+
+class Judgement(NamedTuple):
+    """What the check found.
+
+    Attributes:
+        distance: the largest of a group of positions, 1 for one as near as rounding.
+        place: that group.
+        layers: distance of each decoder layer; empty if they were not checked.
+        noise: typical noise of the reference.
+    """
+
+    distance: float
+    place: str
+    layers: tuple[float, ...]
+    noise: float
+
+    @property
+    def right(self) -> bool:
+        """True if nothing is over its bound; not a number is."""
+        return self.distance <= BOUND and all(layer <= LAYER_BOUND for layer in self.layers)
+
+    @property
+    def reason(self) -> str:
+        """What is over its bound."""
+        wrong = [
+            f"layer {index} by {layer:.3g} (allowed: {LAYER_BOUND:g})"
+            for index, layer in enumerate(self.layers)
+            if not layer <= LAYER_BOUND
+        ]
+        if not self.distance <= BOUND:
+            wrong.insert(0, f"logits ({self.place}) by {self.distance:.3g} (allowed: {BOUND:g})")
+        if len(wrong) > 4:
+            wrong[4:] = [f"and {len(wrong) - 4} layers more"]
+        return ", ".join(wrong)
+
+
+def judge(model: "CausalModel", reference: Reference) -> Judgement:
+    """Compare the real path of `model` with its reference.
+
+    Chunks of prompts in one batch over scattered pages, then decoding, one position a step.
+    """
+    floor = _FLOOR[model.dtype]
+    with _fresh_tables(model), torch.inference_mode():
+        logits = centred(_logits(model, reference))
+        layers = _layers(model, reference, floor)
+    error = relative(logits, reference.logits, reference.logits).view(-1, COUNT)
+    noise = reference.noise.view(-1, COUNT)
+    found: dict[str, float] = {}
+    for prompt, own, usual in zip(reference.prompts, error, noise, strict=True):
+        for name, part in (("chunks", slice(COUNT - DECODED)), ("decoding", slice(-DECODED, None))):
+            found[f"{prompt.kind}, {name}"] = _mean_ratio(own[part], usual[part], floor)
+    # Not a number is larger than any.
+    place = max(found, key=lambda name: (found[name] != found[name], found[name]))
+    return Judgement(found[place], place, layers, float(noise.median()))
+
+
+def _mean_ratio(error: Tensor, noise: Tensor, floor: float) -> float:
+    """Return the geometric mean of error over noise, both at least about `floor`.
+
+    Without the largest: where experts are chosen, rounding may choose others at one position, and
+    be right.
+    """
+    ratios = (error + floor).log() - (noise + floor).log()
+    # What is not a number is sorted as the largest, and must not be left out.
+    return float(ratios.sort().values[:-1].mean().exp()) if ratios.isfinite().all() else math.nan
+
+
+def _logits(model: "CausalModel", reference: Reference) -> Tensor:
+    """Compute the logits that are compared [P, M]."""
+    pages, runs, size = _pages(model, len(reference.prompts))
+    ids = reference.ids.view(len(reference.prompts), COUNT, -1)
+    start, found = 0, []
+    for count in _CHUNKS:
+        batch = _batch(model, reference, runs, size, start, count)
+        logits = model.logits(model.hidden(model.upload(batch), pages, largest_window=WINDOW))
+        own = logits.view(len(ids), count, -1).gather(2, ids[:, start : start + count])
+        found.append(own.float())
+        start += count
+    return torch.cat(found, dim=1).flatten(0, 1)
+
+
+def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[float, ...]:
+    """Compute the distance of each layer, given the reference's input; whole prompts at once.
+
+    Empty if the reference has none, or if other ranks would be given their own input.
+    """
+    layers = reference.layers
+    if not layers.inputs or model.group is not None:
+        return ()
+    pages, runs, size = _pages(model, len(reference.prompts))
+    found: list[Tensor] = []
+    with ExitStack() as hooks:
+        for layer, given in zip(model.decoder_layers, layers.inputs, strict=True):
+            hooks.enter_context(_forced(layer, given, found))
+        batch = _batch(model, reference, runs, size, 0, COUNT)
+        model.hidden(model.upload(batch), pages, largest_window=WINDOW)
+    distances = []
+    for own, given, wanted, noise in zip(
+        found, layers.inputs, layers.outputs, layers.noise, strict=True
+    ):
+        error = relative(own, wanted, wanted.float() - given.float())
+        parts = zip(error.view(-1, COUNT), noise.view(-1, COUNT), strict=True)
+        distances.append(max(_mean_ratio(*part, floor) for part in parts))
+    return tuple(distances)
+
+
+@contextmanager
+def _forced(layer: Any, given: Tensor, found: list[Tensor]) -> Iterator[None]:
+    """Give `layer` the input `given` [T, C], and keep its output [T, C], within this context."""
+
+    def before(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        hidden = (args[0] if args else named["hidden_states"]).clone()
+        hidden[0, : len(given)] = given
+        return ((hidden, *args[1:]), named) if args else (args, {**named, "hidden_states": hidden})
+
+    def after(_: Any, args: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        found.append(hidden[0, : len(given)].clone())
+
+    handles = (
+        layer.register_forward_pre_hook(before, with_kwargs=True),
+        layer.register_forward_hook(after),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pages(model: "CausalModel", sequences: int) -> "tuple[Pages, list[list[list[int]]], int]":
+    """Return scattered pages: themselves, page numbers by sequence and group, positions of each."""
+    size = model.least_page_size
+    runs = scattered_pages(sequences, len(model.page_groups), -(-COUNT // size))
+    total = sum(len(pages) for own in runs for pages in own)
+    return model.new_pages(total, size), runs, size
+
+
+def _batch(
+    model: "CausalModel",
+    reference: Reference,
+    runs: Sequence[Sequence[list[int]]],
+    page_size: int,
+    start: int,
+    count: int,
+) -> Batch:
+    """Return the batch of positions [start, start + count) of all prompts."""
+    stop = start + count
+    items = [
+        BatchItem(
+            prompt.segments(model.embedding, model.device, start, stop),
+            start,
+            count,
+            [PageRun(pages) for pages in own],
+            count,
+            decoding=count == 1,
+        )
+        for prompt, own in zip(reference.prompts, runs, strict=True)
+    ]
+    places = [place for prompt in reference.prompts for place in prompt.positions[start:stop]]
+    rope = torch.tensor(places).expand(model.rope_axes, -1)
+    return Batch.pack(items, page_size)._replace(rope=rope)
+
+
+@contextmanager
+def _fresh_tables(model: "CausalModel") -> Iterator[None]:
+    """Drop what tables of angles hold of far positions after this context."""
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            if isinstance(module, RotaryTable):
+                module.clear()

@@ -1,0 +1,321 @@
+"""Numbers of a model's own code in transformers, and how much of them is rounding.
+
+One pass computes every prompt three times: as it is; with the outputs of linears and norms changed
+by at most half a unit in the last place (`free`: the changes add up through the model); and with
+such changes, but every layer's input as it is (`forced`: the changes of one layer). The distance of
+these is the noise of a position, found without another dtype and without twice the memory (Higham,
+Accuracy and Stability of Numerical Algorithms, chapter 2, has the model of rounding).
+
+Shapes: V variants, K prompts, T positions of a prompt, P = K * T, C hidden size, M logits.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from inlay.engine.torch.self_check.prompts import COUNT, WINDOW, CheckPrompt, check_prompts
+from inlay.engine.torch.weights.division import head_of
+from inlay.engine.torch.weights.quantised.weight import KeptWeight
+
+_VARIANTS = 3
+
+_EVERY, _MOST_ROWS = 5, 64
+"""Of modules, inputs and outputs at every fifth position are kept, so many rows at most."""
+
+_JITTER = {torch.float32: 2**-20, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""Largest relative change of an element.
+
+Half a unit in the last place; in float32, whose sums round more than their result does, more.
+"""
+
+_SAMPLED, TOP = 512, 20
+"""Logits that are compared: some of the same ids everywhere, and the largest at each position."""
+
+
+def relative(found: Tensor, expected: Tensor, size: Tensor) -> Tensor:
+    """Return |found - expected| / |size|, root mean squares of rows [..., N]."""
+    error = (found.float() - expected.float()).norm(dim=-1)
+    ratio: Tensor = error / size.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+    return ratio
+
+
+def sampled_ids(vocab_size: int) -> Tensor:
+    """Return the ids whose logits are compared at every position."""
+    generator = torch.Generator().manual_seed(4)
+    return torch.randperm(vocab_size, generator=generator)[:_SAMPLED]
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Return some logits [..., M] less their mean, to which a softmax is blind."""
+    found = logits.float()
+    return found - found.mean(-1, keepdim=True)
+
+
+@dataclass(slots=True)
+class Layers:
+    """Of each decoder layer: inputs and outputs [P, C], and noise [P] over what it adds."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    noise: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reference:
+    """Results of a model's own code.
+
+    Attributes:
+        prompts: of the check.
+        by: library, version, attention and dtype that computed it.
+        ids: [P, M] int64, whose logits are compared.
+        logits: float32 [P, M], centred.
+        log_sum: float32 [P], logarithm of the sum of exponentials of all logits, centred likewise.
+        noise: float32 [P], distance of the `free` variant.
+        layers: of decoder layers; empty if they are not known.
+        modules: rows of the inputs [R, in] and outputs [R, out] of linears and norms, by path.
+    """
+
+    prompts: tuple[CheckPrompt, ...]
+    by: str
+    ids: Tensor
+    logits: Tensor
+    log_sum: Tensor
+    noise: Tensor
+    layers: Layers = field(default_factory=Layers)
+    modules: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, model: Any, directory: Path, max_model_len: int, *, axes: int, rows: bool
+    ) -> "Reference":
+        """Run the model's own code.
+
+        Args:
+            model: causal language model as transformers made it, on its device.
+            directory: its files.
+            max_model_len: positions that it is served with.
+            axes: numbers of a position.
+            rows: it takes embedding vectors.
+        """
+        vocab_size: int = model.config.get_text_config().vocab_size
+        prompts = check_prompts(directory, vocab_size, max_model_len, rows=rows)
+        capture = _Capture(model, len(prompts))
+        with torch.inference_mode(), _as_published(model) as attention:
+            with capture.hooked():
+                hidden = _hidden(model, prompts, axes).view(_VARIANTS, -1, model_width(model))
+            first, free = (_head(model, part) for part in hidden[:2])
+            common = sampled_ids(vocab_size).to(first.device).expand(len(first), -1)
+            ids = torch.cat([common, first.topk(min(TOP, vocab_size)).indices], -1)
+            chosen = first.gather(1, ids)
+            logits = centred(chosen)
+            log_sum = first.logsumexp(-1) - chosen.mean(-1)
+            noise = relative(centred(free.gather(1, ids)), logits, logits)
+            capture.keep_head(hidden[0])
+        dtype = str(model.dtype).removeprefix("torch.")
+        by = f"transformers {transformers.__version__} {attention} {dtype}"
+        return cls(prompts, by, ids, logits, log_sum, noise, capture.layers, capture.modules)
+
+
+def model_width(model: Any) -> int:
+    """Return the elements of a hidden state."""
+    width: int = model.config.get_text_config().hidden_size
+    return width
+
+
+def _head(model: Any, hidden: Tensor) -> Tensor:
+    """Compute float32 logits [P, vocabulary] of hidden states [P, C]."""
+    logits: Tensor = head_of(model)(inputs_embeds=hidden[None]).logits[0]
+    return logits.float()
+
+
+def _hidden(model: Any, prompts: Sequence[CheckPrompt], axes: int) -> Tensor:
+    """Compute the last hidden states of all variants [V * K, T, C]."""
+    body, device = model.base_model, model.device
+    size = _VARIANTS * len(prompts)
+    given: dict[str, Tensor] = {}
+    if any(prompt.others for prompt in prompts):
+        table = body.get_input_embeddings()
+        embeds = torch.stack([prompt.embedded(table, device) for prompt in prompts])
+        given["inputs_embeds"] = embeds.repeat(_VARIANTS, 1, 1)
+    else:
+        ids = torch.tensor([prompt.ids for prompt in prompts], device=device)
+        given["input_ids"] = ids.repeat(_VARIANTS, 1)
+    places = torch.tensor([prompt.positions for prompt in prompts], device=device)
+    places = places.repeat(_VARIANTS, 1)
+    found: Tensor = body(
+        **given,
+        position_ids=places if axes == 1 else places.expand(axes, size, COUNT),
+        # Without it, a jump of positions would begin a packed sequence.
+        attention_mask=torch.ones(size, COUNT, dtype=torch.int64, device=device),
+        use_cache=False,
+    ).last_hidden_state
+    return found
+
+
+@contextmanager
+def _as_published(model: Any) -> Iterator[str]:
+    """Give a model attention of transformers, and windows smaller than the prompts.
+
+    Yields the name of the attention.
+    """
+    config = model.config.get_text_config()
+    # SDPA knows neither soft caps nor sinks. Elsewhere it rounds less than eager attention.
+    eager = (
+        getattr(config, "attn_logit_softcapping", None) is not None
+        or not getattr(model, "_supports_sdpa", True)
+        or any(hasattr(module, "sinks") for module in model.modules())
+    )
+    name = "eager" if eager else "sdpa"
+    configs = {id(each): each for each in (config, *_configs(model))}.values()
+    before = [each._attn_implementation for each in configs]
+    window = getattr(config, "sliding_window", None)
+    try:
+        for each in configs:
+            each._attn_implementation = name
+        if window is not None:
+            config.sliding_window = min(window, WINDOW)
+        with _dequantised(model):
+            yield name
+    finally:
+        for each, implementation in zip(configs, before, strict=True):
+            each._attn_implementation = implementation
+        if window is not None:
+            config.sliding_window = window
+
+
+def _configs(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            yield config
+
+
+@contextmanager
+def _dequantised(model: nn.Module) -> Iterator[None]:
+    """Let linears whose weights are kept quantised compute with what these stand for."""
+    changed = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and isinstance(module.weight, KeptWeight)
+    ]
+    for module in changed:
+        setattr(module, "forward", _Dequantised(module))  # noqa: B010
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+class _Dequantised:
+    """The product of a linear with its dequantised weight, which is dropped at once."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight: Any = self._linear.weight
+        return F.linear(x, weight.quantised.dense().to(x.dtype), self._linear.bias)
+
+
+class _Capture:
+    """Hooks that change variants of a pass, and keep what modules and layers are given."""
+
+    def __init__(self, model: Any, prompts: int) -> None:
+        self._model = model
+        self._positions = prompts * COUNT
+        self._sequences = prompts * _VARIANTS
+        self._generator = torch.Generator().manual_seed(3)
+        self._last: tuple[Tensor, Tensor] | None = None
+        self.layers = Layers()
+        self.modules: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Install the hooks within this context."""
+        with ExitStack() as undo:
+            for path, module in self._model.named_modules():
+                if isinstance(module, nn.Linear) or type(module).__name__.endswith("Norm"):
+                    undo.callback(module.register_forward_hook(self._module(path)).remove)
+            for layer in getattr(self._model.base_model, "layers", ()):
+                before = layer.register_forward_pre_hook(self._before, with_kwargs=True)
+                undo.callback(before.remove)
+                undo.callback(layer.register_forward_hook(self._after).remove)
+            yield
+        self._last = None
+
+    def keep_head(self, hidden: Tensor) -> None:
+        """Keep rows of the head's product, given states [P, C]."""
+        head = self._model.get_output_embeddings()
+        for path, module in self._model.named_modules():
+            if module is head:
+                given = hidden[::_EVERY].clone()
+                self.modules[path] = given, module(given)
+
+    def _module(self, path: str) -> Any:
+        def hook(module: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> Tensor | None:
+            own = self._variants(found.contiguous())
+            if own is None:
+                return None
+            self._keep(path, given[0], own)
+            # One random change of each channel, and one sign of each row.
+            size = own.shape[-1]
+            changes = torch.rand(_VARIANTS - 1, 1, 1, size, generator=self._generator)
+            changes = (2 * changes - 1) * _JITTER[own.dtype]
+            signs = torch.randint(
+                2, (_VARIANTS - 1, *own.shape[1:-1], 1), generator=self._generator
+            )
+            factors = 1 + changes.to(own.device) * (2 * signs - 1).to(own.device)
+            own[1:].copy_(own[1:] * factors)
+            return own.view_as(found)
+
+        return hook
+
+    def _variants(self, tensor: Tensor) -> Tensor | None:
+        """Return [V, P, ..., N]; None where rows are not positions, as in some experts."""
+        sequences = len(tensor) == self._sequences and tensor.shape[1] == COUNT
+        if not sequences and len(tensor) != _VARIANTS * self._positions:
+            return None
+        return tensor.reshape(_VARIANTS, self._positions, -1, tensor.shape[-1])
+
+    def _keep(self, path: str, given: Tensor, found: Tensor) -> None:
+        """Keep rows of a module; those of an input that several have, once."""
+        if self._last is not None and self._last[0] is given:
+            rows = self._last[1]
+        else:
+            own = self._variants(given)
+            if own is None or own.shape[:-1] != found.shape[:-1]:
+                return
+            rows = _rows(own)
+            self._last = given, rows
+        self.modules[path] = rows, _rows(found)
+
+    def _before(
+        self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden: Tensor = given[0] if given else named["hidden_states"]
+        variants = hidden.view(_VARIANTS, self._positions, -1)
+        self.layers.inputs.append(variants[0].clone())
+        own = torch.cat([variants[:-1], variants[:1]]).view_as(hidden)
+        if given:
+            return (own, *given[1:]), named
+        return given, {**named, "hidden_states": own}
+
+    def _after(self, layer: nn.Module, given: Any, found: Any) -> None:
+        hidden: Tensor = found[0] if isinstance(found, tuple) else found
+        variants = hidden.view(_VARIANTS, self._positions, -1)
+        added = variants[0].float() - self.layers.inputs[-1].float()
+        self.layers.outputs.append(variants[0].clone())
+        self.layers.noise.append(relative(variants[-1], variants[0], added))
+
+
+def _rows(variants: Tensor) -> Tensor:
+    """Return rows [R, N] of the first variant of [V, P, ..., N]."""
+    return variants[0, ::_EVERY].flatten(0, 1)[:_MOST_ROWS].clone()
