@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 from inlay.cli.model_directory import check_model
@@ -174,33 +172,6 @@ def test_an_adapter_in_the_place_of_a_model_is_answered_with_the_command(tmp_pat
     )
     said = check(directory)
     assert f"inlay serve owner/base --enable-lora --lora-modules sql={directory}" in said
-
-
-def test_gguf_is_answered_with_what_to_do(tmp_path: Path) -> None:
-    file = tmp_path / "model.Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    for given in (file, tmp_path):
-        said = check(given)
-        assert said.startswith(f"{file} is GGUF; inlay reads safetensors")
-        assert "gguf_file=" in said
-
-
-@pytest.mark.slow
-def test_pickled_weights_are_answered_with_a_command_that_converts_them(tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(tiny("llama"), tmp_path / "a model"))
-    tensors = {
-        name: torch.from_numpy(array)
-        for name, array in load_file(directory / "model.safetensors").items()
-    }
-    torch.save(tensors, directory / "pytorch_model.bin")
-    (directory / "model.safetensors").unlink()
-    said = check(directory)
-    assert "pytorch_model.bin, which is pickled" in said
-    command = said[said.index("python -c") :].replace("python", shlex.quote(sys.executable), 1)
-    subprocess.run(command, shell=True, check=True, capture_output=True)
-    check_model(EngineSettings(model=str(directory), device="cpu"))
-    converted = load_file(directory / "model.safetensors")
-    assert all(np.array_equal(converted[name], tensor.numpy()) for name, tensor in tensors.items())
 
 
 def test_a_file_of_weights_in_the_place_of_a_directory_is_named() -> None:

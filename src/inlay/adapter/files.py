@@ -140,8 +140,8 @@ def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
         pickled = next((name for name in _PICKLED if (directory / name).exists()), None)
         if pickled is not None:
             raise InvalidRequestError(
-                f"the adapter's weights are in {pickled}, which is pickled and may run code; save "
-                "it with safe_serialization=True"
+                f"the adapter's weights are in {pickled}, which is pickled and may run code; inlay "
+                "convert DIRECTORY makes safetensors of it"
             )
     _check_size(config_size + _size(directory, WEIGHTS), max_bytes)
     tensors = _tensors(directory / WEIGHTS)

@@ -7,6 +7,7 @@ from inlay.cli.settings import (
     BenchWriteSettings,
     ChatSettings,
     CompletionSettings,
+    ConvertModelSettings,
     ConvertSettings,
     DemoSettings,
     DoctorSettings,
@@ -80,6 +81,16 @@ COMMANDS = (
         details="Starts no engine. NATS is tried where --nats says where it is. Exit status 1 "
         "when something would keep a server from working.",
         settings=DoctorSettings,
+    ),
+    Command(
+        name="convert",
+        summary="Make safetensors of a model's weights: pytorch_model.bin, .pt, .pth, GGUF.",
+        details="Pickled files are read as data and never unpickled, tensor by tensor; every tensor "
+        "and every other file stays as it is, in all folders of the model. GGUF of a causal language "
+        "model is dequantised by transformers. Nothing is overwritten.",
+        settings=ConvertModelSettings,
+        module="convert_model",
+        positional=("source",),
     ),
     Command(
         name="chat",

@@ -11,8 +11,7 @@ from inlay.errors import InvalidRequestError
 from inlay.render.tokenizer import load_tokenizer
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import check_tensors, config_of
-
-_PICKLED = (".bin", ".pt", ".pth")
+from inlay.tensors.weight_files import convertible, find_weights
 
 
 def check_model(engine: EngineSettings) -> None:
@@ -60,39 +59,26 @@ def _other_format(directory: Path) -> str | None:
             f"inlay serve {_base_of(directory)} --enable-lora --lora-modules "
             f"{directory.name}={shlex.quote(str(directory))}"
         )
-    if (
-        any(directory.glob("*.safetensors"))
-        or (directory / "model.safetensors.index.json").is_file()
-    ):
+    if find_weights(directory) is not None:
         return None
-    gguf = sorted(directory.glob("*.gguf"))
-    if gguf:
-        return _of_gguf(gguf[0])
-    pickled = sorted(file.name for file in directory.glob("*model*") if file.suffix in _PICKLED)
-    if pickled and (directory / "config.json").is_file():
-        code = (
-            "import sys; from transformers import AutoModelForCausalLM as M; "
-            "M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])"
-        )
-        return (
-            f"{directory} has its weights in {pickled[0]}, which is pickled and may run code; "
-            "inlay reads safetensors. "
-            f'Convert it, if you trust it: python -c "{code}" {shlex.quote(str(directory))}'
-        )
-    return None
+    name = convertible(directory)
+    if name is None:
+        return None
+    if name.endswith(".gguf"):
+        return _of_gguf(directory / name)
+    if not (directory / "config.json").is_file():
+        return None
+    return (
+        f"{directory} has its weights in {name}, which is pickled; inlay reads safetensors. Make "
+        f"them, which runs none of its code: inlay convert {shlex.quote(str(directory))}"
+    )
 
 
 def _of_gguf(file: Path) -> str:
-    code = (
-        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        "[C.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3]) for C "
-        "in (M, T)]"
-    )
-    words = shlex.join([str(file.parent), file.name, f"./{file.stem}"])
+    source, made = (shlex.quote(str(path)) for path in (file, file.with_suffix("")))
     return (
         f"{file} is GGUF; inlay reads safetensors. Serve the model it was made from, or, with `pip "
-        "install gguf`, convert it: "
-        f'python -c "{code}" {words}'
+        f"install gguf`, convert it: inlay convert {source} && inlay serve {made}"
     )
 
 

@@ -358,6 +358,19 @@ class ConvertSettings(BaseModel, frozen=True, defer_build=True):
     """Say what was written as text, or as JSON on standard output; JSON needs --output."""
 
 
+class ConvertModelSettings(BaseModel, frozen=True, defer_build=True):
+    """`inlay convert`."""
+
+    source: Path
+    """Directory of a model, or a file of weights: by torch.save (.bin, .pt, .pth, .ckpt), or
+    .gguf."""
+    output: Path | None = None
+    """Directory to make; unless set, weights go beside those that are read, and the model of a GGUF
+    file into a directory of its name."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Data type of what was GGUF; auto is bfloat16. Other weights keep theirs."""
+
+
 class AuditSettings(BaseModel, frozen=True, defer_build=True):
     """`inlay embeds audit`."""
 

@@ -2,6 +2,7 @@
 
 import binascii
 import re
+import shlex
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -215,7 +216,8 @@ class SoftPrompt(EmbeddedPrompt):
         weights = root / "adapter_model.safetensors"
         if not weights.is_file():
             pickled = (root / "adapter_model.bin").is_file()
-            hint = "; adapter_model.bin is a pickle and is never read: save it again as safetensors"
+            command = f"inlay convert {shlex.quote(str(root))}"
+            hint = f"; adapter_model.bin is a pickle and is never read: {command}"
             raise InvalidRequestError(
                 f"{root}: has no adapter_model.safetensors{hint if pickled else ''}"
             )

@@ -4,8 +4,8 @@ A short list of opcodes and names, and values that do nothing.
 
 Nothing is imported, looked up or called. A name on the list becomes a `Name`, what the pickle would
 call becomes a record of what it would have been called with (`StoredTensor`), and everything else
-is refused. Time and memory are bounded by `MAX_PICKLE_BYTES`: each opcode costs a constant, and no
-value is ever walked.
+is refused. Time and memory are bounded by the limits of a `Form`: each opcode costs a constant, and
+no value is ever walked.
 
 Opcodes: `pickletools` in Python's standard library, protocols 2 to 5.
 """
@@ -17,10 +17,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from inlay.tensors.tensor import quoted, refused
-
-MAX_PICKLE_BYTES = 8192
-MAX_STACK = 512
-MAX_MEMO = 4096
 
 Value: TypeAlias = Any
 """None, bool, int, float, str, tuple, list, dict, or one of the records below."""
@@ -81,6 +77,14 @@ STORAGE_DTYPES: dict[str, str] = {
 INTEGER_STORAGES: dict[str, str] = {"LongStorage": "int64", "IntStorage": "int32"}
 """The same of integers, which only `inlay.tensors.integers` takes."""
 
+_OTHER_STORAGES = {
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+}
+"""The same of what only a model's weights may be."""
+
 _UNTYPED_STORAGE = Name("torch.storage", "UntypedStorage")
 _TENSOR_DTYPES = {
     Name("torch", dtype): dtype
@@ -97,9 +101,6 @@ _TENSOR_TYPES = {
     Name("torch.nn.parameter", "Parameter"),
     Name("torch.nn.parameter", "Buffer"),
 }
-_STORAGE_TYPES = {
-    Name("torch", name): dtype for name, dtype in (STORAGE_DTYPES | INTEGER_STORAGES).items()
-}
 _NAMES = {
     _UNTYPED_STORAGE,
     _ORDERED_DICT,
@@ -108,10 +109,61 @@ _NAMES = {
     _PARAMETER,
     _PARAMETER_WITH_STATE,
     _FROM_TYPE,
-    *_TENSOR_DTYPES,
     *_TENSOR_TYPES,
-    *_STORAGE_TYPES,
 }
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of pickle, and its limits.
+
+    Attributes:
+        what: it is the pickle of.
+        storages: dtype of each class of storages that it may name.
+        dtypes: name of each dtype of tensors.
+        max_bytes: of the pickle.
+        max_steps: opcodes; each makes at most one value.
+        max_stack: values beside each other.
+        max_memo: values that are remembered.
+        has_state: a dict may have a state of its own, which is left out (`_metadata` of modules).
+    """
+
+    what: str
+    storages: dict[Name, str]
+    dtypes: dict[Name, str]
+    max_bytes: int
+    max_steps: int
+    max_stack: int
+    max_memo: int
+    has_state: bool = False
+
+
+ONE_TENSOR = Form(
+    what="a plain tensor",
+    storages={
+        Name("torch", name): dtype for name, dtype in (STORAGE_DTYPES | INTEGER_STORAGES).items()
+    },
+    dtypes=_TENSOR_DTYPES,
+    max_bytes=8192,
+    max_steps=8192,
+    max_stack=512,
+    max_memo=4096,
+)
+STATE_DICT = Form(
+    what="a state dict",
+    storages=ONE_TENSOR.storages
+    | {Name("torch", name): dtype for name, dtype in _OTHER_STORAGES.items()},
+    dtypes=_TENSOR_DTYPES
+    | {
+        Name("torch", dtype): dtype
+        for dtype in (*INTEGER_STORAGES.values(), *_OTHER_STORAGES.values())
+    }
+    | {Name("torch", dtype): dtype for dtype in ("uint16", "uint32", "uint64")},
+    max_bytes=32 << 20,
+    max_steps=4_000_000,
+    max_stack=8192,
+    max_memo=2_000_000,
+    has_state=True,
+)
 
 _KINDS = {
     "_rebuild_sparse_tensor": "a sparse tensor; call .to_dense() before saving",
@@ -129,26 +181,27 @@ _KINDS = {
 _MARK = object()
 
 
-def load(data: bytes) -> Value:
+def load(data: bytes, form: Form = ONE_TENSOR) -> Value:
     """The value that pickle `data` describes: a `StoredTensor` for a tensor or parameter.
 
     Raises:
-        EmbeddingsError: anything that the pickle of a plain tensor, or of a list or dict of plain
-            tensors, does not hold.
+        EmbeddingsError: anything that a pickle of this form, or of a list or dict of plain tensors,
+            does not hold.
     """
-    if len(data) > MAX_PICKLE_BYTES:
+    if len(data) > form.max_bytes:
         raise refused(
-            f"a pickle of {len(data)} bytes, which is more than one tensor; allowed: at most "
-            f"{MAX_PICKLE_BYTES} bytes"
+            f"a pickle of {len(data)} bytes, which is more than {form.what}; allowed: at most "
+            f"{form.max_bytes} bytes"
         )
-    return _Machine(data).run()
+    return _Machine(data, form).run()
 
 
 class _Machine:
     """A pickle machine that only moves values about."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, form: Form) -> None:
         self._data = data
+        self._form = form
         self._at = 0
         self._stack: list[Value] = []
         self._memo: dict[int, Value] = {}
@@ -156,7 +209,8 @@ class _Machine:
     def run(self) -> Value:
         if self._take(1) != b"\x80" or not 2 <= self._take(1)[0] <= 5:
             raise _malformed("it does not begin with a protocol of 2 to 5")
-        while True:
+        form = self._form
+        for _ in range(form.max_steps):
             code = self._take(1)[0]
             if code == _STOP:
                 value = self._pop()
@@ -164,16 +218,18 @@ class _Machine:
                     raise _malformed("something is left after its end")
                 return value
             step = _STEPS.get(code)
-            if step is None:
+            if step is None or (code == _BUILD and not form.has_state):
                 raise refused(
-                    f"a pickle with opcode {code:#04x}, which the pickle of a plain tensor does "
+                    f"a pickle with opcode {code:#04x}, which the pickle of {form.what} does "
                     "not hold"
                 )
             step(self)
-            if len(self._stack) > MAX_STACK or len(self._memo) > MAX_MEMO:
+            if len(self._stack) > form.max_stack or len(self._memo) > form.max_memo:
                 raise _malformed(
-                    f"it is nested deeper than {MAX_STACK} or remembers more than {MAX_MEMO} values"
+                    f"it is nested deeper than {form.max_stack} or remembers more than "
+                    f"{form.max_memo} values"
                 )
+        raise _malformed(f"it has over {form.max_steps} opcodes")
 
     def _take(self, count: int) -> bytes:
         taken = self._data[self._at : self._at + count]
@@ -280,30 +336,35 @@ class _Machine:
             raise _malformed("it recalls a value that it never remembered")
         self.push(self._memo[at])
 
+    def build(self) -> None:
+        state, target = self._pop(), self._top()
+        if type(state) is not dict or type(target) is not dict:
+            raise _malformed("it gives a state to something that is not a dict")
+
     def name(self) -> None:
         module = self._line()
-        self.push(_name(module, self._line()))
+        self.push(_name(module, self._line(), self._form))
 
     def stack_name(self) -> None:
         attribute, module = self._pop(), self._pop()
         if type(module) is not str or type(attribute) is not str:
             raise _malformed("it names something by what is not text")
-        self.push(_name(module, attribute))
+        self.push(_name(module, attribute, self._form))
 
     def persistent(self) -> None:
-        self.push(_storage(self._pop()))
+        self.push(_storage(self._pop(), self._form))
 
     def reduce(self) -> None:
         arguments, called = self._pop(), self._pop()
         if type(called) is not Name or type(arguments) is not tuple:
             raise _malformed("it calls something that is not a name")
-        self.push(_call(called, arguments))
+        self.push(_call(called, arguments, self._form))
 
 
 _BYTE, _SHORT, _INT, _UINT, _DOUBLE = (
     struct.Struct(form) for form in ("<B", "<H", "<i", "<I", ">d")
 )
-_STOP = ord(b".")
+_STOP, _BUILD = ord(b"."), ord(b"b")
 _STEPS: dict[int, Callable[[_Machine], None]] = {
     ord(b"("): _Machine.mark,
     ord(b")"): lambda machine: machine.push(()),
@@ -332,6 +393,7 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
     0x94: _Machine.memoize,
     ord(b"h"): lambda machine: machine.get(_BYTE),
     ord(b"j"): lambda machine: machine.get(_UINT),
+    _BUILD: _Machine.build,
     ord(b"c"): _Machine.name,
     0x93: _Machine.stack_name,
     ord(b"Q"): _Machine.persistent,
@@ -347,33 +409,31 @@ def _text(raw: bytes) -> str:
         raise _malformed("a string in it is not UTF-8") from error
 
 
-def _name(module: str, attribute: str) -> Name:
+def _name(module: str, attribute: str, form: Form) -> Name:
     name = Name(module, attribute)
-    if name in _NAMES:
+    if name in _NAMES or name in form.storages or name in form.dtypes:
         return name
     if attribute in _KINDS and module.startswith("torch."):
         raise refused(_KINDS[attribute])
     if module == "torch" and attribute.endswith("Storage"):
-        raise wrong_dtype(attribute.removesuffix("Storage").lower())
+        raise wrong_dtype(attribute.removesuffix("Storage").lower(), form)
     if module == "torch" and attribute.startswith(
         ("float", "int", "uint", "bool", "complex", "bits", "quint", "qint")
     ):
-        raise wrong_dtype(attribute)
+        raise wrong_dtype(attribute, form)
     if module.startswith("torch.nested."):
         raise refused(_KINDS["_rebuild_njt"])
     raise refused(
-        f"a pickle that names {quoted(str(name))}, which the pickle of a plain tensor does not"
+        f"a pickle that names {quoted(str(name))}, which the pickle of {form.what} does not"
     )
 
 
-def wrong_dtype(name: str) -> Exception:
-    """The error for a tensor of a dtype that rows cannot have."""
-    return refused(
-        f"a tensor of dtype {quoted(name)}; allowed: {', '.join(_TENSOR_DTYPES.values())}"
-    )
+def wrong_dtype(name: str, form: Form = ONE_TENSOR) -> Exception:
+    """The error for a tensor of a dtype that those of `form` cannot have."""
+    return refused(f"a tensor of dtype {quoted(name)}; allowed: {', '.join(form.dtypes.values())}")
 
 
-def _storage(identity: Value) -> Storage:
+def _storage(identity: Value, form: Form) -> Storage:
     """The storage that `torch.save` names by ("storage", class, key, device, length)."""
     if type(identity) is tuple and len(identity) == 5:
         tag, kind, key, device, length = identity
@@ -383,13 +443,13 @@ def _storage(identity: Value) -> Storage:
             and type(key) is str
             and type(device) is str
             and _is_count(length)
-            and (kind == _UNTYPED_STORAGE or kind in _STORAGE_TYPES)
+            and (kind == _UNTYPED_STORAGE or kind in form.storages)
         ):
-            return Storage(_STORAGE_TYPES.get(kind), key, length)
+            return Storage(form.storages.get(kind), key, length)
     raise _malformed("it refers to something other than a storage")
 
 
-def _call(called: Name, arguments: tuple[Value, ...]) -> Value:
+def _call(called: Name, arguments: tuple[Value, ...], form: Form) -> Value:
     """The result of calling `called`, as an inert record."""
     if called == _ORDERED_DICT and not arguments:
         return {}
@@ -399,7 +459,7 @@ def _call(called: Name, arguments: tuple[Value, ...]) -> Value:
         return _tensor(storage, dtype, offset, shape, strides, metadata)
     if called == _TENSOR_V3 and len(arguments) in (7, 8):
         storage, offset, shape, strides, _, _, dtype, *metadata = arguments
-        named = _TENSOR_DTYPES.get(dtype) if type(dtype) is Name else None
+        named = form.dtypes.get(dtype) if type(dtype) is Name else None
         return _tensor(storage, named, offset, shape, strides, metadata)
     if called == _PARAMETER and len(arguments) == 3:
         return _already_tensor(arguments[0])
@@ -414,7 +474,7 @@ def _call(called: Name, arguments: tuple[Value, ...]) -> Value:
             and kind in _TENSOR_TYPES
             and type(inner_arguments) is tuple
         ):
-            return _already_tensor(_call(inner, inner_arguments))
+            return _already_tensor(_call(inner, inner_arguments, form))
     raise _malformed(f"it calls {called} with arguments that torch.save does not write")
 
 

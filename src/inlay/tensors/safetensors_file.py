@@ -24,6 +24,11 @@ _DTYPES = {
     "F8_E5M2": "float8_e5m2",
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES = _NAMES | {
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "bool": "BOOL",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+}  # fmt: skip
+"""Name in safetensors of each dtype that a model's weights may have."""
 
 
 def read_safetensors(container: memoryview) -> Tensor:
@@ -156,12 +161,21 @@ def write_safetensors(
         "shape": shape,
         "data_offsets": (0, len(data)),
     }
+    # Even one element makes a file of the least size that servers accept.
+    return encode_header(header, MIN_BYTES - 8 - len(data)) + data
+
+
+def encode_header(header: dict[str, Any], width: int = 0) -> bytes:
+    """The bytes before a file's data, which begins on eight bytes.
+
+    Args:
+        header: metadata and descriptions of the tensors.
+        width: bytes of the header at least.
+    """
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Data begins on eight bytes, and even one element makes a file of the least size that servers
-    # accept.
-    width = max(len(text), MIN_BYTES - 8 - len(data))
+    width = max(len(text), width)
     text = text.ljust(width + -width % 8)
-    return b"".join((len(text).to_bytes(8, "little"), text, data))
+    return len(text).to_bytes(8, "little") + text
 
 
 def _malformed(why: str) -> EmbeddingsError:

@@ -34,6 +34,11 @@ INTEGER_DTYPES: dict[str, np.dtype[Any]] = {"int32": np.dtype("<i4"), "int64": n
 
 _SIZES = DTYPE_SIZES | {name: dtype.itemsize for name, dtype in INTEGER_DTYPES.items()}
 
+ELEMENT_SIZES = _SIZES | {
+    "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+}  # fmt: skip
+"""Bytes of an element of each dtype that a model's weights may have, by torch's names."""
+
 MIN_BYTES = 100
 """Decoded bytes under which no container can hold a tensor."""
 
@@ -105,17 +110,23 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+_NOT_A_TENSOR = (
+    "prompt_embeds must be a torch.Tensor: one dense floating-point tensor, written by torch.save, "
+    "safetensors or numpy.save; got "
+)
+
+
 def refused(what: str) -> EmbeddingsError:
     """The error for bytes that are not one dense float tensor.
 
     `what` names what they are instead.
     """
-    return EmbeddingsError(
-        "prompt_embeds must be a torch.Tensor: one dense floating-point tensor, written by "
-        "torch.save, safetensors or "
-        f"numpy.save; got {what}",
-        reason="format",
-    )
+    return EmbeddingsError(_NOT_A_TENSOR + what, reason="format")
+
+
+def what_came(error: EmbeddingsError) -> str:
+    """Return what such an error says the bytes are instead."""
+    return error.message.removeprefix(_NOT_A_TENSOR)
 
 
 def quoted(text: str) -> str:
@@ -133,9 +144,6 @@ def dense(
 ) -> Buffer:
     """The elements of a strided view of `view`, in C order.
 
-    A contiguous view is not copied. Of any other, only its own elements are: as these may not
-    overlap, the copy is never larger than `view`.
-
     Args:
         view: the storage, bytes.
         dtype: one of `DTYPE_SIZES` or `INTEGER_DTYPES`.
@@ -147,13 +155,23 @@ def dense(
         EmbeddingsError: empty, out of bounds, overlapping, or with more dimensions than any prompt
             has.
     """
-    size = _SIZES[dtype]
+    strides = c_strides(shape) if strides is None else strides
+    check_view(shape, strides, offset, _SIZES[dtype], len(view))
+    return elements(view, shape, strides, offset, _SIZES[dtype])
+
+
+def check_view(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, size: int, length: int
+) -> None:
+    """Check a view of elements of `size` bytes in a storage of `length` bytes.
+
+    Raises:
+        EmbeddingsError: as `dense`.
+    """
     if len(shape) > MAX_DIMENSIONS:
         raise refused(f"a tensor of {len(shape)} dimensions; allowed: at most {MAX_DIMENSIONS}")
     if any(n <= 0 for n in shape):
         raise refused(f"an empty tensor of shape {shape}; at least one element is needed")
-    if strides is None:
-        strides = c_strides(shape)
     if len(strides) != len(shape):
         raise refused(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
     if offset < 0 or any(stride < 0 for stride in strides):
@@ -175,12 +193,22 @@ def dense(
             )
         reach += stride * (n - 1)
     end = (offset + reach + 1) * size
-    if end > len(view):
+    if end > length:
         raise refused(
             f"a tensor of shape {shape}, strides {strides} and offset {offset}, which ends at byte "
             f"{end} of a storage "
-            f"of {len(view)} bytes"
+            f"of {length} bytes"
         )
+
+
+def elements(
+    view: memoryview, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, size: int
+) -> Buffer:
+    """The elements, of `size` bytes, of a view that `check_view` has passed, in C order.
+
+    A contiguous view is not copied. Of any other, only its own elements are: as these may not
+    overlap, the copy is never larger than `view`.
+    """
     if all(a == b for a, b, n in zip(strides, c_strides(shape), shape, strict=True) if n > 1):
         return Buffer(view[offset * size : (offset + prod(shape)) * size])
     # A dimension of one element has no step: what the file says of it may be any number, also one

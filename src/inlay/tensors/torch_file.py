@@ -7,7 +7,7 @@ from inlay.prompt import DTYPE_SIZES
 from inlay.tensors import pickled
 from inlay.tensors.archive import records
 from inlay.tensors.tensor import (
-    INTEGER_DTYPES,
+    ELEMENT_SIZES,
     MAX_TABLE_ID_LENGTH,
     Tensor,
     c_strides,
@@ -16,7 +16,8 @@ from inlay.tensors.tensor import (
     refused,
 )
 
-_PICKLE = "data.pkl"
+PICKLE = "data.pkl"
+"""Record of the pickle, in the folder of an archive."""
 _TABLE_ID = ".inlay/embedding_table_id"
 """Our own record: `torch.load` reads only the records it knows, so it does not see it."""
 
@@ -47,40 +48,48 @@ def stored(
         EmbeddingsError: not the zip form of one dense tensor.
     """
     contents = records(container)
-    prefix = _prefix(contents)
-    _check_byteorder(contents.get(prefix + "byteorder"))
-    value = pickled.load(bytes(contents[prefix + _PICKLE]))
+    prefix = folder(contents)
+    value = pickled.load(bytes(contents[prefix + PICKLE]))
     if type(value) is not pickled.StoredTensor:
         raise refused(_kind(value))
-    storage = value.storage
+    return contents, prefix, value, storage_of(contents, prefix, value.storage)
+
+
+def storage_of(
+    contents: dict[str, memoryview], prefix: str, storage: pickled.Storage
+) -> memoryview:
+    """The bytes of a storage.
+
+    Raises:
+        EmbeddingsError: it is not there, or of another size.
+    """
     view = contents.get(f"{prefix}data/{storage.key}")
     if view is None:
         raise refused(f"a tensor whose storage {quoted(storage.key)} is not in the archive")
-    size = 1
-    if storage.dtype is not None:
-        size = (
-            INTEGER_DTYPES[storage.dtype].itemsize
-            if storage.dtype in INTEGER_DTYPES
-            else (DTYPE_SIZES[storage.dtype])
-        )
+    size = 1 if storage.dtype is None else ELEMENT_SIZES[storage.dtype]
     if len(view) != storage.length * size:
         raise refused(
             f"a tensor whose storage should be {storage.length * size} bytes and is {len(view)}"
         )
-    return contents, prefix, value, view
+    return view
 
 
-def _prefix(contents: dict[str, memoryview]) -> str:
-    """The folder all records lie in: the archive's name when it was saved."""
-    pickles = [name for name in contents if name.endswith("/" + _PICKLE)]
+def folder(contents: dict[str, memoryview]) -> str:
+    """The folder all records lie in: the archive's name when it was saved.
+
+    Raises:
+        EmbeddingsError: no archive of `torch.save`, or one of another byte order.
+    """
+    pickles = [name for name in contents if name.endswith("/" + PICKLE)]
     if len(pickles) != 1:
         raise refused(
-            f"a zip archive with {len(pickles)} records {_PICKLE!r} where torch.save writes one "
+            f"a zip archive with {len(pickles)} records {PICKLE!r} where torch.save writes one "
             "(an .npz file? send .npy)"
         )
-    prefix = pickles[0].removesuffix(_PICKLE)
+    prefix = pickles[0].removesuffix(PICKLE)
     if prefix + "constants.pkl" in contents:
         raise refused("a TorchScript archive")
+    _check_byteorder(contents.get(prefix + "byteorder"))
     return prefix
 
 
@@ -131,7 +140,7 @@ def write_torch(
             record.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
             archive.writestr(record, content)
 
-        add(_PICKLE, _pickle(dtype, shape, len(data)))
+        add(PICKLE, _pickle(dtype, shape, len(data)))
         add("byteorder", b"little")
         add("data/0", data)
         add("version", b"3\n")

@@ -10,7 +10,8 @@ and a file that lies alone, whatever its name.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,11 +21,24 @@ WHOLE = "model.safetensors"
 """Name of the file of a model whose weights are in one."""
 _PIPELINE = "diffusion_pytorch_model.safetensors"
 _INDEX = ".index.json"
-_PART = re.compile(r"(.+)-(\d{1,6})-of-(\d{1,6})\.safetensors")
-_ADAPTER = "adapter_model"
-_CONVERTED = (".bin", ".pt", ".pth", ".ckpt", ".gguf")
-"""Endings of weights that `inlay convert` reads."""
-_OTHERS = (*_CONVERTED, ".h5", ".msgpack", ".onnx")
+_PART = re.compile(r"(.+)-(\d{1,6})-of-(\d{1,6})\.[a-z]+")
+_NO_WEIGHTS = ("adapter_model",)
+"""Beginnings of the names of other files in safetensors."""
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+"""Endings of files that `torch.save` has written."""
+_PICKLED_ORDER = (
+    "pytorch_model.bin",
+    f"pytorch_model.bin{_INDEX}",
+    "adapter_model.bin",
+    f"diffusion_pytorch_model.bin{_INDEX}",
+    "diffusion_pytorch_model.bin",
+)
+_NO_PICKLED = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "spk_dict")
+"""Beginnings of the names of what trainers and others keep in such files."""
+
+OTHERS = (*PICKLED, ".gguf", ".h5", ".msgpack", ".onnx")
+"""Endings of weights in other formats than safetensors."""
 
 _MAX_INDEX = 64 << 20
 """Bytes of an index: that of 160 files with 90,000 tensors has 9 MB."""
@@ -75,8 +89,10 @@ def weight_files(directory: Path) -> WeightFiles:
     """
     found = find_weights(directory)
     if found is None:
-        others = sorted(file.name for file in directory.glob("*") if file.suffix in _OTHERS)
+        others = sorted(file.name for file in directory.glob("*") if file.suffix in OTHERS)
         has = f"; it has {_some(others)}" if others else ""
+        if convertible(directory):
+            has += f": inlay convert {shlex.quote(str(directory))}"
         raise InvalidRequestError(
             f"{directory} has no weights: no *.safetensors file, and no other format is read{has}"
         )
@@ -89,46 +105,57 @@ def find_weights(directory: Path) -> WeightFiles | None:
     Raises `InvalidRequestError` as `weight_files`.
     """
     named = _named_by_config(directory)
-    for name in [named] if named else _in_order(directory):
-        if (directory / name).is_file():
-            if not name.endswith(_INDEX):
-                return WeightFiles(directory, (name,))
-            index, plain = _read_index(directory / name)
-            return WeightFiles(directory, tuple(sorted({*index.values()})), index, plain)
-    if named:
+    if named and not (directory / named).is_file():
         raise InvalidRequestError(
             f"{directory / 'config.json'} says transformers_weights = {named!r}, and there is no "
             "such file"
         )
+    order = (WHOLE, WHOLE + _INDEX, _PIPELINE + _INDEX, _PIPELINE)
+    return _find(directory, (named,) if named else order, (".safetensors",), _NO_WEIGHTS)
+
+
+def find_pickled(directory: Path) -> WeightFiles | None:
+    """Return those that `torch.save` has written, by the same rule; None where there are none.
+
+    Raises `InvalidRequestError` as `weight_files`.
+    """
+    return _find(directory, _PICKLED_ORDER, PICKLED, _NO_PICKLED)
+
+
+def _find(
+    directory: Path, order: Sequence[str], endings: tuple[str, ...], others: tuple[str, ...]
+) -> WeightFiles | None:
+    """Return the first of the names in `order` that is there, else parts, else what lies alone."""
+    for name in order:
+        if (directory / name).is_file():
+            if not name.endswith(_INDEX):
+                return WeightFiles(directory, (name,))
+            index, plain = _read_index(directory / name, endings)
+            return WeightFiles(directory, tuple(sorted({*index.values()})), index, plain)
     files = sorted(
         file.name
-        for file in directory.glob("*.safetensors")
-        if file.is_file() and not file.name.startswith(_ADAPTER)
+        for file in directory.glob("*")
+        if file.suffix in endings and file.is_file() and not file.name.startswith(others)
     )
     parts = _parts(directory, files)
     if parts or len(files) == 1:
         return WeightFiles(directory, tuple(parts or files), plain=False)
     if files:
         raise InvalidRequestError(
-            f"{directory} has {len(files)} safetensors files ({_some(files)}), and none is called "
-            f"{WHOLE}: it cannot be told which are the weights"
+            f"{directory} has {len(files)} files of weights ({_some(files)}), and none is called "
+            f"{order[0]}: it cannot be told which are the model's"
         )
     return None
 
 
-def convertible(directory: Path) -> Path | None:
-    """Return the first file of weights that `inlay convert` reads, pickled ones first."""
-    found = [
-        file
-        for ending in _CONVERTED
-        for file in sorted(directory.glob(f"*{ending}"))
-        if file.is_file() and (ending != ".bin" or "model" in file.name)
-    ]
-    return found[0] if found else None
-
-
-def _in_order(directory: Path) -> list[str]:
-    return [WHOLE, WHOLE + _INDEX, _PIPELINE + _INDEX, _PIPELINE]
+def convertible(directory: Path) -> str | None:
+    """Return the name of a file of weights that `inlay convert` reads, pickled ones first."""
+    try:
+        pickled = find_pickled(directory)
+    except InvalidRequestError:
+        return None
+    gguf = sorted(file.name for file in directory.glob("*.gguf") if file.is_file())
+    return next(iter([*(pickled.names if pickled else ()), *gguf]), None)
 
 
 def _named_by_config(directory: Path) -> str | None:
@@ -140,7 +167,7 @@ def _named_by_config(directory: Path) -> str | None:
     name = config.get("transformers_weights") if isinstance(config, dict) else None
     if name is None:
         return None
-    if not isinstance(name, str) or not _is_plain(name.removesuffix(_INDEX)):
+    if not isinstance(name, str) or not _is_plain(name.removesuffix(_INDEX), (".safetensors",)):
         raise InvalidRequestError(
             f"{directory / 'config.json'} says transformers_weights = {str(name)[:80]!r}; allowed: "
             "a safetensors file of this directory, or an index of such files"
@@ -148,26 +175,26 @@ def _named_by_config(directory: Path) -> str | None:
     return name
 
 
-def _is_plain(name: object) -> bool:
-    """True for the name of a safetensors file without folders."""
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+def _is_plain(name: object, endings: tuple[str, ...]) -> bool:
+    """True for the name of a file without folders."""
+    return isinstance(name, str) and name.endswith(endings) and Path(name).name == name
 
 
-def _read_index(path: Path) -> tuple[dict[str, str], bool]:
+def _read_index(path: Path, endings: tuple[str, ...]) -> tuple[dict[str, str], bool]:
     """Return the file of each tensor, and True if transformers reads this index."""
     try:
         if path.stat().st_size > _MAX_INDEX:
             raise InvalidRequestError(f"{path} is over {_MAX_INDEX} bytes: no index has so many")
         whole = json.loads(path.read_bytes())
         index = whole["weight_map"]
-        outside = sorted({str(file) for file in index.values() if not _is_plain(file)})
+        outside = sorted({str(file) for file in index.values() if not _is_plain(file, endings)})
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InvalidRequestError(f"{path} is not a safetensors index: {error!r}") from error
     if outside:
         raise InvalidRequestError(
-            f"{path} names files outside its directory, or no safetensors files: {_some(outside)}"
+            f"{path} names files outside its directory, or of another format: {_some(outside)}"
         )
     if not index:
         raise InvalidRequestError(f"{path} is not a safetensors index: it names no tensor")

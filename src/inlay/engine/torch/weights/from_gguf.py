@@ -1,0 +1,51 @@
+"""Safetensors of a GGUF file, by transformers, which dequantises it (through float32)."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from inlay.errors import InvalidRequestError
+
+
+def convert(file: Path, output: Path, dtype: str) -> None:
+    """Write the model and the tokenizer in `file` into the empty directory `output`.
+
+    Args:
+        file: of one part.
+        output: gets config.json, safetensors and tokenizer.
+        dtype: of the weights, by torch's name.
+
+    Raises:
+        InvalidRequestError: transformers cannot read it, or the package gguf is missing.
+    """
+    if find_spec("gguf") is None:
+        raise InvalidRequestError(
+            f"{file} is GGUF, which transformers reads with a package: pip install gguf"
+        )
+    transformers_logging.disable_progress_bar()
+    given = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=getattr(torch, dtype), output_loading_info=True, **given
+        )
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **given)
+    # Its loaders raise whatever a damaged file makes of them.
+    except Exception as error:
+        raise InvalidRequestError(
+            f"transformers cannot read {file}: {type(error).__name__}: {error}"
+        ) from error
+    if found["missing_keys"]:
+        raise InvalidRequestError(
+            f"{file} lacks weights of the model: {', '.join(sorted(found['missing_keys'])[:8])}"
+        )
+    # What is dequantised is saved as a plain model.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.to(getattr(torch, dtype)).save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    for made in output.iterdir():  # the library lets nobody else read weights
+        made.chmod(file.stat().st_mode & 0o666)

@@ -1,0 +1,310 @@
+"""`inlay convert`: what transformers, sentence-transformers and PEFT read of it is what was there."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from inlay.adapter.files import open_adapter
+from inlay.cli.model_directory import check_model
+from inlay.client import SoftPrompt
+from inlay.engine.settings import EngineSettings
+from inlay.errors import InvalidRequestError
+from inlay.tensors.weight_files import weight_files
+from tests import adapters
+from tests.embedding_models import tiny_embedding, tiny_scoring
+from tests.models import make, tiny
+from tests.serving import serving
+from tests.vision_models import vision
+
+END_SECONDS = 300
+
+
+def convert(*words: str | Path, status: int = 0) -> str:
+    """What `inlay convert` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "inlay.cli", "convert", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=END_SECONDS,
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def run_printed(said: str) -> None:
+    """Run the command that ends a message, as a shell does."""
+    command = said[said.index("inlay convert") :].partition(" && ")[0]
+    found = shlex.quote(sys.executable)
+    done = subprocess.run(
+        command.replace("inlay", f"{found} -m inlay.cli", 1), shell=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def refused(directory: Path) -> str:
+    with pytest.raises(InvalidRequestError) as error:
+        check_model(EngineSettings(model=str(directory), device="cpu"))
+    return error.value.message
+
+
+def pickled(model: Path, directory: Path) -> Path:
+    """A copy of a model with all its weights as `torch.save` writes them, in their folders."""
+    copied = Path(shutil.copytree(model, directory))
+    for file in [*copied.rglob("*.safetensors")]:
+        tensors = load_file(file)
+        name = (
+            file.name.replace("model", "pytorch_model")
+            if file.stem != "adapter_model"
+            else file.name
+        )
+        torch.save(tensors, file.with_name(name).with_suffix(".bin"))
+        file.unlink()
+    for index in copied.rglob("*.index.json"):
+        text = (
+            index.read_text().replace('"model-', '"pytorch_model-').replace(".safetensors", ".bin")
+        )
+        index.with_name("pytorch_model.bin.index.json").write_text(text)
+        index.unlink()
+    return copied
+
+
+def contents(directory: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in weight_files(directory).paths():
+        found |= load_file(file)
+    return found
+
+
+def same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+        for name, tensor in wanted.items()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_printed_command_makes_the_directory_one_that_is_served(
+    tmp_path: Path, dtype: str
+) -> None:
+    directory = pickled(tiny("llama", dtype), tmp_path / "a model")
+    before = {file.name: file.read_bytes() for file in directory.iterdir()}
+    said = refused(directory)
+    assert "pytorch_model.bin, which is pickled" in said
+    run_printed(said)
+    assert same(contents(directory), contents(tiny("llama", dtype)))
+    check_model(EngineSettings(model=str(directory), device="cpu"))
+    _, info = LlamaForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    after = {file.name: file.read_bytes() for file in directory.iterdir()}
+    assert after.keys() - before.keys() == {"model.safetensors"}
+    assert all(after[name] == data for name, data in before.items())
+    assert "in safetensors already" in convert(directory, status=1)
+
+
+@pytest.mark.parametrize("kind", ["reranker", "embedder", "vision", "parts"])
+def test_heads_towers_and_modules_are_kept_and_config_json_byte_for_byte(
+    tmp_path: Path, kind: str
+) -> None:
+    source = {
+        "reranker": lambda: tiny_scoring("bert"),
+        "embedder": lambda: tiny_embedding("gemma"),
+        "vision": lambda: vision("qwen2_vl"),
+        "parts": lambda: make("llama", tmp_path / "parts", shard_size="60KB"),
+    }[kind]()
+    directory = pickled(source, tmp_path / "pickled")
+    made = tmp_path / "made"
+    convert(directory, "-o", made)
+    files = {file.relative_to(source) for file in source.rglob("*") if file.is_file()}
+    assert {file.relative_to(made) for file in made.rglob("*") if file.is_file()} == files
+    for file in files:
+        if file.name.endswith(".safetensors"):
+            assert same(load_file(made / file), load_file(source / file))
+        elif not file.name.endswith(".index.json"):
+            assert (made / file).read_bytes() == (source / file).read_bytes()
+    assert same(contents(made), contents(source))
+    if kind == "reranker":
+        _, info = AutoModelForSequenceClassification.from_pretrained(made, output_loading_info=True)
+        assert not info["missing_keys"]
+    if kind == "parts":
+        assert not AutoModelForCausalLM.from_pretrained(made, output_loading_info=True)[1][
+            "missing_keys"
+        ]
+    assert made.stat().st_mode == directory.stat().st_mode
+
+
+def test_adapters_are_converted_too(tmp_path: Path) -> None:
+    lora = adapters.make_lora(tmp_path / "lora", tiny("llama"))
+    wanted = load_file(lora / "adapter_model.safetensors")
+    directory = pickled(lora, tmp_path / "pickled")
+    with pytest.raises(InvalidRequestError, match="inlay convert DIRECTORY"):
+        open_adapter(directory, max_bytes=1 << 30)
+    convert(directory)
+    assert same(load_file(directory / "adapter_model.safetensors"), wanted)
+    open_adapter(directory, max_bytes=1 << 30)
+    tuned = adapters.make_prompt_tuning(tmp_path / "tuned", tiny("llama"))
+    rows = SoftPrompt.from_peft(tuned).rows
+    soft = pickled(tuned, tmp_path / "soft")
+    with pytest.raises(InvalidRequestError) as said:
+        SoftPrompt.from_peft(soft)
+    run_printed(said.value.message)
+    assert (SoftPrompt.from_peft(soft).rows == rows).all()
+
+
+def test_a_single_file_is_converted_beside_it_or_with_its_configuration(tmp_path: Path) -> None:
+    directory = pickled(tiny("llama"), tmp_path / "model")
+    (directory / "pytorch_model.bin").rename(directory / "last.ckpt")
+    convert(directory / "last.ckpt")
+    assert same(load_file(directory / "last.safetensors"), contents(tiny("llama")))
+    (directory / "last.safetensors").unlink()
+    convert(directory / "last.ckpt", "-o", tmp_path / "made")
+    assert same(contents(tmp_path / "made"), contents(tiny("llama")))
+    check_model(EngineSettings(model=str(tmp_path / "made"), device="cpu"))
+
+
+def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    directory = pickled(tiny("llama"), tmp_path / "model")
+    (tmp_path / "there").mkdir()
+    assert "is there already" in convert(directory, "-o", tmp_path / "there", status=1)
+    assert "would be copied into it" in convert(directory, "-o", directory / "in", status=1)
+    assert "is no directory" in convert(directory, "-o", tmp_path / "no" / "place", status=1)
+    assert "--dtype is for GGUF" in convert(directory, "--dtype", "float32", status=2)
+    with (directory / "pytorch_model.bin").open("r+b") as stream:
+        stream.truncate(stream.seek(0, os.SEEK_END) - 1000)
+    said = convert(directory, "-o", tmp_path / "made", status=1)
+    assert "pytorch_model.bin cannot be converted: it is a zip archive that" in said
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "there"]
+    assert "has no checkpoint" in convert(tmp_path / "there", status=1)
+    assert "neither a file nor a directory" in convert(tmp_path / "nowhere", status=2)
+
+
+def test_the_form_before_torch_1_6_is_refused_with_a_command_that_writes_it_anew(
+    tmp_path: Path,
+) -> None:
+    directory = pickled(tiny("llama"), tmp_path / "a model")
+    file = directory / "pytorch_model.bin"
+    torch.save(contents(tiny("llama")), file, _use_new_zipfile_serialization=False)
+    said = convert(directory, status=1)
+    assert "has the form of torch before 1.6" in said
+    command = said[said.index("python -c") :].replace("python", shlex.quote(sys.executable), 1)
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    convert(directory)
+    assert same(contents(directory), contents(tiny("llama")))
+
+
+def gguf_of(directory: Path, file: Path) -> LlamaForCausalLM:
+    """Write a small Llama as llama.cpp's converter does, and return what it is."""
+    import gguf
+
+    config = LlamaConfig(
+        vocab_size=len(AutoTokenizer.from_pretrained(tiny("llama"))),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(config)
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    words = json.loads((directory / "tokenizer.json").read_text())
+    vocabulary = AutoTokenizer.from_pretrained(directory).get_vocab()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(sorted(vocabulary, key=lambda word: vocabulary[word]))
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(vocabulary))
+    merges = [
+        " ".join(each) if isinstance(each, list) else each for each in words["model"]["merges"]
+    ]
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, tensor in model.state_dict().items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = 2 if "q_proj" in name else 1
+            halves = tensor.view(heads, 2, -1, tensor.shape[1])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        stem, ending = name.rpartition(".")[::2]
+        writer.add_tensor(f"{names.get_name(stem)}.{ending}", tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.mark.slow
+def test_the_printed_command_for_gguf_makes_a_model_that_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "a model" / "small.F32.gguf"
+    file.parent.mkdir()
+    model = gguf_of(tiny("llama"), file)
+    for given in (file, file.parent):
+        said = refused(given)
+        assert said.startswith(f"{file} is GGUF; inlay reads safetensors")
+    run_printed(said)
+    made = file.with_suffix("")
+    found = contents(made)
+    wanted = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    assert same(found, wanted)
+    served = LlamaForCausalLM.from_pretrained(made, dtype=torch.float32)
+    with serving(made, "--dtype", "float32", "--device", "cpu") as server:
+        ids = [5, 6, 7]
+        asked = {"model": made.name, "prompt": ids, "max_tokens": 4, "temperature": 0}
+        asked |= {"return_token_ids": True, "ignore_eos": True}
+        answer = httpx.post(f"{server.v1}/completions", json=asked).raise_for_status().json()
+    wanted_ids = served.generate(torch.tensor([ids]), max_new_tokens=4, min_new_tokens=4)
+    assert answer["choices"][0]["token_ids"] == wanted_ids[0, 3:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is no GGUF file"),
+        (b"PK\3\4" + bytes(90), "is no GGUF file"),
+        (b"GGUF\3\0\0\0", "cut short or damaged"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 16 + bytes(90), "cut short or damaged"),
+        (b"GGUF\1\0\0\0" + bytes(90), "version 1 of GGUF; read are 2 and 3"),
+        (
+            b"GGUF\3\0\0\0\1\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0" + b"\xff" * 90,
+            "transformers cannot read",
+        ),
+    ],
+)
+def test_what_is_no_gguf_is_refused_and_nothing_is_left(
+    tmp_path: Path, data: bytes, said: str
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(data)
+    assert said in convert(file, status=1)
+    assert [*tmp_path.iterdir()] == [file]
