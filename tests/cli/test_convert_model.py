@@ -132,7 +132,7 @@ def test_heads_towers_and_modules_are_kept_and_config_json_byte_for_byte(
     }[kind]()
     directory = pickled(source, tmp_path / "pickled")
     made = tmp_path / "made"
-    convert(directory, "-o", made)
+    convert(directory, "--output", made)
     files = {file.relative_to(source) for file in source.rglob("*") if file.is_file()}
     assert {file.relative_to(made) for file in made.rglob("*") if file.is_file()} == files
     for file in files:
@@ -175,7 +175,14 @@ def test_a_single_file_is_converted_beside_it_or_with_its_configuration(tmp_path
     convert(directory / "last.ckpt")
     assert same(load_file(directory / "last.safetensors"), contents(tiny("llama")))
     (directory / "last.safetensors").unlink()
-    convert(directory / "last.ckpt", "-o", tmp_path / "made")
+    said = json.loads(convert(directory / "last.ckpt", "--output", tmp_path / "made", "-o", "json"))
+    made = contents(tmp_path / "made")
+    assert said == {
+        "output": str(tmp_path / "made"),
+        "files": ["model.safetensors"],
+        "tensors": len(made),
+        "bytes": sum(tensor.nbytes for tensor in made.values()),
+    }
     assert same(contents(tmp_path / "made"), contents(tiny("llama")))
     check_model(EngineSettings(model=str(tmp_path / "made"), device="cpu"))
 
@@ -183,13 +190,13 @@ def test_a_single_file_is_converted_beside_it_or_with_its_configuration(tmp_path
 def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
     directory = pickled(tiny("llama"), tmp_path / "model")
     (tmp_path / "there").mkdir()
-    assert "is there already" in convert(directory, "-o", tmp_path / "there", status=1)
-    assert "would be copied into it" in convert(directory, "-o", directory / "in", status=1)
-    assert "is no directory" in convert(directory, "-o", tmp_path / "no" / "place", status=1)
+    assert "is there already" in convert(directory, "--output", tmp_path / "there", status=1)
+    assert "would be copied into it" in convert(directory, "--output", directory / "in", status=1)
+    assert "is no directory" in convert(directory, "--output", tmp_path / "no" / "place", status=1)
     assert "--dtype is for GGUF" in convert(directory, "--dtype", "float32", status=2)
     with (directory / "pytorch_model.bin").open("r+b") as stream:
         stream.truncate(stream.seek(0, os.SEEK_END) - 1000)
-    said = convert(directory, "-o", tmp_path / "made", status=1)
+    said = convert(directory, "--output", tmp_path / "made", status=1)
     assert "pytorch_model.bin cannot be converted: it is a zip archive that" in said
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "there"]
     assert "has no checkpoint" in convert(tmp_path / "there", status=1)

@@ -22,6 +22,8 @@ from typing import Any
 from inlay.errors import EmbeddingsError
 from inlay.prompt import DTYPE_SIZES
 from inlay.tensors import ReadLimits, Tensor, prompts_of, read, to_rows
+from inlay.tensors.state_dict import state_tensors
+from inlay.tensors.tensor import ELEMENT_SIZES
 from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).parent / "corpus" / "tensors"
@@ -30,7 +32,7 @@ _TARGETS = ("bfloat16", "float16", "float32")
 WORDS = (
     b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\7\x08", b"archive/data.pkl", b"archive/data/0", b"constants.pkl", b"byteorder",
     b"big", b".npy", b"ctorch\nFloatStorage\n", b"ctorch\nDoubleStorage\n", b"ctorch\nHalfStorage\n", b"ctorch\nBFloat16Storage\n",
-    b"ctorch\nLongStorage\n", b"ctorch.storage\nUntypedStorage\n", b"ctorch\nfloat8_e4m3fn\n", b"ctorch\nint64\n", b"ctorch\nTensor\n",
+    b"ctorch\nLongStorage\n", b"ctorch.storage\nUntypedStorage\n", b"ctorch\nfloat8_e4m3fn\n", b"ctorch\nint64\n", b"ctorch\nTensor\n", b"ctorch\nBoolStorage\n", b"X\5\0\0\0model", b"b",
     b"ctorch.nn.parameter\nParameter\n", b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_tensor_v3\n",
     b"ctorch._utils\n_rebuild_parameter\n", b"ctorch._utils\n_rebuild_parameter_with_state\n", b"ctorch._tensor\n_rebuild_from_type_v2\n",
     b"ctorch._utils\n_rebuild_sparse_tensor\n", b"ctorch.nested._internal\nf\n", b"ccollections\nOrderedDict\n", b"cos\nsystem\n",
@@ -51,6 +53,8 @@ def check(data: bytes) -> Tensor | None:
         AssertionError: it was accepted and should not have been.
         Exception: anything but an `EmbeddingsError` came out of the reader.
     """
+    if data.startswith(b"PK"):
+        _check_state_dict(data)
     try:
         tensor = read(data, limits=LIMITS)
     except EmbeddingsError as refusal:
@@ -72,6 +76,23 @@ def check(data: bytes) -> Tensor | None:
         except EmbeddingsError as refusal:
             _check_message(refusal)
     return tensor
+
+
+def _check_state_dict(data: bytes) -> None:
+    """Read `data` as `inlay convert` would, which takes tensors of any kind."""
+    try:
+        tensors = state_tensors(memoryview(data))
+    except EmbeddingsError as refusal:
+        _check_message(refusal)
+        return
+    names = [tensor.name for tensor in tensors]
+    assert names
+    assert len({*names}) == len(names)
+    assert sum(tensor.nbytes for tensor in tensors) <= 8 * len(data)
+    for tensor in tensors:
+        assert (
+            len(tensor.read()) == tensor.nbytes == prod(tensor.shape) * ELEMENT_SIZES[tensor.dtype]
+        )
 
 
 def _check_message(refusal: EmbeddingsError) -> None:
@@ -158,6 +179,10 @@ def corpus_files() -> Iterator[tuple[str, bytes]]:
     yield "torch-parameter", saved(torch.nn.Parameter(rows))
     yield "torch-buffer", saved(torch.nn.Buffer(rows))
     yield "torch-batch", saved(rows.reshape(2, 2, 8))
+    layer = torch.nn.BatchNorm1d(8)
+    yield "hostile-state-dict", saved(layer.state_dict())
+    yield "hostile-state-dict-wrapped", saved({"model": {"a": rows, "b": rows.t()}, "epoch": 1})
+    yield "hostile-state-dict-integers", saved({"a": rows.bool(), "b": rows.short()[1:]})
     reached: set[object] = set()
     for title, (make, _) in hostile_files().items():
         data = make()

@@ -31,7 +31,8 @@ def converted(path: Path) -> dict[str, torch.Tensor]:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    flat = tensor.clone(memory_format=torch.contiguous_format).flatten()
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 @st.composite

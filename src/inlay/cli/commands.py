@@ -85,9 +85,9 @@ COMMANDS = (
     Command(
         name="convert",
         summary="Make safetensors of a model's weights: pytorch_model.bin, .pt, .pth, GGUF.",
-        details="Pickled files are read as data and never unpickled, tensor by tensor; every tensor "
-        "and every other file stays as it is, in all folders of the model. GGUF of a causal language "
-        "model is dequantised by transformers. Nothing is overwritten.",
+        details="Pickled files are read as data and never unpickled, tensor by tensor; all tensors "
+        "and all other files stay as they are, in every folder of the model. GGUF of a causal "
+        "language model is dequantised by transformers. Nothing is overwritten.",
         settings=ConvertModelSettings,
         module="convert_model",
         positional=("source",),

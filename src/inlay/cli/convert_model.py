@@ -3,6 +3,9 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
@@ -42,9 +45,14 @@ def run(settings: ConvertModelSettings) -> int:
             f"{source} is in no format that is read: a directory, or a file in "
             f"{', '.join(f'*{ending}' for ending in (*PICKLED, '.gguf'))}"
         )
-    Console(sys.stdout, sys.stderr).line(
-        f"{found.output}: {found.tensors} tensors, {found.nbytes} bytes, in "
-        f"{', '.join(map(str, found.files))}"
+    console, names = Console(sys.stdout, sys.stderr), [str(file) for file in found.files]
+    if settings.output_format == "json":
+        said: dict[str, Any] = {"output": str(found.output), "files": names}
+        said |= {"tensors": found.tensors, "bytes": found.nbytes}
+        console.out(msgspec.json.encode(said).decode() + "\n")
+        return 0
+    console.line(
+        f"{found.output}: {found.tensors} tensors, {found.nbytes} bytes, in {', '.join(names)}"
     )
     return 0
 

@@ -192,13 +192,6 @@ class Option:
         return ", ".join(said) or None
 
 
-def _short(name: str, settings: type[BaseModel]) -> str | None:
-    """-o is the form of what is said, and where there is but one the place of what is made."""
-    if name == "output" and "output_format" not in settings.model_fields:
-        return "o"
-    return _SHORT.get(name)
-
-
 @dataclass(frozen=True)
 class Options:
     """All options of one command, in the order of its settings class."""
@@ -218,7 +211,7 @@ class Options:
             if name in found:
                 raise ValueError(f"{settings.__name__} has two options named {name!r}")
             field, place = owner.model_fields[name], name in positional
-            found[name] = Option(name, section, title, field, owner, place, _short(name, settings))
+            found[name] = Option(name, section, title, field, owner, place, _SHORT.get(name))
 
         for name, field in settings.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

@@ -369,6 +369,8 @@ class ConvertModelSettings(BaseModel, frozen=True, defer_build=True):
     file into a directory of its name."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Data type of what was GGUF; auto is bfloat16. Other weights keep theirs."""
+    output_format: Literal["text", "json"] = "text"
+    """Say what was made as text, or as JSON."""
 
 
 class AuditSettings(BaseModel, frozen=True, defer_build=True):

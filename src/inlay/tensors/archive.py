@@ -4,8 +4,8 @@ Every length checked, nothing copied or inflated.
 
 Stricter than zip: the records must tile the file from its first byte to the central directory, each
 local header must say what the directory says, and there is no comment, compression, encryption or
-split, nor, unless asked for, a 64-bit size. Such an archive reads in one way only. Checksums are not
-verified, as torch itself does not.
+split, nor, unless asked for, a 64-bit size. Such an archive reads in one way only. Checksums are
+not verified, as torch itself does not.
 
 Layout: APPNOTE.TXT 6.3.10 (PKWARE); local header 4.3.7, directory 4.3.12, ends 4.3.14 to 4.3.16.
 """

@@ -38,7 +38,7 @@ class _Folder:
 
 @dataclass(slots=True)
 class Converted:
-    """What was made.
+    """Result of a conversion.
 
     Attributes:
         output: file or directory.
@@ -172,7 +172,7 @@ def _check_room(place: Path, folders: Sequence[_Folder]) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise InvalidRequestError(
-            f"{place} has {free} bytes of room; the weights have {needed} (-o: another disk)"
+            f"{place} has {free} bytes of room; the weights have {needed} (--output)"
         )
 
 
@@ -186,7 +186,7 @@ def made_aside(place: Path) -> Iterator[Path]:
         made = Path(tempfile.mkdtemp(prefix=".inlay-convert-", dir=place))
     except OSError as error:
         raise InvalidRequestError(
-            f"{place} cannot be written: {error.strerror} (-o: another directory)"
+            f"{place} cannot be written: {error.strerror} (--output: another directory)"
         ) from error
     try:
         yield made

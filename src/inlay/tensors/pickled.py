@@ -78,12 +78,15 @@ INTEGER_STORAGES: dict[str, str] = {"LongStorage": "int64", "IntStorage": "int32
 """The same of integers, which only `inlay.tensors.integers` takes."""
 
 _OTHER_STORAGES = {
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-}
+    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
+}  # fmt: skip
 """The same of what only a model's weights may be."""
+_INTEGERS = (*INTEGER_STORAGES.values(), *_OTHER_STORAGES.values(), "uint16", "uint32", "uint64")
+
+
+def _in_torch(names: dict[str, str]) -> dict[Name, str]:
+    return {Name("torch", name): dtype for name, dtype in names.items()}
+
 
 _UNTYPED_STORAGE = Name("torch.storage", "UntypedStorage")
 _TENSOR_DTYPES = {
@@ -102,15 +105,9 @@ _TENSOR_TYPES = {
     Name("torch.nn.parameter", "Buffer"),
 }
 _NAMES = {
-    _UNTYPED_STORAGE,
-    _ORDERED_DICT,
-    _TENSOR_V2,
-    _TENSOR_V3,
-    _PARAMETER,
-    _PARAMETER_WITH_STATE,
-    _FROM_TYPE,
-    *_TENSOR_TYPES,
-}
+    _UNTYPED_STORAGE, _ORDERED_DICT, _TENSOR_V2, _TENSOR_V3, _PARAMETER, _PARAMETER_WITH_STATE,
+    _FROM_TYPE, *_TENSOR_TYPES,
+}  # fmt: skip
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,9 +136,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
 ONE_TENSOR = Form(
     what="a plain tensor",
-    storages={
-        Name("torch", name): dtype for name, dtype in (STORAGE_DTYPES | INTEGER_STORAGES).items()
-    },
+    storages=_in_torch(STORAGE_DTYPES | INTEGER_STORAGES),
     dtypes=_TENSOR_DTYPES,
     max_bytes=8192,
     max_steps=8192,
@@ -150,14 +145,8 @@ ONE_TENSOR = Form(
 )
 STATE_DICT = Form(
     what="a state dict",
-    storages=ONE_TENSOR.storages
-    | {Name("torch", name): dtype for name, dtype in _OTHER_STORAGES.items()},
-    dtypes=_TENSOR_DTYPES
-    | {
-        Name("torch", dtype): dtype
-        for dtype in (*INTEGER_STORAGES.values(), *_OTHER_STORAGES.values())
-    }
-    | {Name("torch", dtype): dtype for dtype in ("uint16", "uint32", "uint64")},
+    storages=ONE_TENSOR.storages | _in_torch(_OTHER_STORAGES),
+    dtypes=_TENSOR_DTYPES | _in_torch({dtype: dtype for dtype in _INTEGERS}),
     max_bytes=32 << 20,
     max_steps=4_000_000,
     max_stack=8192,
@@ -361,9 +350,7 @@ class _Machine:
         self.push(_call(called, arguments, self._form))
 
 
-_BYTE, _SHORT, _INT, _UINT, _DOUBLE = (
-    struct.Struct(form) for form in ("<B", "<H", "<i", "<I", ">d")
-)
+_BYTE, _SHORT, _INT, _UINT, _DOUBLE = map(struct.Struct, ("<B", "<H", "<i", "<I", ">d"))
 _STOP, _BUILD = ord(b"."), ord(b"b")
 _STEPS: dict[int, Callable[[_Machine], None]] = {
     ord(b"("): _Machine.mark,
@@ -489,10 +476,8 @@ def _tensor(
     if type(storage) is not Storage or dtype is None or (storage.dtype not in (None, dtype)):
         raise _malformed("a tensor in it has no storage, or one of another dtype")
     if metadata and metadata[0]:
-        raise refused(
-            "a tensor with a pending negation or conjugation; call .resolve_neg().resolve_conj() "
-            "before saving"
-        )
+        pending = "a tensor with a pending negation or conjugation"
+        raise refused(f"{pending}; call .resolve_neg().resolve_conj() before saving")
     for sizes in (shape, strides):
         if type(sizes) is not tuple or any(type(size) is not int for size in sizes):
             raise _malformed("the sizes or strides of a tensor in it are not integers")

@@ -81,7 +81,7 @@ def open_state_dict(path: Path) -> Iterator[list[StateTensor]]:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
     # The map is closed when the last view of it is gone.
     try:
-        found = _tensors(memoryview(mapped))
+        found = state_tensors(memoryview(mapped))
     except EmbeddingsError as error:
         raise InvalidRequestError(
             f"{path} cannot be converted: it is {what_came(error)}"
@@ -100,7 +100,12 @@ def _legacy(path: Path) -> str:
     )
 
 
-def _tensors(container: memoryview) -> list[StateTensor]:
+def state_tensors(container: memoryview) -> list[StateTensor]:
+    """Return the tensors of the state dict in a file, in its order.
+
+    Raises:
+        EmbeddingsError: not the zip form of a state dict of dense tensors that lie in its storages.
+    """
     contents = records(container, large=True)
     prefix = folder(contents)
     pickle = contents[prefix + PICKLE]
