@@ -17,6 +17,7 @@ from PIL import Image
 from inlay.request import Diffusion
 from tests.engine.test_diffusers import alone, model, near
 from tests.live import Fleet, fleet
+from tests.payloads import post
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
@@ -115,7 +116,7 @@ def test_a_stream_has_partial_images_and_then_the_image(client: openai.OpenAI) -
         ({"guidance_scale": 1e9}, "guidance_scale", "guidance_scale"),
         ({"response_format": "url"}, "response_format", "b64_json"),
         ({"quality": "high"}, "quality", "num_inference_steps sets the work"),
-        ({"seed": -1}, "seed", ">= 0"),
+        ({"seed": -2}, "seed", ">= -1"),
         ({"priority": 3}, "priority", "first come, first"),
     ],
 )
@@ -165,4 +166,13 @@ def test_clients_that_choose_the_same_ids_each_get_their_image(url: str) -> None
 
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(ask, (7, 8)))
+    assert not near(found[:1], found[1:])
+
+
+def test_a_seed_of_minus_one_is_none(url: str) -> None:
+    body = {"prompt": "a red fox", **FIELDS, "seed": -1}
+    found = [
+        pixels(post(url, "/v1/images/generations", body).json()["data"][0]["b64_json"])
+        for _ in range(2)
+    ]
     assert not near(found[:1], found[1:])

@@ -13,7 +13,7 @@ from inlay.api.openai.schema.failure import StreamFailure
 from inlay.engine.pictures import decode
 from inlay.engine.sounds import decode_sound
 from inlay.errors import EngineError, InvalidRequestError, reason_of
-from inlay.http.errors import error_json
+from inlay.http.errors import error_json, shown
 from inlay.media.audio import read_audio_header
 from inlay.media.image import read_image_header
 
@@ -31,7 +31,7 @@ def refusal(read: Callable[[memoryview], object], data: bytes | bytearray) -> st
 
 def test_an_mp3_of_false_syncs_is_refused_without_the_servers_own_objects() -> None:
     data = (b"\xff\xf3\x10\xc4" + b"\x55" * 100) * 20
-    with pytest.raises(InvalidRequestError, match="its decoder finds no MP3 in it$"):
+    with pytest.raises(InvalidRequestError, match=r"its decoder finds no MP3 in it$"):
         decode_sound(memoryview(data), read_audio_header(data), 16000)
 
 
@@ -68,7 +68,7 @@ def test_what_a_library_says_is_told_in_a_clients_words() -> None:
 
 def test_no_error_of_any_kind_tells_the_address_of_an_object() -> None:
     failed = EngineError(f"the model failed: TypeError: {object()!r} and {print!r}, {test_names!r}")
-    for body in (error_json(failed).decode(), str(StreamFailure.of(failed).error)):
+    for body in (error_json(failed).decode(), str(StreamFailure.of(shown(failed)).error)):
         assert "the model failed: TypeError: <object> and <built-in function print>" in body
         assert "<function test_names>" in body
         assert "0x" not in body

@@ -76,7 +76,7 @@ from inlay.api.openai.schema.tokenize import (
 )
 from inlay.api.openai.speech import speech
 from inlay.api.schema.chat import ChatRequest
-from inlay.api.schema.unserved import UNSERVED
+from inlay.api.schema.unserved import reason_for
 from inlay.digest import Secret
 from inlay.http import info, pages
 from inlay.http.app import App, Routes
@@ -312,6 +312,7 @@ def build_app(
     Raises:
         InvalidRequestError: a file named in the settings cannot be read.
     """
-    refused = {name: reason.text for name, reason in UNSERVED.items()}
-    notes = Notes(refused, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS)
+    notes = Notes(
+        lambda kind, name: reason_for(kind, name).text, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS
+    )
     return App(Server(router, settings, secret, store, tracing), ROUTES, notes)

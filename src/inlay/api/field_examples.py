@@ -93,6 +93,8 @@ FIELD_EXAMPLES: Mapping[str, Any] = {
     "structured_outputs": {"choice": ["yes", "no"]},
     "format": {"type": "json_schema", "name": "city", "schema": _SCHEMA},
     "verbosity": "medium",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
     "reasoning": {"effort": "low"},
     "reasoning_effort": "low",
     "effort": "low",

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from inlay.api.schema.unserved import UNSERVED, unserved
+from inlay.api.schema.unserved import reason_for, unserved
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_at, shown_value
 from inlay.http.server import Call
@@ -23,10 +23,12 @@ def check_unserved(request: msgspec.Struct) -> None:
     """Raise `InvalidRequestError` for the first field of `request` that is set and not served."""
     for name in unserved(type(request)):
         value = getattr(request, name)
-        if value is not None and not UNSERVED[name].allows(value):
+        if value is None:
+            continue
+        reason = reason_for(type(request), name)
+        if not reason.allows(value):
             raise InvalidRequestError(
-                f"{name} is not supported: {UNSERVED[name].text}; got {shown_value(value)}",
-                param=name,
+                f"{name} is not supported: {reason.text}; got {shown_value(value)}", param=name
             )
 
 

@@ -91,7 +91,7 @@ class EchoEngine:
             limits=Limits(
                 max_model_len=self._settings.max_model_len or config["max_position_embeddings"],
                 max_num_seqs=self._settings.max_num_seqs,
-                max_logprobs=self._settings.max_logprobs,
+                max_logprobs=self._settings.most_logprobs(config["vocab_size"]),
                 max_prompt_embeds_abs=self._settings.max_prompt_embeds_abs,
             ),
             engine="echo",

@@ -165,8 +165,9 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     this one."""
     encoder_cache_bytes: int = Field(default=1 << 30, ge=0)
     """Maximum size of the rows of encoded images that are kept, in bytes."""
-    max_logprobs: int = Field(default=20, ge=0, le=1000)
-    """Maximum number of alternatives per token that logprobs may ask for."""
+    max_logprobs: int = Field(default=20, ge=-1)
+    """Maximum number of alternatives per token that logprobs may ask for; -1 for the vocabulary's
+    size. 512 bytes of a frontend's memory are reserved for each alternative of a token."""
     max_prompt_embeds_abs: float | None = Field(default=None, gt=0)
     """Largest allowed absolute value in an embedding vector; unless set, 100 times the embedding
     table's largest."""
@@ -273,6 +274,10 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     def step_loras(self) -> int:
         """Maximum number of LoRA adapters in one step."""
         return min(self.max_loras, self.cpu_loras)
+
+    def most_logprobs(self, vocab_size: int) -> int:
+        """Alternatives per token that may be asked for, of a model with that vocabulary."""
+        return vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, vocab_size)
 
     @property
     def names(self) -> list[str]:

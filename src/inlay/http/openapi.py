@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -114,13 +114,13 @@ class Notes:
     """Descriptions that types do not hold.
 
     Attributes:
-        refused: reasons why fields of requests are refused, by field.
+        refused: returns the reason why a field of a request is refused.
         examples: bodies to try, by route and by a description of a few words.
         field_examples: values of requests' fields, by field, or by type and field.
         answer_fields: descriptions and examples of answers' fields, by field, or by type and field.
     """
 
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Callable[[type, str], str] = lambda _, name: name
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     field_examples: Mapping[str, Any] = field(default_factory=dict)
     answer_fields: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
@@ -240,7 +240,8 @@ def _explain(
         said = {**(shared if kind in requests else {}), **field_descriptions(kind)}
         for known, value in schema.get("properties", {}).items():
             if value.get("not") == {}:
-                value.setdefault("description", f"Refused: {notes.refused.get(known)}.")
+                if "description" not in value:
+                    value["description"] = f"Refused: {notes.refused(kind, known)}."
                 continue
             if known in said:
                 value["description"] = said[known]

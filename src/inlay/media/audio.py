@@ -1,11 +1,12 @@
 """Formats and lengths of audio files, from their headers alone, and rows of audio encoders.
 
 As for images, content decides the format, nothing is decoded, and a length is never more than the
-bytes can hold: samples that a header promises and the file does not hold are left out. A decoder may give some samples more or less than an MP3's frames promise; whoever
-decodes cuts or pads to the number that is told here, as positions were counted by it.
+bytes can hold: samples that a header promises and the file does not hold are left out. A decoder
+may give some samples more or less than an MP3's frames promise; whoever decodes cuts or pads to the
+number that is told here, as positions were counted by it.
 
-Sources: RIFF WAVE (Microsoft, 1994), ID3 2.4.0, APEv2, RFC 9639 (FLAC), ISO 11172-3 and 13818-3 (MPEG audio), LAME's
-info tag.
+Sources: RIFF WAVE (Microsoft, 1994), ID3 2.4.0, APEv2, RFC 9639 (FLAC), ISO 11172-3 and 13818-3
+(MPEG audio), LAME's info tag.
 """
 
 import struct
@@ -161,7 +162,7 @@ def decodable(data: memoryview, header: AudioHeader) -> "bytes | memoryview":
 
 
 def _behind_tags(view: memoryview) -> memoryview:
-    """What stands behind ID3 and APE tags, which taggers put before files of every format."""
+    """The file behind ID3 and APE tags, which taggers put before files of every format."""
     for _ in range(_MAX_TAGS):
         head = bytes(view[:10])
         if head[:3] == b"ID3":

@@ -194,7 +194,8 @@ class _Mp4:
             if not head <= size <= len(body):
                 raise _malformed(
                     "MP4",
-                    f"it is truncated, or its box {shown_tag(kind)} says {size} bytes where {len(body)} are",
+                    f"it is truncated, or its box {shown_tag(kind)} says {size} bytes where "
+                    f"{len(body)} are",
                 )
             yield kind, body[head:size]
             body = body[size:]
@@ -339,7 +340,8 @@ def _integer(body: memoryview | None) -> int:
 def _codec(format_: str, name: bytes, known: dict[bytes, str]) -> str:
     if name not in known:
         raise InvalidRequestError(
-            f"a video ({format_}) has frames of codec {shown_tag(name[:40])}; read are {', '.join(CODECS)}"
+            f"a video ({format_}) has frames of codec {shown_tag(name[:40])}; read are "
+            f"{', '.join(CODECS)}"
         )
     return known[name]
 

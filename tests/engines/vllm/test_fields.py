@@ -9,45 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inlay.api.admin.schema import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
-from inlay.api.openai.schema.completions import CompletionRequest
-from inlay.api.openai.schema.embeddings import (
-    ClassificationRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
-from inlay.api.openai.schema.responses import ResponsesRequest
-from inlay.api.openai.schema.tokenize import DetokenizeRequest, TokenizeRequest
-from inlay.api.schema.chat import ChatRequest
-from inlay.api.schema.unserved import UNSERVED, unserved
-
-PAIRS: list[tuple[str, type[msgspec.Struct]]] = [
-    ("openai.completion.protocol.CompletionRequest", CompletionRequest),
-    ("openai.chat_completion.protocol.ChatCompletionRequest", ChatRequest),
-    ("openai.responses.protocol.ResponsesRequest", ResponsesRequest),
-    ("pooling.embed.protocol.EmbeddingCompletionRequest", EmbeddingRequest),
-    ("pooling.embed.protocol.EmbeddingChatRequest", EmbeddingRequest),
-    ("pooling.embed.protocol.EmbeddingBatchChatRequest", EmbeddingRequest),
-    ("pooling.embed.protocol.EmbeddingChatInputRequest", EmbeddingRequest),
-    ("pooling.pooling.protocol.PoolingCompletionRequest", PoolingRequest),
-    ("pooling.pooling.protocol.PoolingChatRequest", PoolingRequest),
-    ("pooling.pooling.protocol.IOProcessorRequest", PoolingRequest),
-    ("pooling.classify.protocol.ClassificationCompletionRequest", ClassificationRequest),
-    ("pooling.classify.protocol.ClassificationChatRequest", ClassificationRequest),
-    ("pooling.scoring.protocol.ScoreDataRequest", ScoreRequest),
-    ("pooling.scoring.protocol.ScoreQueriesDocumentsRequest", ScoreRequest),
-    ("pooling.scoring.protocol.ScoreQueriesItemsRequest", ScoreRequest),
-    ("pooling.scoring.protocol.ScoreTextRequest", ScoreRequest),
-    ("pooling.scoring.protocol.RerankRequest", RerankRequest),
-    ("serve.tokenize.protocol.TokenizeCompletionRequest", TokenizeRequest),
-    ("serve.tokenize.protocol.TokenizeChatRequest", TokenizeRequest),
-    ("serve.tokenize.protocol.DetokenizeRequest", DetokenizeRequest),
-    ("serve.lora.protocol.LoadLoRAAdapterRequest", LoadLoraAdapterRequest),
-    ("serve.lora.protocol.UnloadLoRAAdapterRequest", UnloadLoraAdapterRequest),
-]
-"""vLLM's types, below `vllm.entrypoints`, and what parses the same bodies here."""
+from inlay.api.schema.unserved import reason_for, unserved
+from tests.vllm_requests import PAIRS
 
 
 def fields_of(theirs: str) -> dict[str, Any]:
@@ -68,4 +31,6 @@ def test_vllms_default_of_a_refused_field_asks_for_nothing(
 ) -> None:
     fields = fields_of(theirs)
     for name in set(unserved(ours)) & set(fields):
-        assert fields[name].is_required() or UNSERVED[name].allows(fields[name].get_default()), name
+        assert fields[name].is_required() or reason_for(ours, name).allows(
+            fields[name].get_default()
+        ), name

@@ -97,6 +97,13 @@ class MessagesRequest(MessagesInput, kw_only=True):
     request_id: str | None = None
     priority: int | None = None
 
+    ec_transfer_params: Unserved = None
+    kv_transfer_params: Unserved = None
+    mm_payload: Unserved = None
+    return_mm_kwargs: Unserved = None
+    vllm_xargs: Unserved = None
+    watermarking: Unserved = None
+
 
 class TokenCount(msgspec.Struct, frozen=True):
     """The response of `/v1/messages/count_tokens`; rows of embeddings and images count too."""

@@ -160,24 +160,40 @@ def size_of_logprobs(entries: Iterable[TokenLogprobs]) -> int:
 def reserve(
     reservation: Reservation, sampling: Sampling, prompts: Sequence[Prompt], choices: int
 ) -> int:
-    """Reserve memory for the prompts' logprobs in `choices` choices of each; return its bytes.
+    """Reserve memory for logprobs: of a token of each choice, and of the prompts.
+
+    Args:
+        reservation: of the request.
+        sampling: of one of its choices.
+        prompts: of the request.
+        choices: of each prompt.
+
+    Returns:
+        Bytes of the prompts' logprobs.
 
     Raises:
         InvalidRequestError: more than any request may hold.
         InlayError: as `Reservation.grow`.
     """
+    if sampling.logprobs is not None:
+        alternatives = max(sampling.logprobs, len(sampling.logprob_token_ids))
+        _hold(reservation, len(prompts) * (1 + alternatives) * choices, "of a token", "logprobs")
     if sampling.prompt_logprobs is None:
         return 0
     count = sum(map(len, prompts)) * (1 + sampling.prompt_logprobs) * choices
+    _hold(reservation, count, "of the prompts", "prompt_logprobs")
+    return count * BYTES
+
+
+def _hold(reservation: Reservation, count: int, what: str, param: str) -> None:
     try:
         reservation.grow(count * BYTES)
     except BodyTooLargeError as error:
         raise InvalidRequestError(
-            f"the prompts' logprobs are {count} in all, which is more than can be held at {BYTES} "
+            f"the logprobs {what} are {count} in all, which is more than can be held at {BYTES} "
             f"bytes each: {error.message}",
-            param="prompt_logprobs",
+            param=param,
         ) from error
-    return count * BYTES
 
 
 MAX_IDS = 128

@@ -28,6 +28,7 @@ from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.shares import shares_of
 from inlay.card import ImageCard, ModelCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
+from inlay.http.errors import shown
 from inlay.http.parsed_request import read_request
 from inlay.http.quoting import shown_value
 from inlay.http.request_scope import RequestScope
@@ -84,7 +85,7 @@ async def images(call: Call) -> None:
             raise
         call.failed = error
         server.metrics.failed(error)
-        await stream.finish([StreamFailure.of(error)])
+        await stream.finish([StreamFailure.of(shown(error))])
         return
     size = sum(len(image) for image in shape.images)
     if request.stream:

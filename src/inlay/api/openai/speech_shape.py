@@ -10,6 +10,7 @@ from inlay.api.openai.schema.speech import SpeechDelta, SpeechDone, SpeechUsage
 from inlay.api.openai.sound_files import SoundFile
 from inlay.api.shares import shares_of
 from inlay.errors import InlayError
+from inlay.http.errors import shown
 from inlay.http.server import Call
 from inlay.http.sse import EventStream, Framing, data_event
 from inlay.request import Payload, Usage
@@ -127,7 +128,7 @@ class Events:
         """As `Answer`."""
         self._call.failed = error
         self._call.server.metrics.failed(error)
-        await self._stream.finish([StreamFailure.of(error)])
+        await self._stream.finish([StreamFailure.of(shown(error))])
 
     async def finish(self) -> None:
         """As `Answer`."""

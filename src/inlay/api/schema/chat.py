@@ -85,4 +85,5 @@ class ChatRequest(GenerationRequest, kw_only=True):
     documents: Unserved = None
     function_call: Unserved = None
     functions: Unserved = None
+    moderation: Unserved = None
     web_search_options: Unserved = None

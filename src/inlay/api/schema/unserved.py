@@ -1,7 +1,7 @@
 """Fields that are known and not served: a request that sets one is refused.
 
-A request type declares such a field as `Unserved`; the reason is in the table `UNSERVED`. Null is
-treated as absent, and so are the values that change nothing, such as vLLM's default.
+A request type declares such a field as `Unserved`; `reason_for` finds the reason. Null is treated
+as absent, and so are the values that change nothing, such as vLLM's default.
 """
 
 from collections.abc import Mapping
@@ -47,25 +47,34 @@ _STATE = "inlay keeps no state between requests; "
 _SEND_ITEMS = f"{_STATE}send the items of the conversation as input"
 _EXPERTS = "the experts that a token went through are not shown"
 _NO_CLONES = "voices are the model's own; none is cloned"
+_SIZE = "say size, as WIDTHxHEIGHT"
+_NO_EDITS = "images are made from a prompt alone; none is changed"
+_STILL = "images do not move"
+_EMBEDS = "say prompt_embeds; in a chat it is a part of a message"
+_OWN_PROMPT = "name the model's own prompt in prompt_name"
 _NO_TEMPLATE = "scores are made without a chat template"
 
 UNSERVED: Mapping[str, Reason] = {
     # OpenAI's
-    "background": Reason(
-        f"{_STATE}ask with stream, or wait for the answer; images have the background that the "
-        "model gives them",
-        (False, "auto"),
+    "ResponsesRequest.background": Reason(
+        f"{_STATE}ask with stream, or wait for the answer", (False,)
+    ),
+    "ImagesRequest.background": Reason(
+        "images have the background that the model gives them: say it in the prompt", ("auto",)
     ),
     "context_management": Reason(f"{_STATE}send all that is to be kept", ([],)),
     "conversation": Reason(_SEND_ITEMS),
     "function_call": Reason("it was replaced by tool_choice"),
     "functions": Reason("it was replaced by tools"),
+    "ResponsesRequest.image": Reason("say detail in each image"),
     "moderation": Reason("nothing is moderated", ("auto",)),
     "output_compression": Reason("files are written at one quality", (100,)),
     "quality": Reason("num_inference_steps sets the work", ("auto",)),
     "style": Reason("say it in the prompt"),
     "previous_response_id": Reason(_SEND_ITEMS),
-    "prompt": Reason(f"{_STATE}send the template's text as instructions and input"),
+    "ResponsesRequest.prompt": Reason(
+        f"{_STATE}send the template's text as instructions and input"
+    ),
     "web_search_options": Reason("nobody searches the web here"),
     # Anthropic's
     "container": Reason("nothing is run here"),
@@ -77,6 +86,8 @@ UNSERVED: Mapping[str, Reason] = {
     "ec_transfer_params": Reason(_TRANSFER, ({},)),
     "enable_response_messages": Reason("output holds all that the model wrote", (False,)),
     "instruction": Reason(_NO_TEMPLATE),
+    "input_embeds": Reason(_EMBEDS),
+    "inputs_embeds": Reason(_EMBEDS),
     "kv_transfer_params": Reason(_TRANSFER, ({},)),
     "length_penalty": Reason("it weighs the outputs of a beam search, which is not served", (1.0,)),
     "media_io_kwargs": Reason("images are decoded in one way only", ({},)),
@@ -96,6 +107,9 @@ UNSERVED: Mapping[str, Reason] = {
         "return_token_ids gives the prompt's ids, /detokenize their text", (False,)
     ),
     "return_token_offsets": Reason(_RENDER, (False,)),
+    "return_weight_versions": Reason(
+        "an answer is of one set of weights, which system_fingerprint names", (False,)
+    ),
     "routed_experts_prompt_start": Reason(_EXPERTS, (0,)),
     "stream_interval": Reason("each event is sent as soon as there is text for it", (1,)),
     "use_beam_search": Reason(
@@ -103,7 +117,16 @@ UNSERVED: Mapping[str, Reason] = {
     ),
     "vllm_xargs": Reason("engines take no arguments but the fields of this API", ({},)),
     "watermarking": Reason("outputs carry no watermark", (False,)),
-    # vLLM-Omni's, of images
+    # OpenAI's and vLLM-Omni's, of images
+    "complexity": Reason("num_inference_steps sets the work"),
+    "frame_count": Reason(_STILL),
+    "frame_duration_ms": Reason(_STILL),
+    "height": Reason(_SIZE),
+    "image": Reason(_NO_EDITS),
+    "images": Reason(_NO_EDITS),
+    "mask": Reason(_NO_EDITS),
+    "svg": Reason("images are pixels"),
+    "width": Reason(_SIZE),
     "bot_task": Reason("prompts go to the text encoder as they are"),
     "extra_params": Reason("models take no arguments but the fields of this API", ({},)),
     "flow_shift": Reason("the schedule is the model's own"),
@@ -140,11 +163,25 @@ UNSERVED: Mapping[str, Reason] = {
     "json_schema": Reason(_STRUCTURED.format("json")),
     "regex": Reason(_STRUCTURED.format("regex")),
     # embeddings
+    "inputs": Reason("say input"),
+    "PromptsRequest.prompt": Reason(
+        "say input; prompt_name puts a prompt of the model's own before it"
+    ),
+    "PromptsRequest.task": Reason(_OWN_PROMPT),
     "data": Reason("there are no IO processor plugins; give input, messages or prompt_embeds"),
     "dimensions": Reason("/pooling gives vectors whole, as in vLLM; /v1/embeddings shortens them"),
-    "input_type": Reason("name the model's own prompt in prompt_name"),
+    "input_type": Reason(_OWN_PROMPT),
 }
-"""The refused fields of all requests, by name."""
+"""The refused fields of all requests, by name, or by type and name."""
+
+
+def reason_for(request: type, name: str) -> Reason:
+    """Return why a field of a request type is refused."""
+    for kind in request.__mro__:
+        found = UNSERVED.get(f"{kind.__name__}.{name}")
+        if found is not None:
+            return found
+    return UNSERVED[name]
 
 
 @cache

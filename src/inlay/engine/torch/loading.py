@@ -265,7 +265,7 @@ def admission_of(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         dtype=core.dtype,
-        max_logprobs=settings.max_logprobs,
+        max_logprobs=settings.most_logprobs(model.vocab_size),
         refuses_rows=model.refuses_rows,
         grammars=KINDS,
         adapters=core.adapters,
@@ -293,7 +293,7 @@ def card_of(
         limits=Limits(
             max_model_len=bounds.max_model_len,
             max_num_seqs=bounds.max_num_seqs,
-            max_logprobs=settings.max_logprobs,
+            max_logprobs=settings.most_logprobs(model.vocab_size),
             max_prompt_embeds_abs=100 * model.embedding_abs_max if max_abs is None else max_abs,
         ),
         engine="torch",

@@ -172,8 +172,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             where the context leaves less.
         echo: return the prompt before the output, with `logprobs` its logprobs too; false when
             absent. Not with embeddings or media.
-        add_special_tokens: put the tokenizer's special tokens around a text, or the first text of
-            parts; true when absent.
+        add_special_tokens: put the tokenizer's special tokens around a text, or a first part that
+            is a text; true when absent. A prompt that begins with rows begins as they do: send a
+            begin token that is to follow them as `token_ids`.
     """
 
     prompt: str | list[int | str | PromptPart | list[int | PromptPart]] | None = None

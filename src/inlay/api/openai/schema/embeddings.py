@@ -84,6 +84,8 @@ class PromptsRequest(TextsRequest, kw_only=True):
 
     chat_template: Unserved = None
     input_type: Unserved = None
+    inputs: Unserved = None
+    prompt: Unserved = None
     media_io_kwargs: Unserved = None
 
     @property
@@ -142,6 +144,8 @@ class EmbeddingRequest(EncodedRequest, kw_only=True):
     dimensions: int | None = None
     normalize: bool | None = None
 
+    task: Unserved = None
+
 
 class PoolingRequest(EncodedRequest, kw_only=True):
     """A request to `/pooling`.
@@ -159,6 +163,8 @@ class PoolingRequest(EncodedRequest, kw_only=True):
 
 class ClassificationRequest(PromptsRequest, kw_only=True):
     """A request to `/classify`."""
+
+    task: Unserved = None
 
 
 class TextsUsage(msgspec.Struct, frozen=True):

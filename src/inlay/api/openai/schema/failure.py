@@ -2,8 +2,7 @@
 
 import msgspec
 
-from inlay.errors import InlayError
-from inlay.http.errors import shown
+from inlay.errors import ErrorBody
 
 
 class StreamFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
@@ -12,7 +11,6 @@ class StreamFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     error: dict[str, str | None]
 
     @classmethod
-    def of(cls, error: InlayError) -> "StreamFailure":
-        """Return the event of `error`."""
-        body = shown(error)
+    def of(cls, body: ErrorBody) -> "StreamFailure":
+        """Return the event of an error as clients see it."""
         return cls(error={"message": body.message, "type": body.type, "code": None})

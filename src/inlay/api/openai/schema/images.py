@@ -65,6 +65,15 @@ class ImagesRequest(Seeded, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
 
     background: Unserved = None
+    complexity: Unserved = None
+    frame_count: Unserved = None
+    frame_duration_ms: Unserved = None
+    height: Unserved = None
+    image: Unserved = None
+    images: Unserved = None
+    mask: Unserved = None
+    svg: Unserved = None
+    width: Unserved = None
     moderation: Unserved = None
     output_compression: Unserved = None
     quality: Unserved = None

@@ -79,6 +79,8 @@ class ResponsesRequest(RequestFields, kw_only=True):
         metadata: returned as it came: at most 16 entries, keys of 64 characters and values of 512.
         parallel_tool_calls: false allows at most one call; true when absent.
         reasoning: effort for the chat template.
+        prompt_cache_options: accepted; prefixes are always cached.
+        prompt_cache_retention: accepted; prefixes are always cached.
         safety_identifier: returned as it came.
         service_tier: accepted; there is one.
         tool_choice: "none", "auto", "required", `{"type": "function", "name"}`, or `{"type":
@@ -103,6 +105,8 @@ class ResponsesRequest(RequestFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     safety_identifier: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
     service_tier: str | None = None
     store: bool | None = None
     stream_options: StreamOptions | None = None
@@ -119,6 +123,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
     context_management: Unserved = None
     conversation: Unserved = None
     enable_response_messages: Unserved = None
+    image: Unserved = None
     moderation: Unserved = None
     previous_input_messages: Unserved = None
     previous_response_id: Unserved = None
