@@ -169,6 +169,39 @@ def test_a_chat_is_embedded_as_its_template_writes_it(embedder: str) -> None:
     assert continued["usage"]["prompt_tokens"] == len(ids_of(path, WRITTEN.strip(), special=False))
 
 
+def test_a_chat_gets_the_tokenizers_special_tokens_if_it_asks_for_them(
+    embedder: str, qwen3: str
+) -> None:
+    prefilled = [*CHAT[:1], {"role": "assistant", "content": [{"type": "text", "text": ""}]}]
+    for url, name, counts in ((embedder, "bert", 2), (qwen3, "qwen3", 1)):
+        path = tiny_embedding(name)
+        for messages, written, options in (
+            (CHAT, WRITTEN, {}),
+            (CHAT, WRITTEN + "answer : ", {"add_generation_prompt": True}),
+            (prefilled, "user : how many ships assistant : ", {"continue_final_message": True}),
+        ):
+            bare = answered(url, "/v1/embeddings", messages=messages, **options)
+            asked = {"messages": messages, "add_special_tokens": True, **options}
+            found = answered(url, "/v1/embeddings", **asked)
+            ids = ids_of(path, written)
+            assert found["usage"]["prompt_tokens"] == len(ids)
+            assert bare["usage"]["prompt_tokens"] == len(ids) - counts
+            assert np.allclose(vectors(found)[0], unit(path, ids), atol=1e-5)
+            assert not np.allclose(vectors(bare), vectors(found), atol=1e-3)
+            # Both ends of what is cut have them.
+            plain = ids_of(path, written, special=False)
+            before = ids[: len(ids) - len(plain) - (ids[-1] != plain[-1])]
+            after = ids[len(before) + len(plain) :]
+            room = 6 - counts
+            for side, kept in (("right", plain[:room]), ("left", plain[-room:])):
+                cut = {"truncate_prompt_tokens": 6, "truncation_side": side}
+                found = answered(url, "/v1/embeddings", **asked, **cut)
+                assert found["usage"]["prompt_tokens"] == 6
+                assert np.allclose(
+                    vectors(found)[0], unit(path, [*before, *kept, *after]), atol=1e-5
+                )
+
+
 def test_embeddings_may_stand_in_a_chat_that_a_decoder_embeds(qwen3: str) -> None:
     path = tiny_embedding("qwen3")
     rows = reference.embedded(path, ids_of(path, "how many ships", special=False))
@@ -176,6 +209,10 @@ def test_embeddings_may_stand_in_a_chat_that_a_decoder_embeds(qwen3: str) -> Non
     mixed = [{"role": "user", "content": [part]}, CHAT[1]]
     text = answered(qwen3, "/v1/embeddings", messages=CHAT)
     found = answered(qwen3, "/v1/embeddings", messages=mixed)
+    assert np.allclose(vectors(found), vectors(text), atol=1e-5)
+    assert found["usage"] == text["usage"]
+    text = answered(qwen3, "/v1/embeddings", messages=CHAT, add_special_tokens=True)
+    found = answered(qwen3, "/v1/embeddings", messages=mixed, add_special_tokens=True)
     assert np.allclose(vectors(found), vectors(text), atol=1e-5)
     assert found["usage"] == text["usage"]
 
@@ -189,7 +226,11 @@ def test_embeddings_may_stand_in_a_chat_that_a_decoder_embeds(qwen3: str) -> Non
         ({"input": [CHAT, [5]]}, "input", "list of several"),
         ({"messages": CHAT, "input": "x"}, "input", "either input or messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "must be a string"),
-        ({"messages": CHAT, "add_special_tokens": True}, "add_special_tokens", "template"),
+        (
+            {"messages": CHAT, "add_special_tokens": True, "truncate_prompt_tokens": 2},
+            "truncate_prompt_tokens",
+            "the special tokens of add_special_tokens take 2",
+        ),
         ({"messages": CHAT, "prompt_name": "query"}, "prompt_name", "as they are"),
         ({"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "the model's own"),
         ({"messages": CHAT, "media_io_kwargs": {"a": 1}}, "media_io_kwargs", "decoded in one way"),

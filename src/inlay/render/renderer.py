@@ -264,6 +264,16 @@ class Renderer:
             )
         return self._rows_tokenizer().prompt(text, marks, rows, media, keep=keep, side=side)
 
+    def with_special_tokens(self, prompt: Prompt) -> Prompt:
+        """Return a prompt between the special tokens that the tokenizer puts around a text."""
+        before, after = self._text_encoder().special_ids
+        return Prompt.of(Tokens(before), *prompt.segments, Tokens(after))
+
+    @property
+    def num_special_tokens(self) -> int:
+        """Number of special tokens that the tokenizer puts around a text."""
+        return sum(map(len, self._text_encoder().special_ids))
+
     def template_variables(self, *, tools: bool) -> frozenset[str]:
         """Return the variables that the chat template, with or without tools, reads.
 

@@ -47,6 +47,11 @@ class TextEncoder:
         )
         self._before, self._after = whole[:start], whole[start + len(bare) :]
 
+    @property
+    def special_ids(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and after a text."""
+        return self._before, self._after
+
     def encode(
         self,
         texts: Sequence[str],

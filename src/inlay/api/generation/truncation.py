@@ -55,6 +55,21 @@ class Truncation(NamedTuple):
         """Return a truncated prompt. Raises as `truncated`."""
         return truncated(prompt, self.keep, self.side)
 
+    def without(self, special: int) -> "Truncation":
+        """Return the truncation of a prompt that gets `special` more positions afterwards.
+
+        Raises `InvalidRequestError` if it keeps no others.
+        """
+        if self.keep is None:
+            return self
+        if self.keep <= special:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens keeps {self.keep} positions, and the special tokens of "
+                f"add_special_tokens take {special} of them",
+                param="truncate_prompt_tokens",
+            )
+        return self._replace(keep=self.keep - special)
+
     def check(self, length: int, param: str) -> None:
         """Raise `ContextLengthError` for a prompt that is too long."""
         if length > self.limit:

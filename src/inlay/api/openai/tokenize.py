@@ -60,6 +60,8 @@ def _chat(
         continue_final_message=continues,
         template_kwargs=request.chat_template_kwargs or {},
     )
+    if request.add_special_tokens:
+        prompt = renderer.with_special_tokens(prompt)
     return prompt.token_ids()
 
 

@@ -158,6 +158,7 @@ class Chats:
         paths: path in the request of each chat.
         embeddings: of the request.
         card: of the model.
+        special: put the tokenizer's special tokens around each chat.
     """
 
     chats: Sequence[list[dict[str, Any]]]
@@ -169,6 +170,7 @@ class Chats:
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: Mapping[str, Any]
+    special: bool
 
     def __len__(self) -> int:
         return len(self.chats)
@@ -191,6 +193,7 @@ class Chats:
             self.embeddings.media,
             named=[f"{param}[{number}].content" for number in range(len(messages))],
         )
+        cut = self.cut.without(self.renderer.num_special_tokens if self.special else 0)
         prompt = self.renderer.chat(
             chat.messages,
             rows=chat.rows,
@@ -198,13 +201,15 @@ class Chats:
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs=self.template_kwargs,
-            keep=self.cut.keep,
-            side=self.cut.side,
+            keep=cut.keep,
+            side=cut.side,
         )
-        prompt = self.cut.cut(prompt)
-        self.cut.check(len(prompt), param)
         if not len(prompt):
             raise InvalidRequestError(f"the chat template writes nothing for {param}", param=param)
+        prompt = cut.cut(prompt)
+        if self.special:
+            prompt = self.renderer.with_special_tokens(prompt)
+        self.cut.check(len(prompt), param)
         return prompt
 
 

@@ -108,11 +108,6 @@ def _chats(
         )
     check_count(call, len(chats), param)
     _check_no_prompt(request)
-    if request.add_special_tokens:
-        raise InvalidRequestError(
-            "add_special_tokens is of texts: a chat's special tokens are those of its template",
-            param="add_special_tokens",
-        )
     if embedding_card(model).lower_case:
         raise InvalidRequestError(
             f"the model `{model.name}` lowers its texts, which is not done to chats", param=param
@@ -128,6 +123,7 @@ def _chats(
         add_generation_prompt=bool(request.add_generation_prompt),
         continue_final_message=bool(request.continue_final_message),
         template_kwargs=request.chat_template_kwargs or {},
+        special=bool(request.add_special_tokens),
     )
 
 

@@ -63,8 +63,8 @@ class PromptsRequest(TextsRequest, kw_only=True):
         prompt_embeds: inputs as embeddings, for decoders: base64 of a tensor file, a source, or a
             list of these; instead of `input`. The shape is (num_tokens, hidden size), or (batch,
             num_tokens, hidden size) for that many inputs. Needs --enable-prompt-embeds.
-        add_special_tokens: add the tokenizer's special tokens around a text (true when absent). A
-            chat has those of its template, and refuses true; ids are taken as they are.
+        add_special_tokens: add the tokenizer's special tokens around a text (true when absent), or
+            around a chat, on top of its template's (false when absent); ids are taken as they are.
         add_generation_prompt: end a chat where the answer would begin (false when absent).
         continue_final_message: end a chat where the content of its last message ends (false when
             absent); not with `add_generation_prompt`.

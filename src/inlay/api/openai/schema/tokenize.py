@@ -14,8 +14,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         model: served name; the first model when absent.
         prompt: a text.
         messages: a chat of texts: embeddings and media have no tokens to show.
-        add_special_tokens: put the tokenizer's special tokens around a text; true when absent. A
-            chat has those of its template either way.
+        add_special_tokens: put the tokenizer's special tokens around a text (true when absent), or
+            around a chat, on top of its template's (false when absent).
         add_generation_prompt: end the chat where the answer begins; true when absent, unless
             `continue_final_message` is, which it excludes.
         continue_final_message: end the chat where the content of its last message ends; false when
