@@ -56,6 +56,7 @@ def make_lora(
     targets: Sequence[str] = ALL,
     size: float = 0.7,
     base: Callable[[], Any] | None = None,
+    save_embedding_layers: bool | str = "auto",
     **options: Any,
 ) -> Path:
     """Write a LoRA for `model` whose matrices are random and large enough to change the output.
@@ -75,7 +76,7 @@ def make_lora(
                 scale = size / parameter.shape[-1] ** 0.5
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     with _calmly():
-        adapted.save_pretrained(directory)
+        adapted.save_pretrained(directory, save_embedding_layers=save_embedding_layers)
     return directory
 
 

@@ -28,6 +28,7 @@ from inlay.adapter.config import (
     lora_config,
     parse_config,
 )
+from inlay.adapter.tables import DTYPES, CheckTable, is_table, refuse
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.prompt import DTYPE_SIZES
 from inlay.tensors.cast import NON_FINITE, largest_magnitude
@@ -52,8 +53,6 @@ _HALVES = {
 """Ends of the names of its matrices, A and B."""
 _CONFIGS = "lora_adapter_metadata"
 """Metadata of such a file: fields of PEFT's configurations, named by component."""
-
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +116,15 @@ class PromptFiles:
 AdapterFiles: TypeAlias = LoraFiles | PromptFiles
 
 
-def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
+def open_adapter(
+    directory: Path, *, max_bytes: int = 2**40, check_table: CheckTable = refuse
+) -> AdapterFiles:
     """Open an adapter's directory and check its structure; tensor data is not read yet.
 
     Args:
         directory: in PEFT's layout, or in diffusers', of a pipeline.
         max_bytes: limit for both files together.
+        check_table: checks each embedding table or head of a LoRA; what passes is left out.
 
     Raises:
         NotFoundError: no adapter in `directory`.
@@ -146,7 +148,7 @@ def open_adapter(directory: Path, *, max_bytes: int = 2**40) -> AdapterFiles:
     _check_size(config_size + _size(directory, WEIGHTS), max_bytes)
     tensors = _tensors(directory / WEIGHTS)
     if isinstance(config, LoraConfig):
-        return LoraFiles(directory, _pairs(config, tensors))
+        return LoraFiles(directory, _pairs(config, tensors, check_table))
     return PromptFiles(directory, config, _rows_of(config, tensors))
 
 
@@ -227,7 +229,7 @@ def check_finite(files: AdapterFiles) -> None:
     for tensor in files.tensors:
         if (
             prod(tensor.shape)
-            and largest_magnitude(_bits(tensor)) >= NON_FINITE[_DTYPES[tensor.dtype]]
+            and largest_magnitude(_bits(tensor)) >= NON_FINITE[DTYPES[tensor.dtype]]
         ):
             raise InvalidRequestError(
                 f"the adapter's tensor {quoted(tensor.name)} must be finite, and holds NaN or "
@@ -278,17 +280,17 @@ def elements(tensor: StoredTensor) -> npt.NDArray[Any]:
 
     The array owns its memory.
     """
-    return _bits(tensor).view(NUMPY_DTYPES[_DTYPES[tensor.dtype]]).reshape(tensor.shape)
+    return _bits(tensor).view(NUMPY_DTYPES[DTYPES[tensor.dtype]]).reshape(tensor.shape)
 
 
 def dtype_of(tensor: StoredTensor) -> str:
     """Return the dtype of such a tensor, one of `inlay.prompt.DTYPE_SIZES`."""
-    return _DTYPES[tensor.dtype]
+    return DTYPES[tensor.dtype]
 
 
 def _bits(tensor: StoredTensor) -> npt.NDArray[Any]:
     data = _read(tensor.file, tensor.offset, tensor.nbytes)
-    return np.frombuffer(data, BITS_DTYPES[DTYPE_SIZES[_DTYPES[tensor.dtype]]])
+    return np.frombuffer(data, BITS_DTYPES[DTYPE_SIZES[DTYPES[tensor.dtype]]])
 
 
 def _opened(path: Path) -> Any:
@@ -330,17 +332,17 @@ def _size(directory: Path, name: str) -> int:
 def _tensors(file: Path) -> dict[str, StoredTensor]:
     found: dict[str, StoredTensor] = {}
     for tensor in tensors_in(file, MAX_HEADER_BYTES):
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in DTYPES:
             raise InvalidRequestError(
                 f"the adapter's tensor {quoted(tensor.name)} is {quoted(tensor.dtype)}; allowed: "
-                f"{', '.join(_DTYPES)}"
+                f"{', '.join(DTYPES)}"
             )
         if len(tensor.shape) != 2 or min(tensor.shape) < 1:
             raise InvalidRequestError(
                 f"the adapter's tensor {quoted(tensor.name)} has shape {tensor.shape}; a matrix is "
                 "needed"
             )
-        if prod(tensor.shape) * DTYPE_SIZES[_DTYPES[tensor.dtype]] != tensor.nbytes:
+        if prod(tensor.shape) * DTYPE_SIZES[DTYPES[tensor.dtype]] != tensor.nbytes:
             raise InvalidRequestError(
                 f"the adapter's tensor {quoted(tensor.name)} of shape {tensor.shape} has "
                 f"{tensor.nbytes} bytes"
@@ -351,10 +353,14 @@ def _tensors(file: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _pairs(config: LoraConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, LoraPair]:
+def _pairs(
+    config: LoraConfig, tensors: Mapping[str, StoredTensor], check_table: CheckTable
+) -> dict[str, LoraPair]:
     pairs: dict[str, LoraPair] = {}
     for name, tensor in tensors.items():
-        if name.startswith(_PREFIX) and name.endswith(_DOWN):
+        if is_table(name):
+            check_table(tensor)
+        elif name.startswith(_PREFIX) and name.endswith(_DOWN):
             module = name.removeprefix(_PREFIX).removesuffix(_DOWN)
             up = tensors.get(f"{_PREFIX}{module}{_UP}")
             if up is None:
@@ -369,6 +375,8 @@ def _pairs(config: LoraConfig, tensors: Mapping[str, StoredTensor]) -> dict[str,
                 f"the adapter's tensor {quoted(name)} is none of a LoRA of linear layers "
                 f"({_PREFIX}*{_DOWN} and *{_UP})"
             )
+    if not pairs:
+        raise InvalidRequestError("the adapter has no matrices of a LoRA")
     return pairs
 
 

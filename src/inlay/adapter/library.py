@@ -23,6 +23,7 @@ from inlay.adapter.files import (
     open_adapter,
 )
 from inlay.adapter.s3 import request_of
+from inlay.adapter.tables import ignore, refuse, unchanged_from
 from inlay.errors import InvalidRequestError, NotFoundError
 
 _CHUNK = 1024 * 1024
@@ -54,17 +55,26 @@ class AdapterLibrary:
         cache_dir: directory of fetched adapters; None for a temporary one.
         cache_bytes: size limit of the cache.
         max_bytes: size limit of one adapter.
+        model: directory of the model, which tables in an adapter must equal; without one, or with
+            others, they are refused.
 
     Raises:
         InvalidRequestError: an entry of `allowed` is not an address.
     """
 
     def __init__(
-        self, allowed: Sequence[str], *, cache_dir: Path | None, cache_bytes: int, max_bytes: int
+        self,
+        allowed: Sequence[str],
+        *,
+        cache_dir: Path | None,
+        cache_bytes: int,
+        max_bytes: int,
+        model: Path | None = None,
     ) -> None:
         self._allowed = AllowedSources(allowed)
         self._cache = AdapterCache(cache_dir, cache_bytes)
         self._max_bytes = max_bytes
+        self._check_table = refuse if model is None else unchanged_from(model)
 
     def open(self, address: str, sha256: str | None = None) -> Opened:
         """Fetch and check the adapter at an address.
@@ -90,7 +100,9 @@ class AdapterLibrary:
         self._allowed.check(where)
         lease = self._lease(where, sha256)
         try:
-            files = open_adapter(lease.directory, max_bytes=self._max_bytes)
+            files = open_adapter(
+                lease.directory, max_bytes=self._max_bytes, check_table=self._check_table
+            )
             check_finite(files)
             return Opened(files, content_id(files), lease)
         except BaseException:
@@ -127,7 +139,7 @@ class AdapterLibrary:
             # A symbolic link may lead outside the allowed directories.
             self._allowed.check(Address("file", "", str(directory / name)))
         if sha256 is not None:
-            open_adapter(directory, max_bytes=self._max_bytes)
+            open_adapter(directory, max_bytes=self._max_bytes, check_table=ignore)
         _check_sum(directory, sha256)
         return Lease(directory)
 
@@ -150,8 +162,8 @@ class AdapterLibrary:
             except NotFoundError as error:
                 raise (missing or error) from error
             _hold(found, sha256)
-            # Check before adding: the cache holds valid adapters only.
-            check_finite(open_adapter(incoming, max_bytes=self._max_bytes))
+            # Check before adding: the cache holds valid adapters only, of whatever model.
+            check_finite(open_adapter(incoming, max_bytes=self._max_bytes, check_table=ignore))
             return self._cache.add(incoming, f"{found}-{config}")
 
     def _fetch_http(self, where: Address, target: Path, max_bytes: int) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 import msgspec
@@ -400,6 +401,7 @@ async def host_of(
         cache_dir=settings.lora_cache_dir,
         cache_bytes=settings.lora_cache_bytes,
         max_bytes=settings.max_lora_bytes,
+        model=Path(engine.card.path),
     )
     adapters = AdapterRegistry(
         engine, library, secret, most=settings.cpu_loras, drain_seconds=settings.lora_drain_timeout

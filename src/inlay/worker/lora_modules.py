@@ -8,6 +8,7 @@ import msgspec
 from inlay.adapter import LoraFiles, open_adapter
 from inlay.adapter.address import AllowedSources, parse
 from inlay.adapter.files import check_fits, shapes_of
+from inlay.adapter.tables import ignore, unchanged_from
 from inlay.commands import LoadAdapter
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError, NotFoundError
@@ -62,7 +63,12 @@ def _check_files(order: LoadAdapter, settings: EngineSettings, allowed: AllowedS
     ):
         return
     allowed.check(where)
-    files = open_adapter(directory, max_bytes=settings.max_lora_bytes)
+    model = Path(settings.model).expanduser()
+    files = open_adapter(
+        directory,
+        max_bytes=settings.max_lora_bytes,
+        check_table=unchanged_from(model) if model.is_dir() else ignore,
+    )
     if not isinstance(files, LoraFiles):
         return
     elsewhere = "--enable-lora" in settings.engine_arguments
@@ -72,7 +78,6 @@ def _check_files(order: LoadAdapter, settings: EngineSettings, allowed: AllowedS
         raise InvalidRequestError(
             f"it has rank {files.rank}; allowed: at most {settings.max_lora_rank} (--max-lora-rank)"
         )
-    model = Path(settings.model).expanduser()
     if model.is_dir():
         check_fits(files, shapes_of(model))
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from inlay.digest import Secret, media_digest
 from inlay.engine.settings import EngineSettings
@@ -289,6 +290,19 @@ async def test_a_directory_without_an_image_processor_serves_text(tmp_path: Path
         check("llava", await answer(engine, prompt_of(engine, text)), text)
 
 
+def renamed(lora: Path, to: Path, outer: str, *, keep: bool = False) -> Path:
+    """A LoRA whose modules are named as older libraries did, `outer` before `layers`."""
+    shutil.copytree(lora, to)
+    file = to / "adapter_model.safetensors"
+    stored = load_file(file)
+    older = {
+        f"base_model.model.{outer}layers.{name.partition('layers.')[2]}": tensor.clone()
+        for name, tensor in stored.items()
+    }
+    save_file({**stored, **older} if keep else older, file)
+    return to
+
+
 @pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
 async def test_an_adapter_of_the_language_model_decodes_as_pefts_merged_model_does(
     family: str, tmp_path: Path
@@ -303,6 +317,14 @@ async def test_an_adapter_of_the_language_model_decodes_as_pefts_merged_model_do
         prompt = prompt_of(engine, PARTS)
         check(family, await answer(engine, prompt))
         check(family, await answer(engine, prompt, adapter="a"), model=merged)
+        for age, older in enumerate(("", "language_model.model.", "model.", "language_model.")):
+            path = renamed(lora, tmp_path / f"older {age}", older)
+            await load(engine, "older", path)
+            check(family, await answer(engine, prompt, adapter="older"), model=merged)
+            await engine.unload_adapter("older")
+        both = renamed(lora, tmp_path / "both", "model.", keep=True)
+        with pytest.raises(InvalidRequestError, match="two names for one module"):
+            await load(engine, "both", both)
         tower = adapters.make_lora(
             tmp_path / "tower",
             vision(family),

@@ -100,7 +100,7 @@ def loosened(schema: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     Each definition refers to parts of itself alone.
     """
     definitions, until = dict(schema["$defs"]), time.thread_time() + 2 * MAX_SECONDS
-    for name in definitions.keys() & set(names):
+    for name in (name for name in names if name in definitions):
         try:
             definitions[name] = _loosened(name, definitions[name], until)
         except ValueError:

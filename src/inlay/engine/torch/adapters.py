@@ -1,6 +1,8 @@
 """The loaded LoRA adapters of an engine: host copies, and those in the model's slots."""
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -9,9 +11,13 @@ from torch import Tensor
 
 from inlay.adapter import LoraFiles, LoraPair, open_adapter
 from inlay.adapter.files import check_fits, elements
+from inlay.adapter.tables import ignore
 from inlay.engine.torch.lora import BASE, LoraBank, LowRankPair
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.tensors.table import StoredTensor
+
+_OUTER = re.compile(r"^(?:(?:model|language_model|text_model)\.)+")
+"""Names of modules around a language model, which differ by the age of transformers."""
 
 
 class Kept(NamedTuple):
@@ -145,8 +151,11 @@ def read_lows(
 
 
 def lora_files(directory: str) -> LoraFiles:
-    """Open the files of a LoRA. Raises as `open_adapter`, or `InvalidRequestError` for others."""
-    files = open_adapter(Path(directory))
+    """Open the files of a LoRA. Raises as `open_adapter`, or `InvalidRequestError` for others.
+
+    Its tables have been compared with the model's by whoever fetched it.
+    """
+    files = open_adapter(Path(directory), check_table=ignore)
     if not isinstance(files, LoraFiles):
         raise InvalidRequestError("the adapter is not a LoRA")
     return files
@@ -166,6 +175,7 @@ def lows_of(
             f"the adapter has rank {files.rank}; allowed: at most {bank.rank} (--max-lora-rank)"
         )
     shapes = bank.shapes()
+    files = replace(files, modules=_named_as(files.modules, shapes))
     unknown = sorted(set(files.modules) - set(shapes))
     if unknown:
         raise InvalidRequestError(
@@ -176,6 +186,25 @@ def lows_of(
         )
     check_fits(files, shapes)
     return {name: _low(name, pair, dtype, pinned) for name, pair in files.modules.items()}
+
+
+def _named_as(
+    modules: Mapping[str, LoraPair], shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, LoraPair]:
+    """Return modules by the names of this model, where they differ in `_OUTER` alone.
+
+    Before transformers 4.52 the language model of an image-text model was `language_model.model` or
+    `model`, and is now `model.language_model`; adapters of a text model may be served on it, and
+    the other way round.
+    """
+    here = {_OUTER.sub("", name): name for name in shapes}
+    found: dict[str, LoraPair] = {}
+    for name, pair in modules.items():
+        there = name if name in shapes else here.get(_OUTER.sub("", name), name)
+        if there in found:
+            raise InvalidRequestError(f"the adapter has two names for one module: {there[:80]}")
+        found[there] = pair
+    return found
 
 
 def _low(name: str, pair: LoraPair, dtype: torch.dtype, pinned: bool) -> LowRankPair:
