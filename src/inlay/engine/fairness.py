@@ -145,17 +145,24 @@ class Shares(Generic[S]):
         These are all of worse priority; and, where its client stays within its share, those of
         other clients that are in excess.
         """
-        priority, own = sequence.order[0], self.excess(sequence, pages)
-        return [
-            other
+        priority, least = sequence.order[0], _IN_TURN if sequence.in_turn else 0.0
+        some = [
+            (rank, other)
             for rank, other in reversed(self._ranked)
             if rank.priority > priority
             or (
                 rank.priority == priority
-                and own <= 0
-                and rank.excess > own
+                and rank.excess > least
                 and other.client != sequence.client
             )
+        ]
+        if all(rank.priority > priority for rank, _ in some):
+            return [other for _, other in some]  # whatever its own excess is, which takes long
+        own = self.excess(sequence, pages)
+        return [
+            other
+            for rank, other in some
+            if rank.priority > priority or (own <= 0 and rank.excess > own)
         ]
 
 

@@ -32,7 +32,7 @@ class PageHoldings:
     def after(self, client: str | None, pages: Pages) -> int:
         """As `inlay.engine.fairness.Holdings`."""
         held = self._held.get(client, set())
-        new = len(pages.held) - len(held.intersection(pages.held))
+        new = len(pages.held) - (len(held.intersection(pages.held)) if held else 0)
         return len(held) + new + self._lacking[client] + pages.lacking
 
 
@@ -104,6 +104,39 @@ class StepShares:
         """Running sequences that would give their pages to `sequence`, likewise."""
         found = self.pages.yielding(sequence, pages)
         return found + [one for one in self._unread_before(sequence) if one not in found]
+
+    def preempted_for(
+        self, sequence: Sequence, pages: Pages, short: int, table: PageTable, *, full: bool
+    ) -> list[Sequence] | None:
+        """Return those to preempt until a waiting sequence has a place and pages; None: never.
+
+        Args:
+            sequence: waiting.
+            pages: that it would find, and take.
+            short: pages that it lacks even if those that it finds are in use.
+            table: of the pages.
+            full: it lacks a place, too.
+        """
+        chosen = self.yielding_places(sequence)[:1] if full else []
+        others = None if full else self.yielding_pages(sequence, pages)
+        if others is not None and short > sum(map(self._most_gained, others)):
+            return None  # without a look at each page
+        missing = short + table.num_unreferenced(pages.held)
+        gain = Gain(table)
+        for other in chosen:
+            gain.add(other, self._outstanding(other))
+        if missing <= gain.pages:
+            return chosen
+        for other in self.yielding_pages(sequence, pages) if others is None else others:
+            if other not in chosen:
+                chosen.append(other)
+                gain.add(other, self._outstanding(other))
+                if missing <= gain.pages:
+                    return chosen
+        return None
+
+    def _most_gained(self, sequence: Sequence) -> int:
+        return self._outstanding(sequence) + sum(len(run.pages) for run in sequence.pages)
 
     def _unread_before(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences that are paused, if `sequence` has run before.

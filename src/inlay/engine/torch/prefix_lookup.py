@@ -1,7 +1,8 @@
 """Cached pages of a sequence, pages that others compute, and sequences that wait for pages."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
@@ -10,18 +11,33 @@ from inlay.prompt import split_point
 
 
 @dataclass(frozen=True, slots=True)
-class Hits:
+class Hits(Collection[int]):
     """Cached pages with which a sequence can continue up to page index `stop`.
 
-    For each group, the last pages before it that are needed.
+    For each group, the last pages before it that are needed; good until the next look-up.
     """
 
     stop: int
     pages: list[list[int]]
 
+    def __len__(self) -> int:
+        """Return the number of pages of all groups."""
+        return sum(map(len, self.pages))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.pages)
+
+    def __contains__(self, page: object) -> bool:
+        return any(page in pages for pages in self.pages)
+
 
 class PrefixLookup:
-    """Finds cached pages of sequences; changes nothing."""
+    """Finds cached pages of sequences; changes nothing.
+
+    A sequence that waits is looked at in each step. What was found of it in groups without a window
+    is kept with it: only what the cache forgot since then makes that shorter, and it can become
+    longer at its end alone. So a further look takes as long as what has changed.
+    """
 
     def __init__(self, cache: PrefixCache, bounds: EngineLimits) -> None:
         self._cache = cache
@@ -44,9 +60,16 @@ class PrefixLookup:
             for group in range(len(sequence.pages))
         )
         found = [
-            self.found(sequence, group, range(start, stop)) for group, start in enumerate(starts)
+            self._kept(sequence, group, stop)
+            if not first and self._bounds.windows[group] is None
+            else self.found(sequence, group, range(start, stop))
+            for group, start in enumerate(starts)
         ]
         return Hits(stop, found)
+
+    def _kept(self, sequence: Sequence, group: int, stop: int) -> list[int]:
+        pages = sequence.cached[group]
+        return pages if len(pages) == stop else pages[:stop]
 
     def _cached_until(self, sequence: Sequence, first: int, stop: int) -> int:
         """Return the last page index up to `stop` that cached pages from `first` on reach.
@@ -56,9 +79,12 @@ class PrefixLookup:
         and i is tried next.
         """
         size = self._bounds.page_size
+        if not first:
+            self._forget_lost(sequence)
         for group, window in enumerate(self._bounds.windows):
             if window is None:
-                stop = self._missing(sequence, group, first, stop)
+                missing = self._missing if first else self._grown
+                stop = missing(sequence, group, first, stop)
         while stop > first:
             shorter = stop
             for group, window in enumerate(self._bounds.windows):
@@ -72,6 +98,29 @@ class PrefixLookup:
             stop = shorter
         return stop
 
+    def _forget_lost(self, sequence: Sequence) -> None:
+        """Cut what was found of a sequence at the first page that the cache has forgotten."""
+        lost = self._cache.forgotten_since(sequence.looked_up_at)
+        sequence.looked_up_at = self._cache.num_forgotten
+        if lost is None:
+            sequence.forget_cached()
+            return
+        for index, digest, group in lost:
+            pages = sequence.cached[group]
+            if index < len(pages) and self._digest(sequence, index) == digest:
+                del pages[index:]
+
+    def _grown(self, sequence: Sequence, group: int, start: int, stop: int) -> int:
+        """Return as `_missing`, from what was found before on."""
+        pages = sequence.cached[group]
+        for index in range(len(pages), stop):
+            digest = self._digest(sequence, index)
+            page = None if digest is None else self._cache.find_at(index, digest, group)
+            if page is None:
+                return index
+            pages.append(page)
+        return min(stop, len(pages))
+
     def _missing(self, sequence: Sequence, group: int, start: int, stop: int) -> int:
         """Return the first page index from `start` to `stop` that is not cached in `group`."""
         for index in range(start, stop):
@@ -84,8 +133,11 @@ class PrefixLookup:
         pages = (self._cached(sequence, group, index) for index in indices)
         return [page for page in pages if page is not None]
 
+    def _digest(self, sequence: Sequence, index: int) -> bytes | None:
+        return sequence.page_digest(index, self._bounds.page_size)
+
     def _cached(self, sequence: Sequence, group: int, index: int) -> int | None:
-        digest = sequence.page_digest(index, self._bounds.page_size)
+        digest = self._digest(sequence, index)
         return None if digest is None else self._cache.find(digest, group)
 
 

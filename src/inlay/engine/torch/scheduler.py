@@ -25,7 +25,7 @@ written to are scrubbed if its sequence ends meanwhile.
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
@@ -36,7 +36,7 @@ from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.prefix_cache import PrefixCache
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.fairness import Gain, StepShares, pass_over
+from inlay.engine.torch.fairness import StepShares, pass_over
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput
 from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, Parking, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
@@ -230,18 +230,21 @@ class Scheduler:
                 continue
             if self._waits_for_rows(sequence, cached * self.bounds.page_size):
                 continue
-            found = () if hits is None else tuple(chain.from_iterable(hits.pages))
+            found: Collection[int] = () if hits is None else hits
             start = cached * self.bounds.page_size
             pages = Pages(found, self.bounds.pages_missing(start, sequence.length))
             if kept_for and self._shares.pages.excess(sequence, pages) > 0:
                 continue
-            missing = pages.lacking + self.table.num_unreferenced(found)
-            missing += promised - self.table.available
+            # Even if what it finds is in use; to look at each page takes long.
+            short = pages.lacking + promised - self.table.available
             # Alone it fits, if need be by smaller chunks.
-            if full or (self.running and missing > 0):
+            if full or (
+                self.running and (short > 0 or short + self.table.num_unreferenced(found) > 0)
+            ):
                 if self.blocked:
                     continue  # the next plan is made when what is launched has been read
-                if not self._preempt_for(sequence, pages, missing):
+                chosen = self._shares.preempted_for(sequence, pages, short, self.table, full=full)
+                if chosen is None or not all(map(self._preempt, chosen)):
                     pass_over(sequence)
                     # Others may start before it for a while; then the pages that come free are kept
                     # for it, but for clients within their share.
@@ -287,27 +290,6 @@ class Scheduler:
             shares = self._shares.of_places(chain(self.running, self.waiting))
             order = [sequence for sequence in shares.order if sequence not in running]
         return tuple(islice((one for one in order if not one.paused), self.bounds.max_num_seqs))
-
-    def _preempt_for(self, sequence: Sequence, pages: Pages, missing: int) -> bool:
-        """Preempt others until a waiting sequence has a place and `missing` pages.
-
-        False if none can be.
-        """
-        full = len(self.running) >= self.bounds.max_num_seqs
-        chosen = self._shares.yielding_places(sequence)[:1] if full else []
-        gain = Gain(self.table)
-        for other in chosen:
-            gain.add(other, self._pages_outstanding(other))
-        if missing > gain.pages:
-            for other in self._shares.yielding_pages(sequence, pages):
-                if other not in chosen:
-                    chosen.append(other)
-                    gain.add(other, self._pages_outstanding(other))
-                    if missing <= gain.pages:
-                        break
-            else:
-                return False
-        return all(map(self._preempt, chosen))
 
     def _preempt(self, sequence: Sequence) -> bool:
         """Take the pages away; False while some of its chunks are unread.
@@ -359,6 +341,7 @@ class Scheduler:
         size = self.bounds.page_size
         first = sequence.num_computed_tokens // size
         sequence.num_computed_tokens = hits.stop * size
+        sequence.forget_cached()
         self._free_passed_pages(sequence, sequence.num_computed_tokens)
         for run, pages in zip(sequence.pages, hits.pages, strict=True):
             self.table.share(run, pages)

@@ -45,6 +45,9 @@ class Sequence:
             when the launched steps have run.
         has_pending_token: True if its next token is sampled on the device and not read yet.
         num_verified_pages: page index up to which the pages gave finite logits.
+        cached: while nothing of it is computed, the pages from its first on that were found cached,
+            for each page group without a window.
+        looked_up_at: `PrefixCache.num_forgotten` when they were.
         cached_tokens: prompt positions that came from the prefix cache before the first preemption.
         scored: prompt positions whose logprobs were emitted, or are not wanted.
         starved_steps: consecutive steps in which it could not be scheduled for lack of room.
@@ -70,10 +73,12 @@ class Sequence:
         "_rope",
         "adapter",
         "atomic",
+        "cached",
         "cached_tokens",
         "expires",
         "grammar",
         "has_pending_token",
+        "looked_up_at",
         "media",
         "num_computed_tokens",
         "num_verified_pages",
@@ -127,6 +132,8 @@ class Sequence:
         self.has_pending_token = False
         self.paused = False
         self.num_verified_pages = 0
+        self.forget_cached()
+        self.looked_up_at = 0
         self.cached_tokens = 0
         self._admitted = time.monotonic()
         self._queued = 0.0
@@ -239,6 +246,10 @@ class Sequence:
         """Mark it as scheduled for the first time; its time in the queue goes into its usage."""
         if not self._queued:
             self._queued = time.monotonic() - self._admitted
+
+    def forget_cached(self) -> None:
+        """Nothing is known any more of its cached pages."""
+        self.cached: tuple[list[int], ...] = tuple([] for _ in self.pages)
 
     def begin_again(self) -> None:
         """Nothing of it is computed any more: it was preempted."""
