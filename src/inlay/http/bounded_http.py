@@ -144,18 +144,26 @@ class BoundedHttp(Connection):
         """Keep a half-closed connection whose client has sent a whole request.
 
         Such a client may still read the answer. A client that has left looks the same until
-        something is sent to it. So an interim response is sent, which every HTTP/1.1 client ignores
-        (RFC 9110, 15.2): if the client has left, it causes a reset and the request ends. TLS has no
-        half-closed connections.
+        something is sent to it. So something is sent that says nothing: if the client has left, it
+        causes a reset and the request ends. TLS has no half-closed connections.
         """
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
             return False
         cycle.keep_alive = False
-        if not self.pipeline and not cycle.response_started and self.scope["http_version"] == "1.1":
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not self.pipeline:
+            self.transport.write(self._says_nothing(cycle))
         self._look_for_reset()
         return True
+
+    def _says_nothing(self, cycle: RequestResponseCycle) -> bytes:
+        """Return bytes that a client ignores here; HTTP/1.0 has some for events alone."""
+        if not cycle.response_started:
+            # Every HTTP/1.1 client ignores an interim response (RFC 9110, 15.2).
+            known = self.scope["http_version"] == "1.1"
+            return b"HTTP/1.1 100 Continue\r\n\r\n" if known else b""
+        # The size of the next chunk begins with it (RFC 9112, 7.1).
+        return b"0" if cycle.chunked_encoding else self.comment
 
     def _look_for_reset(self) -> None:
         """Close the connection if it was reset; else check again later."""

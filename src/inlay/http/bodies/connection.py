@@ -32,10 +32,12 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         refusal: error of a body that is not read further, or None.
+        comment: what readers of a response ignore that ends with the connection.
     """
 
     _given_up = False
     refusal: InlayError | None = None
+    comment = b""
 
     def on_headers_complete(self) -> None:
         """Start the app; called by the parser."""
@@ -144,8 +146,11 @@ class Exchange:
         async def unframed(message: Message) -> None:
             nonlocal sized
             if message["type"] == "http.response.start":
-                sized = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                headers = {name.lower(): value for name, value in message["headers"]}
+                sized = b"content-length" in headers
                 cycle.chunked_encoding = None if sized else False
+                if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+                    self._connection.comment = b":\n\n"
             elif not sized:
                 # uvicorn compares what was promised with what is sent.
                 cycle.expected_content_length += len(message.get("body", b""))
