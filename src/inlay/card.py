@@ -277,9 +277,10 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "noise", the model's own numbers are rounding.
         reference: library, version, attention and dtype that it was compared with.
         distance: largest error over the reference's own rounding; 1 is as near as rounding.
-        place: prompt and step where it is.
         bound: over which it is not served as it is.
-        worst_layer: largest distance of one layer, given the reference's input; 0 if not compared.
+        distances: by prompt and step.
+        layers: distance of each decoder layer, given the reference's input; empty if they were not
+            compared.
         noise: typical rounding of the reference, relative to its logits.
         num_modules: replaced modules that were compared.
         left_out: paths of those that were left as they were.
@@ -289,9 +290,9 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result: str
     reference: str
     distance: float = 0.0
-    place: str = ""
     bound: float = 0.0
-    worst_layer: float = 0.0
+    distances: dict[str, float] = {}
+    layers: tuple[float, ...] = ()
     noise: float = 0.0
     num_modules: int = 0
     left_out: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import uvloop
 
 from inlay import liveness
@@ -114,6 +115,7 @@ def _worker(worker: FleetWorker) -> dict[str, Any]:
         "engine": f"{card.engine} {card.engine_version}",
         "dtype": card.dtype,
         "weights_id": card.weights_id,
+        "self_check": msgspec.to_builtins(card.self_check),
         "secret_fingerprint": card.secret_fingerprint,
         "protocol": beat.protocol,
     }

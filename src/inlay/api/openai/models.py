@@ -131,5 +131,6 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         embedding=_embedding(card.embedding),
         media=_media(card, settings.max_media_bytes),
         image=_image(card),
+        self_check=card.self_check or msgspec.UNSET,
         adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

@@ -35,7 +35,7 @@ from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.self_check.modules import ModuleCheck
-from inlay.engine.torch.self_check.start import checked
+from inlay.engine.torch.self_check.start import Subject, checked
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.tensor_parallel.sharding import is_divided, shard
@@ -213,11 +213,13 @@ class CausalModel:
         if language_only:
             drop_tower_layers(parsed)
 
+        dtype = dtype_of(settings.dtype, config, device)
+
         def read() -> tuple[Any, Any]:
             model = load(
                 getattr(transformers, family.architecture),
                 directory,
-                dtype=dtype_of(settings.dtype, config, device),
+                dtype=dtype,
                 attn_implementation=(
                     IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
                 ),
@@ -249,7 +251,9 @@ class CausalModel:
         if group is not None and group.rank > 0:
             found = wrap(*read(), ModuleCheck())
         else:
-            found = checked(settings.self_check, read, wrap, directory, max_model_len, family)
+            variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
+            subject = Subject(directory, family, max_model_len, dtype, variant)
+            found = checked(settings.self_check, subject, read, wrap)
         if settings.hidden_projector is not None:
             file = Path(settings.hidden_projector)
             found.projector = Projector(file, found.hidden_size, found.dtype, found.device)

@@ -135,6 +135,16 @@ class EngineMetrics(Collector):
         for worker in self._seen:
             up.add_metric([worker.model, worker.id], worker.stats is not None)
         yield up
+        distance = GaugeMetricFamily(
+            "inlay:self_check_distance",
+            "Error of a model's numbers over the rounding of its own code; 1 is rounding.",
+            labels=(*_LABELS, "result"),
+        )
+        for ready in self._workers():
+            if (check := ready.card.self_check) is not None:
+                labels = [ready.card.name, ready.id, check.result]
+                distance.add_metric(labels, check.distance)
+        yield distance
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, field in rows:
                 metric = family(name, text, labels=_LABELS)

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from inlay.card import Exactness, Refusal
+from inlay.card import Exactness, Refusal, SelfCheck
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
@@ -96,6 +96,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         embedding: options of a model that makes embeddings or scores.
         media: limits of images, audio and video; of a model that takes any.
         image: sizes and tensors of a model that makes images.
+        self_check: comparison of the loaded model with its own code, at its worker's start.
         adapters: names of the loaded adapters.
     """
 
@@ -120,6 +121,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingFacts | msgspec.UnsetType = msgspec.UNSET
     media: MediaFacts | msgspec.UnsetType = msgspec.UNSET
     image: ImageFacts | msgspec.UnsetType = msgspec.UNSET
+    self_check: SelfCheck | msgspec.UnsetType = msgspec.UNSET
     adapters: list[str] = []
 
 

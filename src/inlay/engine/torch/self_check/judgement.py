@@ -40,19 +40,24 @@ _CHUNKS = (9, COUNT - DECODED - 9, *(1,) * DECODED)
 
 
 class Judgement(NamedTuple):
-    """What the check found.
+    """Result of the comparison of a whole model.
 
     Attributes:
-        distance: the largest of a group of positions, 1 for one as near as rounding.
-        place: that group.
+        distances: of groups of positions, 1 for one as near as rounding.
         layers: distance of each decoder layer; empty if they were not checked.
         noise: typical noise of the reference.
     """
 
-    distance: float
-    place: str
+    distances: dict[str, float]
     layers: tuple[float, ...]
     noise: float
+
+    @property
+    def distance(self) -> float:
+        """The largest of a group; not a number if one is not."""
+        return (
+            math.nan if any(map(math.isnan, found := list(self.distances.values()))) else max(found)
+        )
 
     @property
     def right(self) -> bool:
@@ -61,17 +66,20 @@ class Judgement(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """What is over its bound."""
+        """Places that are over their bound."""
         wrong = [
             f"layer {index} by {layer:.3g} (allowed: {LAYER_BOUND:g})"
             for index, layer in enumerate(self.layers)
             if not layer <= LAYER_BOUND
         ]
-        if not self.distance <= BOUND:
-            wrong.insert(0, f"logits ({self.place}) by {self.distance:.3g} (allowed: {BOUND:g})")
+        logits = [
+            f"logits ({place}) by {distance:.3g} (allowed: {BOUND:g})"
+            for place, distance in self.distances.items()
+            if not distance <= BOUND
+        ]
         if len(wrong) > 4:
             wrong[4:] = [f"and {len(wrong) - 4} layers more"]
-        return ", ".join(wrong)
+        return ", ".join([*logits, *wrong])
 
 
 def judge(model: "CausalModel", reference: Reference) -> Judgement:
@@ -89,9 +97,7 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
     for prompt, own, usual in zip(reference.prompts, error, noise, strict=True):
         for name, part in (("chunks", slice(COUNT - DECODED)), ("decoding", slice(-DECODED, None))):
             found[f"{prompt.kind}, {name}"] = _mean_ratio(own[part], usual[part], floor)
-    # Not a number is larger than any.
-    place = max(found, key=lambda name: (found[name] != found[name], found[name]))
-    return Judgement(found[place], place, layers, float(noise.median()))
+    return Judgement(found, layers, float(noise.median()))
 
 
 def _mean_ratio(error: Tensor, noise: Tensor, floor: float) -> float:

@@ -1,7 +1,7 @@
 """The module ring: a module that replaces others is compared with them, per element."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,14 +24,22 @@ class ModuleCheck:
 
     Attributes:
         plain: nothing is to be replaced.
+        known: modules that are not to be replaced, all others are; None to compare them.
         checked: number of comparisons.
         left_out: paths of modules that were not replaced, each with its difference.
     """
 
-    def __init__(self, kept: Kept | None = None, *, plain: bool = False) -> None:
+    def __init__(
+        self,
+        kept: Kept | None = None,
+        *,
+        plain: bool = False,
+        known: Collection[str] | None = None,
+    ) -> None:
         """Compare with `kept` rows, and on made ones where there are none."""
         self._kept = kept or {}
         self.plain = plain
+        self.known = known
         self.checked = 0
         self.left_out: dict[str, float] = {}
 
@@ -61,6 +69,8 @@ class ModuleCheck:
         allowed = roundings * TOLERANCE[like.dtype]
         if self.plain:
             return False
+        if self.known is not None:
+            return not any(path in self.known for path in paths)
         kept = [self._kept[path] for path in paths if path in self._kept]
         given = kept[0][0] if kept else None
         if given is None or given.shape[1] != size or given.dtype != like.dtype:

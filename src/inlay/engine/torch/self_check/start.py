@@ -4,13 +4,17 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from inlay.card import SelfCheck
+from inlay.engine.torch.self_check.fingerprint import Fingerprint, comparer, find, keep, key_of
 from inlay.engine.torch.self_check.judgement import BOUND, MOST_NOISE, Judgement, judge
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.weights.media_families import Family
+from inlay.engine.weights import weights_id
 from inlay.errors import EngineError
 
 if TYPE_CHECKING:
@@ -25,35 +29,88 @@ Wrap = Callable[[Any, Any, ModuleCheck], "CausalModel"]
 """Replaces the modules that the check finds the same."""
 
 
-def checked(
-    mode: str,
-    read: Read,
-    wrap: Wrap,
-    directory: Path,
-    max_model_len: int,
-    family: Family,
-) -> "CausalModel":
+class Subject(NamedTuple):
+    """A model that is to be loaded.
+
+    Attributes:
+        directory: its files.
+        family: its family.
+        max_model_len: positions that it is served with.
+        dtype: that it is served in.
+        variant: settings that change which modules are replaced, and by what.
+    """
+
+    directory: Path
+    family: Family
+    max_model_len: int
+    dtype: torch.dtype
+    variant: tuple[object, ...] = ()
+
+
+def checked(mode: str, subject: Subject, read: Read, wrap: Wrap) -> "CausalModel":
     """Load a model and compare it with its own code.
 
     A model that is further from it than rounding explains is loaded again without faster modules.
 
     Args:
         mode: as `EngineSettings.self_check`.
+        subject: the model.
         read: called again if the model is loaded again.
         wrap: called with what `read` returned.
-        directory: files of the model.
-        max_model_len: positions that it is served with.
-        family: of the model.
 
     Raises:
         EngineError: its numbers are wrong even so; in mode strict, anything differs.
     """
     if mode == "off":
         return wrap(*read(), ModuleCheck())
+    key = key_of(
+        weights_id(subject.directory), subject.dtype, subject.max_model_len, subject.family
+    )
+    known = find(key)
+    if known is not None and not (mode == "strict" and known.left_out):
+        found = _as_before(known, subject, read, wrap)
+        if found is not None:
+            return found
+    return _for_the_first_time(mode, key, subject, read, wrap)
+
+
+def _as_before(
+    known: Fingerprint, subject: Subject, read: Read, wrap: Wrap
+) -> "CausalModel | None":
+    """Load the model by what an earlier start found; None if it is wrong now."""
+    same = known.compared_by == comparer(*subject.variant)
+    # The reference is good for all; which modules agree, where other code or another CPU ran.
+    check = ModuleCheck(known=known.left_out if same else None)
+    model = wrap(*read(), check)
+    begun = time.monotonic()
+    try:
+        reference = known.reference(model.device)
+    except ValueError as error:
+        _logger.info("the self-check of an earlier start is not used: %s", error)
+        return None
+    judgement = judge(model, reference)
+    if not judgement.right or (not same and check.left_out):
+        # In full, to say what is wrong.
+        return None
+    if same:
+        check.checked, check.left_out = known.num_modules, dict.fromkeys(known.left_out, 0.0)
+    found = _result(check, judgement, f"{known.by}, kept", time.monotonic() - begun)
+    model.self_check = found
+    _tell(found)
+    return model
+
+
+def _for_the_first_time(
+    mode: str, key: str, subject: Subject, read: Read, wrap: Wrap
+) -> "CausalModel":
     model, tower = read()
     begun = time.monotonic()
     reference = Reference.of(
-        model, directory, max_model_len, axes=family.rope_axes, rows=takes_rows(model, family)
+        model,
+        subject.directory,
+        subject.max_model_len,
+        axes=subject.family.rope_axes,
+        rows=_takes_rows(model, subject.family),
     )
     seconds = time.monotonic() - begun
     check = ModuleCheck(reference.modules)
@@ -69,7 +126,11 @@ def checked(
             "--self-check start serves it without"
         )
     if not judgement.right and not _is_noise(judgement):
-        _refuse(mode, judgement)
+        if mode == "strict":
+            raise EngineError(
+                "--self-check strict: the model's numbers are not those of its own code "
+                f"({reference.by}): {judgement.reason}"
+            )
         _logger.warning(
             "the model's numbers are wrong with faster modules: %s; it is loaded again without "
             "them, and will be slower",
@@ -84,22 +145,18 @@ def checked(
                 f"the model's numbers are not those of its own code ({reference.by}): "
                 f"{judgement.reason}; --self-check off serves it nevertheless"
             )
-    found.self_check = _result(check, judgement, reference, seconds)
+    elif judgement.right:
+        compared_by = comparer(*subject.variant)
+        keep(key, Fingerprint.of(reference, compared_by, check.checked, tuple(check.left_out)))
+    found.self_check = _result(check, judgement, reference.by, seconds)
     _tell(found.self_check)
     return found
 
 
-def takes_rows(model: Any, family: Family) -> bool:
+def _takes_rows(model: Any, family: Family) -> bool:
     """Return True if embedding vectors can be the input of a model's body."""
     per_layer = getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0)
     return not per_layer and family.refuses_rows is None
-
-
-def _refuse(mode: str, judgement: Judgement) -> None:
-    if mode == "strict":
-        raise EngineError(
-            f"--self-check strict: the model's numbers differ from its own code: {judgement.reason}"
-        )
 
 
 def _is_noise(judgement: Judgement) -> bool:
@@ -112,9 +169,7 @@ def _named(check: ModuleCheck) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _result(
-    check: ModuleCheck, judgement: Judgement, reference: Reference, seconds: float
-) -> SelfCheck:
+def _result(check: ModuleCheck, judgement: Judgement, by: str, seconds: float) -> SelfCheck:
     result = "passed"
     if _is_noise(judgement):
         result = "noise"
@@ -124,12 +179,12 @@ def _result(
         result = "reduced"
     return SelfCheck(
         result=result,
-        reference=reference.by,
+        reference=by,
         distance=round(judgement.distance, 3),
-        place=judgement.place,
         bound=BOUND,
-        worst_layer=round(max(judgement.layers, default=0.0), 3),
-        noise=round(judgement.noise, 5),
+        distances={place: round(found, 3) for place, found in judgement.distances.items()},
+        layers=tuple(round(layer, 3) for layer in judgement.layers),
+        noise=round(judgement.noise, 7),
         num_modules=check.checked,
         left_out=tuple(check.left_out),
         seconds=round(seconds, 2),
@@ -140,14 +195,14 @@ def _tell(found: SelfCheck) -> None:
     """Log the result in one line."""
     if found.result == "noise":
         _logger.warning(
-            "self-check: the model's own numbers (%s) are noise of %.2g: its weights, or their "
-            "dtype, are broken, or it is not trained",
+            "self-check: the model's own numbers (%s) are noise of %.2g: its weights or their "
+            "dtype are broken, or it is not trained",
             found.reference, found.noise,
         )  # fmt: skip
         return
     _logger.info(
-        "self-check: %s against %s: distance %.2f (1 is rounding, allowed %g) in %s; layers at "
-        "most %.2f; %d modules compared, %d left as they were; %.1f s",
-        found.result, found.reference, found.distance, found.bound, found.place,
-        found.worst_layer, found.num_modules, len(found.left_out), found.seconds,
+        "self-check: %s, %.2f of the rounding of %s (allowed: %g); %d modules compared, %d left as "
+        "they were; %.1f s",
+        found.result, found.distance, found.reference, found.bound, found.num_modules,
+        len(found.left_out), found.seconds,
     )  # fmt: skip

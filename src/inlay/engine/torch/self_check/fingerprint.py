@@ -1,0 +1,170 @@
+"""A reference that is kept: later starts with the same weights need not run the model's own code.
+
+It depends on nothing of ours but the prompts, so it is found by what determines it: weights, dtype,
+library, context length.
+"""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+from blake3 import blake3
+from torch import Tensor
+
+import inlay
+from inlay.engine.torch.native.build import cpu_features
+from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt
+from inlay.engine.torch.self_check.reference import Reference
+
+_logger = logging.getLogger(__name__)
+
+_FORM = 1
+"""Changes with the prompts, with what is compared and with the form of the file."""
+
+_MOST_BYTES = 8 << 20
+
+_MOST_FILES = 64
+"""The last so many are kept."""
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of a model's own code for the prompts of the check, and what was compared here.
+
+    Attributes:
+        by: as in `Reference`.
+        prompts: likewise.
+        ids: int32 [P, M], as bytes.
+        logits: float32 [P, M].
+        log_sum: float32 [P].
+        noise: float32 [P].
+        compared_by: release and machine that compared modules.
+        num_modules: how many it compared.
+        left_out: paths of modules that differed there.
+    """
+
+    by: str
+    prompts: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+    ids: bytes
+    logits: bytes
+    log_sum: bytes
+    noise: bytes
+    compared_by: str
+    num_modules: int
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, reference: Reference, compared_by: str, num_modules: int, left_out: tuple[str, ...]
+    ) -> "Fingerprint":
+        """Keep what `reference` found."""
+        return cls(
+            by=reference.by,
+            prompts=tuple((*prompt,) for prompt in reference.prompts),
+            ids=_bytes(reference.ids.int()),
+            logits=_bytes(reference.logits),
+            log_sum=_bytes(reference.log_sum),
+            noise=_bytes(reference.noise),
+            compared_by=compared_by,
+            num_modules=num_modules,
+            left_out=left_out,
+        )
+
+    def reference(self, device: torch.device) -> Reference:
+        """Return the reference on `device`, without modules and layers.
+
+        Raises:
+            ValueError: its parts do not go together.
+        """
+        prompts = tuple(CheckPrompt(*prompt) for prompt in self.prompts)
+        positions = COUNT * len(prompts)
+        ids = _array(self.ids, np.int32).reshape(positions, -1)
+        logits, log_sum, noise = (
+            _array(part, np.float32) for part in (self.logits, self.log_sum, self.noise)
+        )
+        if len(log_sum) != positions or len(noise) != positions:
+            raise ValueError("a fingerprint of another number of positions")
+        return Reference(
+            prompts,
+            self.by,
+            torch.from_numpy(ids).long().to(device),
+            torch.from_numpy(logits.reshape(ids.shape)).to(device),
+            torch.from_numpy(log_sum).to(device),
+            torch.from_numpy(noise).to(device),
+        )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.cpu().contiguous().numpy().tobytes()
+
+
+def _array(data: bytes, dtype: Any) -> Any:
+    return np.frombuffer(bytearray(data), dtype)
+
+
+def key_of(weights_id: str, dtype: torch.dtype, max_model_len: int, *more: object) -> str:
+    """Return the name of a fingerprint, 32 hex digits; `more` is what else determines it."""
+    parts = (_FORM, weights_id, dtype, max_model_len, transformers.__version__, *more)
+    return blake3(repr(tuple(map(str, parts))).encode()).digest(16).hex()
+
+
+def comparer(*settings: object) -> str:
+    """Identify the code that replaces modules, where it runs, and `settings` that change it."""
+    flags = ",".join(sorted(cpu_features()))
+    parts = (inlay.__version__, torch.__version__, _sources(), flags, *settings)
+    return blake3(repr(tuple(map(str, parts))).encode()).digest(16).hex()
+
+
+def _sources() -> str:
+    """Return a digest of the sources of the engine: a release is not all that may change them."""
+    root = Path(inlay.__file__).parent / "engine" / "torch"
+    found = blake3()
+    for part in ("native", "weights", "attention"):
+        for file in sorted((root / part).iterdir()):
+            if file.suffix in (".py", ".cpp", ".h"):
+                found.update(file.read_bytes())
+    return found.digest(16).hex()
+
+
+def find(key: str) -> Fingerprint | None:
+    """Return a kept fingerprint; None if there is none that can be read."""
+    try:
+        path = _path(key)
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        return msgspec.msgpack.decode(path.read_bytes(), type=Fingerprint)
+    # RuntimeError: a user without a home directory, as in containers.
+    except FileNotFoundError:
+        return None
+    except (OSError, RuntimeError, msgspec.MsgspecError) as error:
+        _logger.info("the self-check of an earlier start is not used: %s", error)
+        return None
+
+
+def keep(key: str, fingerprint: Fingerprint) -> None:
+    """Keep a fingerprint for later starts, if the user's cache directory can be written."""
+    try:
+        path = _path(key)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(msgspec.msgpack.encode(fingerprint))
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        kept = sorted(path.parent.glob("*.msgpack"), key=lambda file: file.stat().st_mtime)
+        for old in kept[:-_MOST_FILES]:
+            old.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:
+        _logger.info("the self-check is not kept for later starts, which take longer: %s", error)
+
+
+def _path(key: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "inlay" / "self-check" / f"{key}.msgpack"
