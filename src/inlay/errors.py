@@ -30,7 +30,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 _steps = re.compile(r"\[(\d+)\]|([^.\[]+)")
 _object = re.compile(r"<([^<>]{1,200}?)(?: object)? at 0x[0-9a-fA-F]+>")
-_bytes = re.compile(r"\bb(?='[^']*')")
+_bytes = re.compile(r"(?<![^\s(\[=:])b(?='[^']*')")
 
 
 def without_addresses(text: str) -> str:

@@ -7,14 +7,17 @@ Pillow's wherever Pillow can open them.
     python -m tests.fuzz.fuzz_media audio --atheris FOUND -runs=10000000 -max_len=2048
 """
 
+import base64
 import contextlib
 import io
 import random
+import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 from inlay.errors import InvalidRequestError
 from tests.fuzz.guided import instrumented, run
@@ -25,8 +28,10 @@ WORDS = (
     b"\xff\xd8\xff", b"\xff\xc0", b"\xff\xc2", b"\xff\xda", b"\xff\xe1", b"\xff\xd9", b"GIF89a", b"!\xf9", b",", b"BM", b"\x12\x01\x03\0\1\0\0\0",
     b"ftyp", b"moov", b"trak", b"stts", b"stsz", b"moof", b"traf", b"trun", b"tfhd", b"mdat", b"\x1a\x45\xdf\xa3", b"\x1f\x43\xb6\x75", b"\xa3", b"\xae",
     b"\x01\x12\0\x03\0\0\0\1", b"fLaC", b"ID3", b"TAG", b"Xing", b"Info", b"VBRI", b"\xff\xfb\x90\x64", b"\xff\xf3\x40\xc4", b"fmt ", b"data", b"LIST",
+    b"RF64", b"ds64", b"APETAGEX", b"data:", b";base64,", b"%3D", b"%", b"\r\n", b"=", b"-_",
 )  # fmt: skip
 _MAX_PIXELS = 1 << 24
+_LETTERS = {**dict.fromkeys(map(ord, " \t\n\f\r")), ord("-"): "+", ord("_"): "/"}
 
 
 def check_image(data: bytes) -> bool:
@@ -63,7 +68,7 @@ def check_audio(data: bytes) -> bool:
     Raises:
         AssertionError: it was accepted and should not have been.
     """
-    from inlay.media.audio import read_audio_header
+    from inlay.media.audio import decodable, read_audio_header
 
     try:
         found = read_audio_header(data)
@@ -73,6 +78,27 @@ def check_audio(data: bytes) -> bool:
     assert 1 <= found.samples <= len(data) * 65535
     assert found.seconds <= 600
     assert found.samples_at(16000) >= 1
+    # A decoder gets what was read.
+    assert read_audio_header(decodable(memoryview(data), found)) == found
+    return True
+
+
+def check_data_url(data: bytes) -> bool:
+    """Read `data` as a data: URL; True if it holds what browsers would find, but for its letters.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    from inlay.media.data_url import data_url_body, decode_data_url
+
+    url = data.decode("latin-1")
+    try:
+        found = decode_data_url(url, max_bytes=1000)
+    except InvalidRequestError as refusal:
+        _check_message(refusal)
+        return False
+    text = unquote(url[data_url_body(url) :], "latin-1").translate(_LETTERS).rstrip("=")
+    assert found == base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     return True
 
 
@@ -101,6 +127,8 @@ def check_video(data: bytes) -> bool:
 def _check_message(refusal: InvalidRequestError) -> None:
     if len(refusal.message) >= 1000 or not refusal.message.isprintable():
         raise AssertionError(f"a message of {len(refusal.message)} characters")
+    if re.search(r" at 0x|(?<![^ (])b'.*'", refusal.message):
+        raise AssertionError(refusal.message)
 
 
 def seeds(target: str) -> list[bytes]:
@@ -114,15 +142,21 @@ def seeds(target: str) -> list[bytes]:
         from tests.media.test_frames import SAMPLES as CLIPS
 
         return [*CLIPS, *map(file, SMALL)]
+    if target == "data_url":
+        encoded = base64.b64encode(bytes(range(256)))
+        texts = (encoded, encoded.rstrip(b"="), base64.encodebytes(bytes(90)), b"AA%3D%3D", b"-_-_")
+        return [b"data:image/png;base64," + text for text in texts]
+    from tests.media.test_audio import APE, ID3, wav
     from tests.media.test_audio import SAMPLES as SOUNDS
 
-    return list(SOUNDS)
+    return [*SOUNDS, *(ID3 + APE + sound for sound in SOUNDS), wav(said=0), wav(said=1 << 31)]
 
 
 TARGETS: dict[str, Callable[[bytes], bool]] = {
     "image": check_image,
     "audio": check_audio,
     "video": check_video,
+    "data_url": check_data_url,
 }
 
 
@@ -150,6 +184,7 @@ def main(arguments: Sequence[str]) -> None:
     with instrumented("inlay.media"):
         import inlay.media.audio
         import inlay.media.containers
+        import inlay.media.data_url
         import inlay.media.frames
         import inlay.media.image  # noqa: F401
     inputs = seeds(target)

@@ -264,6 +264,15 @@ def test_the_length_of_an_rf64_is_in_a_chunk_of_its_own() -> None:
     assert read_audio_header(data + b"LIST\x04\x00\x00\x00more").samples == 160
 
 
+def test_a_wav_whose_format_has_an_odd_length_is_decoded() -> None:
+    plain = wav(data=bytes(range(200)))
+    odd = plain[:16] + struct.pack("<I", 17) + plain[20:36] + bytes(2) + plain[36:]
+    header = read_audio_header(odd)
+    assert header == read_audio_header(plain)
+    heard = decode_sound(memoryview(odd), header, 16000)
+    assert (heard == decode_sound(memoryview(plain), header, 16000)).all()
+
+
 def test_a_wav_of_no_samples_and_a_chunk_behind_them_has_none() -> None:
     with pytest.raises(InvalidRequestError, match="no samples"):
         read_audio_header(wav(data=b"LIST\x04\x00\x00\x00more", said=0))

@@ -156,6 +156,7 @@ def decodable(data: memoryview, header: AudioHeader) -> "bytes | memoryview":
     if header.format != "WAV":
         return view
     form, samples = _wav_parts(view)
+    form = form[: len(form) & ~1]  # chunks begin at even bytes
     sizes = 20 + len(form) + len(samples), len(form), len(samples)
     riff, fmt, size = (struct.pack("<I", value) for value in sizes)
     return b"".join([b"RIFF", riff, b"WAVEfmt ", fmt, form, b"data", size, samples])
