@@ -217,11 +217,15 @@ def test_a_chat_that_its_template_leaves_out_whole_is_refused_before_an_engine_s
         "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
     )
     url = llama.serve(chat_template=str(template))
-    asked = {**GREEDY, "messages": [{"role": "tool", "content": "x"}]}
-    response = post(url, "/v1/chat/completions", asked)
-    found = error(response)
-    assert (response.status_code, found["param"]) == (400, "messages"), found
-    assert "at least one position" in found["message"]
+    for role, param, phrase in (
+        ("assistant", "messages", "at least one position"),
+        ("tool", "messages[0]", "writes no messages of the role 'tool'"),
+    ):
+        asked = {**GREEDY, "messages": [{"role": role, "content": "x"}]}
+        response = post(url, "/v1/chat/completions", asked)
+        found = error(response)
+        assert (response.status_code, found["param"]) == (400, param), found
+        assert phrase in found["message"]
 
 
 def test_messages_are_required(url: str) -> None:

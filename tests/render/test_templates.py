@@ -69,7 +69,7 @@ def test_marks_survive_what_templates_do_to_content(change: str) -> None:
 
 def test_a_template_that_loses_embeddings_is_named() -> None:
     source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    chat = [{"role": "tool", "content": [embeds(0)]}, {"role": "user", "content": [embeds(1)]}]
+    chat = [{"role": "assistant", "content": [embeds(0)]}, *user(embeds(1))]
     with pytest.raises(
         InvalidRequestError, match=r"dropped 1 of 2 prompt_embeds parts \(number 0, from 0\)"
     ):
@@ -100,8 +100,8 @@ def test_what_a_template_raises_reaches_the_client_in_its_words() -> None:
         InvalidRequestError, match="Only user, assistant and system roles are supported, not tool"
     ):
         of.chat([{"role": "tool", "content": "x"}])
-    with pytest.raises(InvalidRequestError, match=r"the chat template: .*no attribute 'content'"):
-        Renderer.load(qwen_like()).chat([{"role": "user"}])
+    with pytest.raises(InvalidRequestError, match=r"the chat template: .*no attribute 'a'"):
+        Renderer.load(qwen_like(), chat_template="{{ messages[0].content.a.b }}").chat(CHATS["one"])
     of = Renderer.load(qwen_like(), chat_template="{{ messages[0].n + 1 }}")
     with pytest.raises(InvalidRequestError, match="failed on these messages: TypeError"):
         of.chat([{"role": "user", "n": "x"}])

@@ -9,7 +9,7 @@ from typing import Any
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError, NotFoundError
 from inlay.http.bodies.embeds import Embeddings, TensorSource, check_source
-from inlay.http.bodies.media import MediaItems, MediaSource, fetched, spec_for
+from inlay.http.bodies.media import MediaItems, MediaSource, fetched, is_own, spec_for
 from inlay.http.parsed_request import ParsedRequest
 from inlay.http.server import Call, Server
 from inlay.media.video import Encode
@@ -68,7 +68,11 @@ async def embeddings_of(
 async def _media(
     call: Call, incoming: ParsedRequest[Any], card: ModelCard, decode: Callable[[str], Buffer]
 ) -> MediaItems | None:
-    sources = [source for source in incoming.sources if isinstance(source, MediaSource)]
+    sources = [
+        source
+        for source in incoming.sources
+        if isinstance(source, MediaSource) and not is_own(source, card)
+    ]
     if not sources:
         return None
     server, hold = call.server, call.reservation.grow

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from inlay.card import ModelCard
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Prompt, Rows, Segment, Tokens
-from inlay.render.conversation import NO_MEDIA, ChatMedia, PlaceholderMarks, template_messages
+from inlay.render.conversation import NO_MEDIA, ChatMedia, template_messages
 from inlay.render.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
@@ -24,6 +24,7 @@ from inlay.render.detokenizer import (
 )
 from inlay.render.ends import End, Side, end_of
 from inlay.render.long_text import LONG, encode_long
+from inlay.render.marks import PlaceholderMarks
 from inlay.render.template import ChatTemplates, read_template
 from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
@@ -236,9 +237,7 @@ class Renderer:
             messages,
             marks,
             num_rows=len(rows),
-            reads=template.reads,
-            names=template.names,
-            absent_content=lambda: template.absent_content,
+            template=template,
             media_part=lambda role, kind: template.media_part(role, kind, placeholders[kind]),
             continues=continue_final_message,
         )

@@ -16,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 from inlay.errors import InvalidRequestError
+from inlay.render.turns import AS_IT_IS, CALL_ID, Content, Form, Holds, Written, forms, probe
 
 MAX_CHARACTERS = 2**25
 """Maximum length of a rendered chat."""
@@ -25,6 +26,8 @@ MAX_SECONDS = 10.0
 
 _TEXTS = ("first\npart", 'second "part"')
 """Texts for probing templates; a template that prints a list would escape them."""
+
+_RESULT = "probe_result"
 
 _MEDIA_PARTS: Mapping[str, Sequence[Mapping[str, str]]] = {
     "image": ({"type": "image"}, {"type": "image_url"}),
@@ -36,9 +39,6 @@ _MEDIA_PARTS: Mapping[str, Sequence[Mapping[str, str]]] = {
 }  # fmt: skip
 """Parts that templates write a placeholder for, by kind; some ask for a type, some for a key."""
 
-_CALLED = "called"
-"""Name of a function for probing templates."""
-
 
 class Reads(NamedTuple):
     """Forms of content that a template supports: a string, one text part, several text parts."""
@@ -46,6 +46,17 @@ class Reads(NamedTuple):
     text: bool
     part: bool
     parts: bool
+
+    def shape(self, texts: Sequence[str]) -> Content:
+        """Return texts in the richest form of content that the template supports."""
+        if texts and self.parts:
+            return [{"type": "text", "text": text} for text in texts]
+        joined = "\n".join(texts)
+        return [{"type": "text", "text": joined}] if self.part and not self.text else joined
+
+    def say(self, text: str) -> Content:
+        """Return one text as content."""
+        return text if self.text else self.shape([text])
 
 
 class ChatTemplates:
@@ -121,6 +132,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
         self._reads: dict[str, Reads] = {}
+        self._forms: dict[Holds, Form | None] = {}
         self._media_parts: dict[tuple[str, str, str], Mapping[str, str] | None] = {}
         self._variables: frozenset[str] | None = None
 
@@ -246,30 +258,41 @@ class ChatTemplate:
             return False
         return text.count(placeholder) == 1 and placeholder not in without
 
-    @cached_property
-    def absent_content(self) -> Mapping[str, str | None]:
-        """Content of a message that has only tool calls: no field, None, or an empty text.
+    def form_of(self, holds: Holds) -> Form | None:
+        """Return the form of a turn of the assistant that the template writes whole.
 
-        Found by rendering a probe, as `reads`: some templates test whether content is None before
-        they write calls, others print the None.
+        Found by rendering a probe, as `reads`. Reasoning may be left out where no form shows it:
+        models are trained without that of past turns. None if other words are lost in every form.
         """
-        function = {"name": _CALLED, "arguments": {}}
-        call = {"id": "a" * 9, "type": "function", "function": function}
-        forms: tuple[dict[str, str | None], ...] = ({}, {"content": None}, {"content": ""})
-        for form in forms:
-            message = {"role": "assistant", "tool_calls": [call], **form}
-            try:
-                text = self.render(
-                    [{"role": "user", "content": "x"}, message],
-                    tools=None,
-                    add_generation_prompt=False,
-                    variables={},
-                )
-            except InvalidRequestError:
-                continue
-            if _CALLED in text and "None" not in text:
-                return form
-        return forms[0]
+        if holds == Holds(reasoning=False, text=True, calls=0):
+            return AS_IT_IS
+        if holds not in self._forms:
+            self._forms[holds] = self._find_form(holds)
+        return self._forms[holds]
+
+    def _find_form(self, holds: Holds) -> Form | None:
+        say = self.reads("assistant").say
+        turn = probe(holds, say)
+        best: tuple[Written, Form] | None = None
+        lost = False
+        for form in forms(holds):
+            text = self._tried([_OTHER, *form.say(turn, say)])
+            written = None if text is None else Written.of(text, holds, form)
+            lost = lost or (text is not None and written is None)
+            if written is not None and (best is None or written < best[0]):
+                best = written, form
+                if not any(written):
+                    break
+        if best is not None:
+            return best[1]
+        # What a template refuses is said in its own words.
+        return None if lost and holds.calls else AS_IT_IS
+
+    @cached_property
+    def loses_results(self) -> bool:
+        """True if the template passes over messages of the role `tool` without a word."""
+        text = self._rendered("tool", _RESULT)
+        return text is not None and _RESULT not in text
 
     def _try_forms(self, role: str) -> "Reads":
         first, second = ({"type": "text", "text": text} for text in _TEXTS)
@@ -287,20 +310,32 @@ class ChatTemplate:
     def _rendered(self, role: str, content: object) -> str | None:
         """Return a chat with `content` in a message of `role`, or None if the template fails."""
         tried: dict[str, object] = {"role": role, "content": content}
-        other: dict[str, object] = {"role": "user", "content": "x"}
-        before = [other] if role == "assistant" else []
-        after = [other] if role in ("system", "developer") else []
+        if role == "tool":
+            tried["tool_call_id"] = CALL_ID
+        after = [_OTHER] if role in ("system", "developer") else []
+        return self._tried([*self._before(role), tried, *after])
+
+    def _before(self, role: str) -> list[Mapping[str, object]]:
+        """Return the messages before a probe of `role`."""
+        if role == "tool":
+            calls = Holds(False, False, 1)
+            form, say = self.form_of(calls) or AS_IT_IS, self.reads("assistant").say
+            return [_OTHER, *form.say(probe(calls, say), say)]
+        return [_OTHER] if role == "assistant" else []
+
+    def _tried(self, messages: Sequence[Mapping[str, object]]) -> str | None:
         try:
-            return self.render(
-                [*before, tried, *after], tools=None, add_generation_prompt=False, variables={}
-            )
+            return self.render(messages, tools=None, add_generation_prompt=False, variables={})
         except InvalidRequestError:
             return None
 
 
+_OTHER: Mapping[str, object] = {"role": "user", "content": "x"}
+
+
 def _probed(role: str) -> str:
     """Return the role that is probed for `role`."""
-    return role if role in ("system", "developer", "assistant") else "user"
+    return role if role in ("system", "developer", "assistant", "tool") else "user"
 
 
 def _has_in_order(text: str, expected: Sequence[str]) -> bool:

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from inlay.api.anthropic.schema import MessagesInput
 from inlay.api.fields import check_depths, string_at
 from inlay.api.generation.parts import content_source
@@ -66,7 +64,11 @@ def conversation(request: MessagesInput) -> Conversation:
                 f"{shown_at(message, 'role')}",
                 param=f"{where}.role",
             )
-        turns.say(role, message.get("content"), f"{where}.content")
+        content = message.get("content")
+        # Null is no text, in every role; other servers answer [], and clients send it back.
+        if (content == [] and role == "assistant") or (content is None and "content" in message):
+            content = ""
+        turns.say(role, content, f"{where}.content")
     last = turns.messages[-1]
     continues = last["role"] == "assistant"
     if continues and "tool_calls" in last:
@@ -120,7 +122,7 @@ class _Turns:
                 case kind:
                     said.append(self._part(kind, block, place))
         if thoughts:
-            turn["reasoning_content"] = "".join(thoughts)
+            turn["reasoning"] = "\n".join(thoughts)
         self._add(turn, said)
 
     def _add(self, turn: dict[str, Any], said: list[object]) -> None:
@@ -154,9 +156,19 @@ class _Turns:
                 param=f"{where}.content",
             )
         id_ = string_at(block, "tool_use_id", where)
-        failed = {"is_error": True} if block.get("is_error") is True else {}
+        failed = block.get("is_error")
+        if failed not in (None, True, False):
+            raise InvalidRequestError(
+                f"{where}.is_error must be true or false, got {shown_value(failed)}",
+                param=f"{where}.is_error",
+            )
         self.messages.append(
-            {"role": "tool", "tool_call_id": id_, **failed, "content": content or ""}
+            {
+                "role": "tool",
+                "tool_call_id": id_,
+                **({"is_error": True} if failed else {}),
+                "content": content or "",
+            }
         )
 
 
@@ -194,8 +206,7 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}.input must be an object, got {shown_at(block, 'input')}",
             param=f"{where}.input",
         )
-    name, arguments = string_at(block, "name", where), msgspec.json.encode(given).decode()
-    function = {"name": name, "arguments": arguments}
+    function = {"name": string_at(block, "name", where), "arguments": given}
     return {"id": string_at(block, "id", where), "type": "function", "function": function}
 
 

@@ -33,6 +33,7 @@ from inlay.api.shares import shares_of
 from inlay.errors import InlayError
 from inlay.http.sse import Event, TextEvents, named_event
 from inlay.render import ContentDelta, OutputDelta, ParsedOutput, ReasoningDelta
+from inlay.render.arguments import read_arguments
 
 
 class MessagesShape:
@@ -191,17 +192,7 @@ def _block(deltas: list[OutputDelta]) -> Block:
     output = ParsedOutput.of(deltas)
     if output.tool_calls:
         call = output.tool_calls[0]
-        return ToolUseBlock(call.id or "", call.name or "", _input(call.arguments))
+        return ToolUseBlock(call.id or "", call.name or "", read_arguments(call.arguments))
     if output.reasoning:
         return ThinkingBlock(output.reasoning)
     return TextBlock(output.content)
-
-
-def _input(arguments: str) -> dict[str, object]:
-    """Return the input of a call, of arguments as the model wrote them."""
-    if not arguments.strip():
-        return {}
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, object])
-    except (msgspec.MsgspecError, RecursionError):
-        return {"unparsed": arguments}

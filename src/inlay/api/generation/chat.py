@@ -203,7 +203,7 @@ def _prompt(
     cut: Truncation,
 ) -> tuple[Prompt, int]:
     """Return a chat's prompt, truncated, and the bytes of `kept`."""
-    chat = read(embeddings.one, embeddings.media)
+    chat = read(embeddings.one, embeddings.in_chat)
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
         chat.messages,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from inlay.api.fields import string_at
 from inlay.api.generation.parts import MEDIA_PARTS, content_source, kind_of, media_source
+from inlay.api.generation.said import Thought, is_thought, said_in, thoughts_of
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
@@ -14,13 +15,21 @@ from inlay.http.quoting import shown_at, shown_value
 from inlay.media.spec import Kind
 from inlay.prompt import Rows, Segment, Tokens
 from inlay.render import NO_MEDIA, ChatMedia, Shown
+from inlay.render.turns import REASONING
 
 PARTS = (
     "text, prompt_embeds, image_url, image_embeds, input_audio, audio_url, audio_embeds, video_url"
 )
 """Types of the parts of a chat's content."""
 
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "output_audio": "transcript",
+}
+"""Types of parts that are text, and the field that holds it."""
 
 
 class ReadMessages(NamedTuple):
@@ -49,9 +58,10 @@ class ReadMessages(NamedTuple):
         )
 
 
-MessageReader: TypeAlias = Callable[
-    [Callable[[TensorSource], Rows], Callable[[MediaSource], Sequence[Segment]]], ReadMessages
-]
+ReadMedia: TypeAlias = Callable[[MediaSource], Sequence[Segment] | None]
+"""Returns the positions of an item of media; None for one that is left out."""
+
+MessageReader: TypeAlias = Callable[[Callable[[TensorSource], Rows], ReadMedia], ReadMessages]
 """Makes the messages for the renderer, given readers of sources (`read_messages`)."""
 
 
@@ -62,23 +72,26 @@ class _Reader(NamedTuple):
     media: list[Sequence[Segment]]
     kinds: list[Kind]
     read: Callable[[TensorSource], Rows]
-    read_media: Callable[[MediaSource], Sequence[Segment]]
+    read_media: ReadMedia
     served: str
 
-    def take(self, source: Source) -> dict[str, Any]:
+    def take(self, source: Source) -> list[dict[str, Any]]:
         """Read a source; return what stands for it in a message."""
         if isinstance(source, TensorSource):
             self.rows.append(self.read(source))
-            return {"type": "prompt_embeds", "index": len(self.rows) - 1}
-        self.media.append(self.read_media(source))
+            return [{"type": "prompt_embeds", "index": len(self.rows) - 1}]
+        segments = self.read_media(source)
+        if segments is None:
+            return []
+        self.media.append(segments)
         self.kinds.append(source.kind)
-        return {"type": source.kind, "index": len(self.media) - 1}
+        return [{"type": source.kind, "index": len(self.media) - 1}]
 
 
 def read_messages(
     messages: Sequence[Mapping[str, Any]],
     read: Callable[[TensorSource], Rows],
-    read_media: Callable[[MediaSource], Sequence[Segment]],
+    read_media: ReadMedia,
     *,
     named: Sequence[str] | None = None,
     served: str = PARTS,
@@ -100,27 +113,56 @@ def read_messages(
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", param="messages")
-    # Arguments are JSON text that will be parsed.
-    check_structure(*_arguments(messages), where="the arguments of all tool calls")
     reader = _Reader([], [], [], read, read_media, served)
     result: list[dict[str, Any]] = []
+    called = ""
     for number, message in enumerate(messages):
-        where = f"messages[{number}]"
-        string_at(message, "role", where)
-        content = message.get("content")
-        if content is None:
-            # Other roles may have no content; a user's message has nothing else.
-            if message["role"] == "user" and "content" not in message:
-                raise InvalidRequestError(
-                    f"{where}.content must be a string or a list of parts, got "
-                    f"{shown_at(message, 'content')}",
-                    param=f"{where}.content",
-                )
-            result.append(dict(message))
-        else:
+        where, id_ = f"messages[{number}]", f"{number:09}"
+        said = said_in(message, where, id_)
+        if message.get("function_call") is not None:
+            called = id_
+        elif said["role"] == "function":
+            said |= {"role": "tool", "tool_call_id": called}
+        elif said["role"] == "user" and "content" not in message:
+            raise InvalidRequestError(
+                f"{where}.content must be a string or a list of parts, got "
+                f"{shown_at(message, 'content')}",
+                param=f"{where}.content",
+            )
+        # Templates write the reasoning first, and so stand its rows.
+        thoughts = thoughts_of(said, where)
+        said = {name: value for name, value in said.items() if name not in REASONING}
+        if thoughts:
+            said["reasoning"] = _reasoning(thoughts, reader)
+        if "content" in said:
             place = f"{where}.content" if named is None else named[number]
-            result.append({**message, "content": _content(content, place, reader)})
+            of_answer = said["role"] == "assistant"
+            said["content"] = _content(said["content"], place, reader, of_answer)
+        result.append(said)
+    # Arguments are JSON text that will be parsed.
+    check_structure(*_arguments(result), where="the arguments of all tool calls")
     return ReadMessages(result, reader.rows, reader.media, reader.kinds)
+
+
+def _reasoning(thoughts: Sequence[Thought], reader: _Reader) -> str | list[dict[str, Any]]:
+    """Return reasoning as one text, or as parts of text and rows."""
+    found: list[dict[str, Any]] = []
+    for part, place in thoughts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            found.append({"type": "text", "text": part})
+        elif isinstance(part, dict) and kind == "text":
+            found.append({"type": "text", "text": string_at(part, "text", place)})
+        elif isinstance(part, dict) and kind == "prompt_embeds":
+            found += reader.take(content_source(part, place))
+        else:
+            got = shown_at(part, "type") if isinstance(part, dict) else shown_value(part)
+            raise InvalidRequestError(
+                f"{place} must be a string, a part of type text or prompt_embeds, or a list of "
+                f"them, got {got}",
+                param=place,
+            )
+    return found[0]["text"] if len(found) == 1 and found[0]["type"] == "text" else found
 
 
 def read_texts(messages: Sequence[Mapping[str, Any]], refusal: str) -> list[dict[str, Any]]:
@@ -138,29 +180,35 @@ def read_texts(messages: Sequence[Mapping[str, Any]], refusal: str) -> list[dict
 def _arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
     """Yield the arguments of all tool calls."""
     for message in messages:
-        calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            function = call.get("function") if isinstance(call, dict) else None
-            arguments = function.get("arguments") if isinstance(function, dict) else None
+        for call in message.get("tool_calls", ()):
+            arguments = call["function"].get("arguments")
             if isinstance(arguments, str):
                 yield arguments.encode("utf-8", "surrogatepass")
 
 
-def _content(content: object, where: str, reader: _Reader) -> str | list[dict[str, Any]]:
+def _content(
+    content: object, where: str, reader: _Reader, of_answer: bool
+) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return [_part(part, f"{where}[{index}]", reader) for index, part in enumerate(content)]
+        return [
+            ready
+            for index, part in enumerate(content)
+            for ready in _part(part, f"{where}[{index}]", reader, of_answer)
+        ]
     raise InvalidRequestError(
         f"{where} must be a string or a list of parts, got {shown_value(content)}", param=where
     )
 
 
-def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
+def _part(part: object, where: str, reader: _Reader, of_answer: bool) -> list[dict[str, Any]]:
     if isinstance(part, str):
-        return {"type": "text", "text": part}
+        return [{"type": "text", "text": part}]
     if isinstance(part, TensorSource | MediaSource):
         return reader.take(part)
+    if of_answer and is_thought(part):
+        return []
     if not isinstance(part, dict):
         raise InvalidRequestError(
             f"{where} must be an object with a type, got {shown_value(part)}", param=where
@@ -172,12 +220,12 @@ def _part(part: object, where: str, reader: _Reader) -> dict[str, Any]:
             param=f"{where}.type",
         )
     if kind in _TEXT_PARTS:
-        key = "refusal" if kind == "refusal" else "text"
-        return {**part, "type": "text", "text": string_at(part, key, where)}
+        return [{**part, "type": "text", "text": string_at(part, _TEXT_PARTS[kind], where)}]
     if kind == "prompt_embeds":
         return reader.take(content_source(part, where))
     if kind in MEDIA_PARTS:
-        return reader.take(media_source(part, where))
+        source = media_source(part, where)
+        return reader.take(source._replace(of_answer=True) if of_answer else source)
     raise InvalidRequestError(
         f"{where}: content parts of type {kind[:40]!r} are not supported; supported: "
         f"{reader.served}",

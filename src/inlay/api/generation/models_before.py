@@ -175,8 +175,9 @@ def _check_first_models(messages: MessageReader, pipeline: str) -> None:
     chat = _of_text(messages)
     last = _last_of_user(chat)
     for number, message in enumerate(chat.messages):
-        content = message.get("content")
-        if number != last and isinstance(content, list) and not all(map(_is_text, content)):
+        parts = [message.get(name) for name in ("reasoning", "content")]
+        texts = all(_is_text(each) for part in parts if isinstance(part, list) for each in part)
+        if number != last and not texts:
             raise InvalidRequestError(
                 f"the pipeline `{pipeline}` is several language models in a row; embeddings and "
                 "media may stand in the user's last message alone, which its first model reads",
@@ -186,7 +187,10 @@ def _check_first_models(messages: MessageReader, pipeline: str) -> None:
 
 def _of_text(messages: MessageReader) -> ReadMessages:
     """Return the messages with nothing behind the parts that are not text."""
-    chat = messages(lambda _: Rows(Buffer(b""), "float32", (0, 1)), lambda _: ())
+    chat = messages(
+        lambda _: Rows(Buffer(b""), "float32", (0, 1)),
+        lambda source: None if source.of_answer else (),
+    )
     return chat._replace(rows=[], media=[], kinds=[])
 
 

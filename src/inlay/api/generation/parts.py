@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.api.fields import one_of
+from inlay.api.generation.said import thoughts_of
 from inlay.errors import InvalidRequestError
 from inlay.http.bodies.embeds import Source, TensorSource
 from inlay.http.bodies.media import MediaSource
@@ -47,12 +48,28 @@ def in_messages(
     """
     found: list[Source] = []
     for number, message in enumerate(messages):
-        found += in_content(message.get("content"), f"{where}[{number}].content", prompt)
+        place = f"{where}[{number}]"
+        found += [
+            content_source(part, at)
+            for part, at in thoughts_of(message, place)
+            if isinstance(part, dict) and part.get("type") == "prompt_embeds"
+        ]
+        found += in_content(
+            message.get("content"), f"{place}.content", prompt, message.get("role") == "assistant"
+        )
     return found
 
 
-def in_content(content: object, where: str, prompt: int = 0) -> list[Source]:
+def in_content(
+    content: object, where: str, prompt: int = 0, of_answer: bool = False
+) -> list[Source]:
     """Return the sources of a message's content at the path `where`, in order.
+
+    Args:
+        content: text, or parts.
+        where: its path in the request.
+        prompt: index of its chat in the request.
+        of_answer: True for a turn of the assistant.
 
     Raises:
         InvalidRequestError: a malformed part that is an image.
@@ -65,7 +82,8 @@ def in_content(content: object, where: str, prompt: int = 0) -> list[Source]:
         if kind == "prompt_embeds":
             found.append(content_source(part, f"{where}[{index}]"))
         elif isinstance(kind, str) and kind in MEDIA_PARTS:
-            found.append(media_source(part, f"{where}[{index}]", prompt))
+            source = media_source(part, f"{where}[{index}]", prompt)
+            found.append(source._replace(of_answer=True) if of_answer else source)
     return found
 
 

@@ -14,7 +14,7 @@ from inlay.card import EMBEDS_OFF, ModelCard
 from inlay.digest import Secret, row_digests
 from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.http.bodies.accounting import EmbedsLimits
-from inlay.http.bodies.media import MediaItems, MediaSource
+from inlay.http.bodies.media import MediaItems, MediaSource, is_own
 from inlay.http.errors import HOW_TO_SEND
 from inlay.http.metrics.requests import Metrics
 from inlay.http.quoting import shown_at
@@ -266,6 +266,10 @@ class Embeddings:
     def num_fetched_bytes(self) -> int:
         """Bytes of files that were not in the request's body."""
         return 0 if self._media is None else self._media.num_fetched_bytes
+
+    def in_chat(self, source: MediaSource) -> Sequence[Segment] | None:
+        """As `media`; None for what the model's pipeline has made in an earlier answer."""
+        return None if is_own(source, self._card) else self.media(source)
 
     def media(self, source: MediaSource) -> Sequence[Segment]:
         """Return the positions of an item. Raises as `MediaItems.segments`."""

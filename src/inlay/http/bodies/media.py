@@ -44,6 +44,7 @@ class MediaSource(NamedTuple):
         prompt: index of the prompt it is in.
         ref: id of a stored image.
         kind: of the item.
+        of_answer: True in a turn of the assistant.
     """
 
     url: str | None
@@ -53,6 +54,7 @@ class MediaSource(NamedTuple):
     prompt: int = 0
     ref: str | None = None
     kind: Kind = "image"
+    of_answer: bool = False
 
     @property
     def name(self) -> str:
@@ -106,6 +108,16 @@ def _base64_of(source: MediaSource) -> str:
         return url[data_url_body(url) :]
     except InvalidRequestError as error:
         raise error.located(source.param) from None
+
+
+def is_own(source: MediaSource, card: ModelCard) -> bool:
+    """Return True for what a pipeline has made of its model's text, and the model cannot see."""
+    return (
+        source.of_answer
+        and card.stage is not None
+        and source.kind in card.stage.graph.outputs
+        and (card.media is None or not card.media.takes(source.kind))
+    )
 
 
 def spec_for(card: ModelCard, sources: Sequence[MediaSource]) -> MediaSpec:

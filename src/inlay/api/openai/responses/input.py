@@ -62,7 +62,11 @@ def in_input(request: ResponsesRequest) -> list[Source]:
         for number, item in enumerate(request.input):
             field = _CONTENT.get(_kind(item))
             if field is not None:
-                found += in_content(item.get(field), f"input[{number}].{field}")
+                found += in_content(
+                    item.get(field),
+                    f"input[{number}].{field}",
+                    of_answer=item.get("role") == "assistant",
+                )
     return found
 
 
@@ -187,13 +191,7 @@ class _Turns:
                 f"{where}.role must be one of {', '.join(_ROLES)}, got {shown_at(item, 'role')}",
                 param=f"{where}.role",
             )
-        content = item.get("content")
-        if content is None:
-            raise InvalidRequestError(
-                f"{where}.content must be a string or a list of parts, got "
-                f"{shown_at(item, 'content')}",
-                param=f"{where}.content",
-            )
+        content = _given(item, "content", where)
         if role != "assistant":
             self.say(_ROLES[role], content, f"{where}.content")
             return
@@ -213,13 +211,7 @@ class _Turns:
         self._of_assistant(where).setdefault("tool_calls", []).append(call)
 
     def _output(self, item: Mapping[str, Any], where: str) -> None:
-        output = item.get("output")
-        if output is None:
-            raise InvalidRequestError(
-                f"{where}.output must be a string or a list of parts, got "
-                f"{shown_at(item, 'output')}",
-                param=f"{where}.output",
-            )
+        output = _given(item, "output", where)
         more = {} if item.get("name") is None else {"name": string_at(item, "name", where)}
         call_id = string_at(item, "call_id", where)
         self.say("tool", output, f"{where}.output", tool_call_id=call_id, **more)
@@ -228,8 +220,8 @@ class _Turns:
         text = _reasoning_text(item, "content", where) or _reasoning_text(item, "summary", where)
         # Reasoning that another server has encrypted cannot be read here and is left out.
         if text:
-            turn = self._of_assistant(where, "reasoning_content", "content", "tool_calls")
-            turn["reasoning_content"] = text
+            turn = self._of_assistant(where, "reasoning", "content", "tool_calls")
+            turn["reasoning"] = text
 
     def _of_assistant(self, where: str, *taken: str) -> dict[str, Any]:
         """Return the assistant's current message; a new one if it has a field in `taken`."""
@@ -238,6 +230,16 @@ class _Turns:
             self.messages.append(self._turn)
             self.named.append(where)
         return self._turn
+
+
+def _given(item: Mapping[str, Any], field: str, where: str) -> object:
+    """Return a content; null is no text. Raises `InvalidRequestError` if it is missing."""
+    if field not in item:
+        raise InvalidRequestError(
+            f"{where}.{field} must be a string or a list of parts, got {shown_at(item, field)}",
+            param=f"{where}.{field}",
+        )
+    return "" if item[field] is None else item[field]
 
 
 def _reasoning_text(item: Mapping[str, Any], field: str, where: str) -> str:
