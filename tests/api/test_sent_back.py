@@ -92,7 +92,8 @@ def talks(draw: st.DrawFn) -> list[Turn]:
         answer = words(1) if calls else ""
         refused, spoken, drawn = (kind == each for each in ("refused", "spoken", "drawn"))
         turns.append(Turn(asked, reasoning, text, calls, answer, refused, spoken, drawn, variant))
-    if turns[-1].calls and draw(st.booleans()):
+    ends_with_results = draw(st.booleans())
+    if turns[-1].calls and ends_with_results:
         turns[-1] = turns[-1]._replace(answer="")
     return turns
 

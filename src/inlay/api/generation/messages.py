@@ -149,9 +149,7 @@ def _reasoning(thoughts: Sequence[Thought], reader: _Reader) -> str | list[dict[
     found: list[dict[str, Any]] = []
     for part, place in thoughts:
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(part, str):
-            found.append({"type": "text", "text": part})
-        elif isinstance(part, dict) and kind == "text":
+        if isinstance(part, dict) and kind == "text":
             found.append({"type": "text", "text": string_at(part, "text", place)})
         elif isinstance(part, dict) and kind == "prompt_embeds":
             found += reader.take(content_source(part, place))

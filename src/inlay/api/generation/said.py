@@ -49,6 +49,8 @@ def thoughts_of(message: Mapping[str, Any], where: str) -> list[Thought]:
     if not names:
         return []
     value, place = given[names[0]], f"{where}.{names[0]}"
+    if isinstance(value, str):
+        return [Thought({"type": "text", "text": value}, place)]
     if not isinstance(value, list):
         return [Thought(value, place)]
     return [Thought(part, f"{place}[{index}]") for index, part in enumerate(value)]
