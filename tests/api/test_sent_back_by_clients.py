@@ -247,7 +247,7 @@ def test_rows_in_the_reasoning_of_a_past_turn_are_its_text(llama: Fleet) -> None
     beside = [{"type": "text", "text": "first"}, rows]
     assert ids(beside)[1] > as_rows[1] > ids(None)[1]
     named = assistant(content="yes", reasoning={"type": "prompt_embeds", "part": "rows"})
-    files = {
+    files: dict[str, Any] = {
         "request": (None, json.dumps({**ASKS, "messages": named}), "application/json"),
         "rows": ("rows", base64.b64decode(rows["data"]), "application/octet-stream"),
     }

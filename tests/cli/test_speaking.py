@@ -238,6 +238,25 @@ def test_an_answer_that_might_have_called_a_tool_is_spoken_as_without(served: Se
     assert b"".join(pieces) == base64.b64decode(wanted.data)
 
 
+def test_a_spoken_answer_is_sent_back_as_it_came_and_is_its_transcript(served: Served) -> None:
+    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60) as client:
+        answer = client.chat.completions.create(**SPOKEN_CHAT)
+        message = answer.choices[0].message
+        assert message.audio is not None
+
+        def ids(said: object) -> Any:
+            turns: Any = [*CHAT, said, *CHAT]
+            found: Any = client.chat.completions.create(
+                model="omni", messages=turns, max_tokens=1, extra_body={"return_token_ids": True}
+            )
+            return found.prompt_token_ids
+
+        as_text = ids({"role": "assistant", "content": message.audio.transcript})
+        assert ids(message) == ids(message.model_dump()) == as_text
+        with pytest.raises(openai.BadRequestError, match="no sound is kept by its id"):
+            ids({"role": "assistant", "audio": {"id": message.audio.id}})
+
+
 def test_a_prompt_that_is_embeddings_is_spoken_as_its_text(served: Served) -> None:
     text = CHAT[0]["content"]
     found, wanted = (

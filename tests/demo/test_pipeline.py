@@ -158,6 +158,32 @@ def test_an_answer_that_calls_a_tool_is_the_call_without_an_image(
     assert "image_url" not in answer.text
 
 
+def test_a_drawn_answer_is_sent_back_as_it_came_and_is_its_text(
+    served: Served, client: openai.OpenAI
+) -> None:
+    """The model cannot see the image, which was drawn from what it wrote."""
+    first, then = demo.drawn_examples().examples[:2]
+    answer = client.chat.completions.create(
+        model="inlay-demo", messages=messages(first.question), temperature=0, extra_body=FIELDS
+    )
+
+    def ids(said: object) -> Any:
+        turns = [*messages(first.question), said, *messages(then.question)]
+        found: Any = client.chat.completions.create(
+            model="inlay-demo", messages=turns, extra_body={"return_token_ids": True}, max_tokens=1
+        )
+        return found.prompt_token_ids
+
+    as_text = ids({"role": "assistant", "content": first.answer})
+    # The client's type of a content is text, so it warns.
+    assert ids(answer.choices[0].message.model_dump(warnings=False)) == as_text
+    # The client's own images stay refused.
+    image: Any = answer.choices[0].message.content[1]
+    body = {"messages": [{"role": "user", "content": [image]}]}
+    refused = httpx.post(f"{served.v1}/chat/completions", json=body, timeout=60)
+    assert "takes no images" in refused.json()["error"]["message"]
+
+
 def test_text_alone_is_a_chat_as_any_other(client: openai.OpenAI) -> None:
     example = demo.drawn_examples().examples[1]
     answer = client.chat.completions.create(
