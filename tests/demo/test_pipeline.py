@@ -178,8 +178,8 @@ def test_a_drawn_answer_is_sent_back_as_it_came_and_is_its_text(
     # The client's type of a content is text, so it warns.
     assert ids(answer.choices[0].message.model_dump(warnings=False)) == as_text
     # The client's own images stay refused.
-    image: Any = answer.choices[0].message.content[1]
-    body = {"messages": [{"role": "user", "content": [image]}]}
+    content: Any = answer.choices[0].message.content
+    body = {"messages": [{"role": "user", "content": content[1:]}]}
     refused = httpx.post(f"{served.v1}/chat/completions", json=body, timeout=60)
     assert "takes no images" in refused.json()["error"]["message"]
 
