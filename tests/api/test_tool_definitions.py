@@ -5,9 +5,12 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from inlay.api.generation.tools import ToolUse
@@ -270,3 +273,51 @@ def test_one_tool_among_many_that_is_no_use_does_not_hold_up_the_others(
 def test_there_are_many_definitions_and_pydantic_made_some() -> None:
     assert len(TOOLS) >= 60
     assert any("discriminator" in json.dumps(schema) for schema in PYDANTIC.values())
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+    | st.sampled_from(["object", "string", "int", "#/$defs/a", "#", "^a", "(?=a)", "(a", "date", "x"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            [
+                "type", "properties", "items", "required", "$ref", "$defs", "anyOf", "oneOf", "allOf", "enum", "const", "not",
+                "propertyNames", "additionalProperties", "patternProperties", "pattern", "format", "minLength", "minProperties",
+                "maximum", "prefixItems", "uniqueItems", "unevaluatedProperties", "if", "$id", "$anchor", "a", "x",
+            ]
+        ), inner, max_size=4,
+    ),
+    max_leaves=16,
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(["type", "properties", "$defs", "$ref", "allOf"]), _values),
+    st.booleans(),
+)
+def test_whatever_a_tool_that_is_not_strict_has_for_a_schema_it_can_be_called(
+    schema: dict[str, Any], named: bool
+) -> None:
+    tools = [tool("ring", {}), tool("f", schema), tool("s", {}, strict=True)]
+    choice = {"type": "function", "function": {"name": "f"}} if named else "required"
+    use = ToolUse.of(tools, choice, None)
+    assert use.grammar is not None
+    compiled(LLTokenizer("byte"), "json_schema", source_of(use.grammar))
+    with suppress(InvalidRequestError):
+        ToolUse.of([tool("f", schema, strict=True)], "required", None)
+
+
+def test_what_is_said_of_many_is_not_written_out_for_each() -> None:
+    deep: Any = {"type": "integer"}
+    for _ in range(10):
+        names = {"enum": [f"n{index}" for index in range(20)]}
+        deep = {"type": "object", "propertyNames": names, "additionalProperties": deep}
+    use = ToolUse.of([tool("f", {"properties": {"a": deep}})], "required", None)
+    assert use.grammar is not None
+    assert len(use.grammar.source) < 100_000
+    wide = {f"p{index}": {"$ref": "#/$defs/w"} for index in range(1000)}
+    part = {"type": "object", "required": list(wide), "properties": wide}
+    either = {"oneOf": [{"$ref": "#/$defs/w"}, dict(part)], "$defs": {"w": part}}
+    # Without a bound comparing them takes hours.
+    assert ToolUse.of([tool("f", either, strict=True)], "required", None).grammar is not None

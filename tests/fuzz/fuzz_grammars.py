@@ -5,7 +5,8 @@ What it lets pass is compiled and masked by the library within the limits of a t
     python -m tests.fuzz.fuzz_grammars --executions 100000 [--seed 1] [--found FOLDER]
     python -m tests.fuzz.fuzz_grammars --atheris FOLDER -runs=1000000 -max_len=384 -timeout=10
 
-An input is a kind of grammar, a line break, and the grammar. The first form mutates the corpus at
+An input is a kind of grammar (or `loose`: a JSON schema, all of whose definitions are), a line
+break, and the grammar. The first form mutates the corpus at
 random, mostly by repeating and wrapping pieces, as what costs much is made of them, and writes what
 was too costly into FOLDER. It needs no `atheris`: what it looks at is not which lines run but what
 the library does behind them. The second form is guided by coverage of the count, and compiles only
@@ -13,6 +14,7 @@ what the count calls cheap, which is what an engine's own process compiles witho
 """
 
 import argparse
+import json
 import random
 import signal
 import time
@@ -84,7 +86,17 @@ def tokenizer() -> LLTokenizer:
 def grammar_in(data: bytes) -> Grammar | None:
     """The grammar an input stands for, if it is one."""
     kind, _, source = data.decode("utf-8", "replace").partition("\n")
+    if kind == "loose":
+        return Grammar("json_schema", source, loose=_definitions(source))
     return next((Grammar(known, source) for known in get_args(GrammarKind) if known == kind), None)
+
+
+def _definitions(source: str) -> tuple[str, ...]:
+    try:
+        definitions = json.loads(source)["$defs"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return ()
+    return tuple(definitions) if isinstance(definitions, dict) else ()
 
 
 def check(data: bytes, seed: int = 0, *, trial: bool = True) -> Spent | None:

@@ -42,6 +42,9 @@ _HINTS: Mapping[str, frozenset[str]] = {
 }
 """Types that a schema without a type means, by its other keywords."""
 
+_MAX_COMPARED = 5_000
+"""Pairs of schemas that are compared for `SchemaTypes.apart`."""
+
 _MAX_STEPS = 64
 """Schemas in schemas, and references in a row, that are followed."""
 
@@ -113,6 +116,7 @@ class SchemaTypes:
         self._root = root
         self._hints = _HINTS if hints else {}
         self._known: dict[int, frozenset[str]] = {}
+        self._compared = 0
 
     def of(self, schema: Any, steps: int = 0) -> frozenset[str]:
         """Return the types that a value under `schema`, a part of the whole, may have.
@@ -161,8 +165,7 @@ class SchemaTypes:
 
     def apart(self, choices: Sequence[Any]) -> bool:
         """Return True if it is certain that no value matches two of some parts."""
-        if len(choices) > _MAX_STEPS:
-            return False
+        self._compared = 0
         return all(
             self._disjoint(first, second, 0)
             for index, first in enumerate(choices)
@@ -170,6 +173,9 @@ class SchemaTypes:
         )
 
     def _disjoint(self, first: Any, second: Any, steps: int) -> bool:
+        self._compared += 1
+        if self._compared > _MAX_COMPARED:
+            return False
         first, second = self.target(first), self.target(second)
         if not self.of(first) & self.of(second):
             return True
@@ -177,6 +183,7 @@ class SchemaTypes:
             return False
         values = _values(first), _values(second)
         if values[0] is not None and values[1] is not None:
+            self._compared += len(values[0]) * len(values[1]) // 100
             return not any(value in values[1] for value in values[0])
         if not first.get("type") == second.get("type") == "object":
             return False

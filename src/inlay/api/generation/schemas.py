@@ -8,7 +8,7 @@ docs/api.md has both by keyword).
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from inlay.errors import InvalidRequestError
 from inlay.http.quoting import shown_value
@@ -133,7 +133,11 @@ class _Reader:
             return True
         if schema.get("not") in ({}, True) and "not" in schema:
             return False
-        schema = self._by_name(schema)
+        if schema.get("propertyNames") is not None:
+            return self._by_name(schema, place)
+        return self._keywords(schema, place)
+
+    def _keywords(self, schema: Mapping[str, Any], place: _Place) -> dict[str, Any]:
         return {
             name: item
             for keyword, value in schema.items()
@@ -301,24 +305,27 @@ class _Reader:
             self._refuse(here, f"a grammar cannot hold {keyword}")
         return ()
 
-    def _by_name(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _by_name(self, schema: Mapping[str, Any], place: _Place) -> dict[str, Any]:
         """Return a schema with other keywords in place of `propertyNames`, where they say it."""
-        if schema.get("propertyNames") is None:
-            return schema
         names = _names(self._types.target(schema["propertyNames"]))
-        others = schema.get("additionalProperties", True)
-        rest = {key: value for key, value in schema.items() if key != "propertyNames"}
         if names is True:
-            return rest
+            return self._keywords(_without(schema, "propertyNames"), place)
         if names is None or {"properties", "patternProperties"} & schema.keys():
-            return schema
-        if isinstance(names, list):
-            return {
-                **rest,
-                "properties": dict.fromkeys(names, others),
-                "additionalProperties": False,
-            }
-        return {**rest, "patternProperties": {names: others}, "additionalProperties": False}
+            return self._keywords(schema, place)
+        made = self._keywords(_without(schema, "propertyNames", "additionalProperties"), place)
+        value = self._schema(schema.get("additionalProperties"), (*place, "additionalProperties"))
+        if isinstance(names, str):
+            if not self._pattern(names, (*place, "propertyNames", "pattern")):
+                return {**made, "additionalProperties": value}
+            return {**made, "patternProperties": {names: value}, "additionalProperties": False}
+        if value and value is not True:  # stands there once, however many names there are
+            made["x-value"] = value
+            value = {"$ref": pointer((*self._at, *place, "x-value"))}
+        return {**made, "properties": dict.fromkeys(names, value), "additionalProperties": False}
+
+
+def _without(schema: Mapping[str, Any], *keywords: str) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in keywords}
 
 
 _Read: TypeAlias = Callable[[_Reader, Mapping[str, Any], str, Any, _Place], Iterable[_Keyword]]
@@ -340,7 +347,7 @@ _READERS: Mapping[str, _Read] = {
 """Readers by keyword; other keywords assert nothing."""
 
 
-def _names(schema: Any) -> list[str] | str | bool | None:
+def _names(schema: Any) -> list[str] | str | Literal[True] | None:
     """Return what `propertyNames` allows: True for all, names, or an expression.
 
     None if it asserts more.

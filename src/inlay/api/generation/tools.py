@@ -165,13 +165,7 @@ def _forced(use: ToolUse, strict: Collection[str]) -> Grammar:
     The schemas of the functions are definitions, by their names, so that errors name them.
     """
     names = list(use.schemas) if use.name is None else [use.name]
-    given = sum(len(msgspec.json.encode(use.schemas[name])) for name in names)
-    if given > MAX_GRAMMAR:
-        raise InvalidRequestError(
-            f"the schemas of tools that must be called have {given} characters; at most "
-            f"{MAX_GRAMMAR} are allowed",
-            param="tools",
-        )
+    _check_length(sum(len(msgspec.json.encode(use.schemas[name])) for name in names))
     definitions = {
         name: held(
             use.schemas[name],
@@ -182,11 +176,19 @@ def _forced(use: ToolUse, strict: Collection[str]) -> Grammar:
         for name in names
     }
     whole = _call_of(use.name) if use.name is not None else _calls(names, use.parallel)
-    return Grammar(
-        "json_schema",
-        json.dumps({**whole, "$defs": definitions}),
-        loose=tuple(name for name in names if name not in strict),
-    )
+    source = json.dumps({**whole, "$defs": definitions})
+    _check_length(len(source))
+    loose = tuple(name for name in names if name not in strict)
+    return Grammar("json_schema", source, loose=loose)
+
+
+def _check_length(characters: int) -> None:
+    if characters > MAX_GRAMMAR:
+        raise InvalidRequestError(
+            f"the schemas of tools that must be called have {characters} characters; at most "
+            f"{MAX_GRAMMAR} are allowed",
+            param="tools",
+        )
 
 
 def _unheld(name: str, why: str) -> InvalidRequestError:
