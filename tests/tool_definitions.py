@@ -323,6 +323,7 @@ HABITS: dict[str, Any] = {
     "no_expression": _object({"a": {"type": "string", "pattern": "(a"}, "b": INTEGER}),
     "a_word_boundary": _object({"a": {"type": "string", "pattern": r"\bfoo\b"}}),
     "circular_with_siblings": {"$ref": "#/$defs/N", "$defs": {"N": _object({"n": {"$ref": "#/$defs/N", "type": "object"}}, [])}},
+    "formats_as_a_list": _object({"a": {"type": "object", "propertyNames": {"format": ["date"]}}}),
     "never": _object({"a": False}, []),
 }  # fmt: skip
 

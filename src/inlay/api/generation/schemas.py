@@ -172,7 +172,7 @@ class _Reader:
     def _format(
         self, schema: Mapping[str, Any], keyword: str, value: Any, here: _Place
     ) -> Iterator[_Keyword]:
-        if isinstance(value, str) and value in FORMATS:
+        if _is_held(value):
             yield keyword, value
 
     def _expression(
@@ -355,7 +355,7 @@ def _names(schema: Any) -> list[str] | str | Literal[True] | None:
     if not isinstance(schema, Mapping):
         return True if schema is True else []
     asserted = schema.keys() - _ANNOTATIONS
-    if schema.get("format") in FORMATS:
+    if _is_held(schema.get("format")):
         return None
     if not asserted:
         return True
@@ -365,6 +365,11 @@ def _names(schema: Any) -> list[str] | str | Literal[True] | None:
     if asserted <= {"const", "enum"} and isinstance(values, list):
         return [value for value in values if isinstance(value, str)]
     return None
+
+
+def _is_held(value: Any) -> bool:
+    """Return True if a value of `format` is held to."""
+    return isinstance(value, str) and value in FORMATS
 
 
 def _countable(schema: Mapping[str, Any]) -> bool:
