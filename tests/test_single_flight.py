@@ -3,13 +3,15 @@
 import asyncio
 import gc
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.single_flight import SingleFlight, shielded
+from inlay.single_flight import Paced, SingleFlight, shielded
 from tests.examples import examples
 
 KEYS = "ab"
@@ -129,6 +131,77 @@ async def test_a_computation_that_finishes_serves_who_comes_after_all_have_left(
     await _settled()
     done.running["a"].set_result(0)
     assert await late == 1
+
+
+async def test_a_computation_for_many_keys_goes_on_while_anyone_waits_for_one_of_them() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    begun: list[list[str]] = []
+    go = asyncio.Event()
+
+    async def compute(keys: Sequence[str]) -> list[str]:
+        begun.append(list(keys))
+        await go.wait()
+        return [key.upper() for key in keys]
+
+    first = asyncio.create_task(flights.run_many("abc", compute))
+    await _settled()
+    second = asyncio.create_task(flights.run_many("cd", compute))
+    third = asyncio.create_task(flights.run_many("b", compute))
+    await _settled()
+    assert begun == [["a", "b", "c"], ["d"]]
+    assert len(flights) == 4
+    first.cancel()
+    third.cancel()
+    await _settled()
+    go.set()
+    assert await second == {"c": "C", "d": "D"}
+    assert first.cancelled()
+    assert begun == [["a", "b", "c"], ["d"]]
+    assert not len(flights)
+
+
+async def test_an_error_of_many_keys_is_that_of_who_began_and_others_lack_them() -> None:
+    flights: SingleFlight[str, str] = SingleFlight()
+    fails = asyncio.Event()
+
+    async def failing(keys: Sequence[str]) -> list[str]:
+        await fails.wait()
+        raise ValueError("".join(keys))
+
+    async def working(keys: Sequence[str]) -> list[str]:
+        return [key.upper() for key in keys]
+
+    began = asyncio.create_task(flights.run_many("ab", failing))
+    await _settled()
+    joined = asyncio.create_task(flights.run_many("bc", working))
+    await _settled()
+    fails.set()
+    with pytest.raises(ValueError, match="ab"):
+        await began
+    assert await joined == {"c": "C"}
+
+
+async def test_what_is_paced_begins_after_it_was_asked_for_and_not_too_soon() -> None:
+    loop = asyncio.get_running_loop()
+    begun: list[float] = []
+
+    async def compute() -> float:
+        begun.append(loop.time())
+        return begun[-1]
+
+    paced = Paced(compute, 0.05)
+    for _ in range(4):
+        asked = loop.time()
+        found = await asyncio.gather(*(paced.result() for _ in range(20)))
+        assert len(set(found)) == 1
+        assert found[0] >= asked
+    left = asyncio.create_task(paced.result())
+    await asyncio.sleep(0)
+    other = asyncio.create_task(paced.result())
+    left.cancel()
+    assert await other == begun[-1]
+    assert len(begun) == 5
+    assert all(later - earlier > 0.04 for earlier, later in pairwise(begun))
 
 
 async def test_cancelling_all_ends_computations_and_callers() -> None:

@@ -154,6 +154,38 @@ class SingleFlight(Generic[K, T]):
         return tasks
 
 
+class Paced(Generic[T]):
+    """Results of a computation that begins at most once in a while, for all who ask meanwhile.
+
+    Whoever asks gets a result of a computation that begins afterwards; it may begin later.
+
+    Args:
+        compute: makes the result.
+        seconds: from the begin of one computation to the next.
+    """
+
+    __slots__ = ("_compute", "_due", "_next", "_seconds")
+
+    def __init__(self, compute: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> None:
+        self._compute = compute
+        self._seconds = seconds
+        self._due = 0.0
+        self._next: asyncio.Task[T] | None = None
+
+    async def result(self) -> T:
+        """The next result; errors likewise. It is made even if nobody waits for it any more."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._made())
+        return await shielded(self._next)
+
+    async def _made(self) -> T:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._due - loop.time())
+        self._due = loop.time() + self._seconds
+        self._next = None
+        return await self._compute()
+
+
 class ThreadSingleFlight(Generic[K, T]):
     """Running computations in threads, by key."""
 

@@ -1,14 +1,17 @@
 """The engines' counters among the frontend's."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from inlay.commands import ReadStats
 from inlay.errors import DeadlineExceededError
-from inlay.http.metrics.engine import EngineMetrics
+from inlay.http.metrics.engine import PACE, WITHIN, EngineMetrics
 from tests.live import Fleet
 from tests.payloads import constant, post
 
@@ -85,6 +88,29 @@ async def test_many_who_look_at_once_ask_the_workers_once() -> None:
     assert asked == 1
     await metrics.refresh()
     assert asked == 2
+
+
+def test_scrapes_ask_the_workers_twice_a_second_and_are_not_older_than_they_are(
+    llama: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = llama.serve()
+    (worker,) = llama.plane.workers()
+    original, asked = worker.call, list[float]()
+
+    async def counted(command: Any, within: float) -> Any:
+        if isinstance(command, ReadStats) and within == WITHIN:
+            asked.append(asyncio.get_running_loop().time())
+        return await original(command, within)
+
+    monkeypatch.setattr(worker, "call", counted)
+    with ThreadPoolExecutor(8) as threads:
+        texts = list(threads.map(lambda _: httpx.get(url + "/metrics").text, range(48)))
+    assert all("inlay:worker_answers" in text for text in texts)
+    assert all(later - earlier > 0.9 * PACE for earlier, later in pairwise(asked))
+    post(url, "/v1/completions", {"prompt": TEXT, "max_tokens": 3})
+    before = values(url)["inlay:engine_steps_total"]
+    post(url, "/v1/completions", {"prompt": TEXT, "max_tokens": 3})
+    assert values(url)["inlay:engine_steps_total"] > before
 
 
 def test_what_the_router_decides_and_what_waits_is_shown_by_model(llama: Fleet) -> None:

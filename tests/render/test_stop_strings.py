@@ -46,6 +46,24 @@ def shown_by(matcher: StopMatcher, pieces: Sequence[str]) -> tuple[str, str | No
     return shown + matcher.flush(), None
 
 
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize(
+    ("stops", "text"),
+    [
+        (["abcd", "bcd", "cx"], "abcx"),
+        (["abcd", "bcd", "cx"], "zabcxz"),
+        (["aaab", "aab", "ac"], "aaac"),
+        (["abcde", "bcdf", "cdg", "dh"], "abcdh"),
+    ],
+)
+def test_what_begins_within_several_others_is_found_when_they_come_to_nothing(
+    stops: list[str], text: str, include: bool
+) -> None:
+    """The state of "abc" passes over that of "bc", which has no other continuation, to "c"."""
+    assert run([text], stops, include=include) == naive(text, stops, include=include)
+    assert run(list(text), stops, include=include) == naive(text, stops, include=include)
+
+
 letters = st.text("ab", max_size=14)
 some_stops = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 

@@ -426,6 +426,31 @@ async def test_a_wrong_certificate_is_refused_before_anything_is_proved(ends: En
     assert ends.accepted.empty()
 
 
+async def test_strangers_of_one_address_leave_places_to_members(ends: Ends) -> None:
+    """They speak TLS, and prove nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    elsewhere = ("127.0.0.2", 0)
+    strangers = [
+        asyncio.create_task(
+            asyncio.open_connection("127.0.0.1", ends.port, ssl=context, local_addr=elsewhere)
+        )
+        for _ in range(MAX_UNPROVEN + 6)
+    ]
+    # Those without a place wait with their TLS handshake.
+    await asyncio.wait(strangers, timeout=2)
+    ours, theirs = await ends.pair()
+    ours.send(Note("in"))
+    got = await theirs.receive()
+    assert isinstance(got, Note)
+    assert len(ends.listener._unproven) <= MAX_UNPROVEN // 2
+    for stranger in strangers:
+        stranger.cancel()
+    for opened in await asyncio.gather(*strangers, return_exceptions=True):
+        if isinstance(opened, tuple):
+            opened[1].close()
+
+
 async def test_strangers_are_bounded_in_number_and_time_and_members_are_served_afterwards(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,7 +458,7 @@ async def test_strangers_are_bounded_in_number_and_time_and_members_are_served_a
     listener = Listener(SECRET, Heard, ends.memory, ends.accepted.put_nowait)
     port = await listener.listen("127.0.0.1", 0)
     strangers = [
-        (await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(3 * MAX_UNPROVEN)
+        (await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2 * MAX_UNPROVEN)
     ]
     assert len(listener._unproven) <= MAX_UNPROVEN + 1
     for stranger in strangers[:10]:

@@ -106,9 +106,8 @@ async def version(call: Call) -> None:
 
 
 async def exposition(call: Call) -> None:
-    """Answer with all metrics in Prometheus' text format."""
-    await call.server.engines.refresh()
-    await call.bytes(call.server.metrics.exposition(), _TEXT)
+    """Answer with all metrics in Prometheus' text format, made at most twice a second."""
+    await call.bytes(await call.server.exposition.result(), _TEXT)
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ from inlay.http.metrics.collectors import (
     store_metrics,
     worker_metrics,
 )
-from inlay.http.metrics.engine import EngineMetrics
+from inlay.http.metrics.engine import PACE, EngineMetrics
 from inlay.http.metrics.requests import Metrics, RequestTimes
 from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
@@ -50,6 +50,7 @@ from inlay.prompt import Prompt
 from inlay.render.renderer import Renderers
 from inlay.request import Diffusion, Input, Pooling, Request, Sampling, Task
 from inlay.router import Router, ServedModel
+from inlay.single_flight import Paced
 from inlay.speech import Speech
 from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
@@ -123,6 +124,7 @@ class Server:
         store: store of uploaded embeddings, or None; closed with the server.
         secret: of the namespace.
         fetcher: fetches media by URL.
+        exposition: all metrics in Prometheus' text format.
         results: cache of computed embeddings, with those being computed.
         tracing: makes spans, or None; closed with the server.
     """
@@ -149,6 +151,7 @@ class Server:
         self.engines = EngineMetrics(router.ready)
         self.results = ResultCache(settings.embedding_cache_bytes)
         self.metrics.registry.register(self.engines)
+        self.exposition = Paced(self._exposed, PACE)
         self._show(lambda: worker_metrics(router.ready(), router.unavailable()))
         self._show(lambda: router_metrics(router))
         self._show(lambda: cache_metrics(self.results))
@@ -171,6 +174,10 @@ class Server:
 
     def _show(self, metrics: Callable[[], Iterator[Metric]]) -> None:
         self.metrics.registry.register(Collected(metrics))
+
+    async def _exposed(self) -> bytes:
+        await self.engines.refresh()
+        return self.metrics.exposition()
 
     def card(self, model: str | None) -> ModelCard:
         """Return the card of a model, or of an adapter's model. Raises as `Router.card`."""

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,10 +32,10 @@ _Tasks: TypeAlias = set[asyncio.Task[None]]
 
 _BACKLOG = 1024
 _ACCEPT_AGAIN_SECONDS = 1.0
-MAX_UNPROVEN = 64
-"""Connections at a time whose other end has not proved itself; more are closed at once."""
-MAX_SECURING = 1024
-"""Connections at a time whose TLS handshake is under way; likewise."""
+MAX_UNPROVEN = 128
+"""Connections at a time whose other end has not proved itself, from before the TLS handshake on;
+more are closed at once. An address has as many as remain free, so that one alone has half of them:
+the event loop looks at each of them as often as at one that comes."""
 
 
 class Listener:
@@ -75,6 +76,7 @@ class Listener:
         self._neighbours = neighbours and bool(fingerprint)
         self._greeting: _Tasks = set()
         self._securing: _Tasks = set()
+        self._coming: Counter[str] = Counter()
 
     async def listen(self, host: str, port: int) -> int:
         """Listen on a TCP port, any free one for 0; the port. Raises `OSError`."""
@@ -91,7 +93,9 @@ class Listener:
                 self._start(self._greeting, self._accept_from(near, self._greeted), near)
         return port
 
-    def _start(self, tasks: _Tasks, doing: Coroutine[Any, Any, None], sock: socket.socket) -> None:
+    def _start(
+        self, tasks: _Tasks, doing: Coroutine[Any, Any, None], sock: socket.socket
+    ) -> asyncio.Task[None]:
         """Start a task, after whose cancellation `sock` is closed, even if it never ran."""
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -102,15 +106,16 @@ class Listener:
         task = asyncio.create_task(doing)
         tasks.add(task)
         task.add_done_callback(ended)
+        return task
 
     async def _accept_from(
-        self, listening: socket.socket, take: Callable[[socket.socket], None]
+        self, listening: socket.socket, take: Callable[[socket.socket, Any], None]
     ) -> None:
         with listening:
             while True:
                 accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listening))
                 try:
-                    came, _ = await asyncio.shield(accepting)
+                    came, address = await asyncio.shield(accepting)
                 except asyncio.CancelledError:
                     # One that was accepted in the same turn is nobody's.
                     if not accepting.cancel():
@@ -120,9 +125,9 @@ class Listener:
                     log.warning("no connection is accepted: %s", error)
                     await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
                     continue
-                take(came)
+                take(came, address)
 
-    def _greeted(self, near: socket.socket) -> None:
+    def _greeted(self, near: socket.socket, _: Any) -> None:
         if len(self._greeting) + len(self._unproven) > MAX_UNPROVEN:
             near.close()
         else:
@@ -137,23 +142,35 @@ class Listener:
             log.warning("a neighbour is refused: %s", error)
             near.close()
 
-    def _secured(self, came: socket.socket) -> None:
-        if len(self._securing) > MAX_SECURING:
+    def _secured(self, came: socket.socket, address: tuple[str, int]) -> None:
+        host = address[0]
+        if self._coming[host] >= MAX_UNPROVEN - self._coming.total():
             came.close()
         else:
-            self._start(self._securing, self._secure(came), came)
+            self._coming[host] += 1
+            securing = self._start(self._securing, self._secure(came, host), came)
+            securing.add_done_callback(lambda _: self._came(host))
 
-    async def _secure(self, came: socket.socket) -> None:
+    def _came(self, host: str) -> None:
+        self._coming[host] -= 1
+        if not self._coming[host]:
+            del self._coming[host]
+
+    async def _secure(self, came: socket.socket, host: str) -> None:
         try:
             if self._tls is not None:
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
                     came = await stream.secured(came, self._tls, None)
-            self._accept(came)
+            connection = self._accept(came)
+            self._coming[host] += 1
+            connection.ready.add_done_callback(lambda _: self._came(host))
         except OSError as error:
             log.info("a connection is refused: %s", error)
             came.close()
 
-    def _accept(self, came: socket.socket, shared: SharedMemory = NOTHING_SHARED) -> None:
+    def _accept(
+        self, came: socket.socket, shared: SharedMemory = NOTHING_SHARED
+    ) -> "Connection[Any]":
         handshake = Handshake(self._secret, self._fingerprint, dials=False)
         connection: Connection[Any] = Connection(
             handshake,
@@ -165,6 +182,7 @@ class Listener:
         )
         connection.ready.add_done_callback(lambda _: self._settled(connection))
         Stream(came, connection)
+        return connection
 
     def _admit(self, connection: "Connection[Any]") -> None:
         # Only now: a connection whose TLS handshake fails is never heard of again.

@@ -10,7 +10,11 @@ from prometheus_client.registry import Collector
 from inlay.card import Stats
 from inlay.commands import ReadStats
 from inlay.errors import InlayError
+from inlay.single_flight import Paced
 from inlay.transport.api import Worker
+
+PACE = 0.5
+"""Seconds from one look at the workers to the next, however often somebody wants one."""
 
 WITHIN = 0.5
 """Seconds a worker has to answer; the metrics of one that does not are left out."""
@@ -108,17 +112,11 @@ class EngineMetrics(Collector):
     def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
         self._workers = workers
         self._seen: list[_Seen] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._looks = Paced(self._look, PACE)
 
     async def refresh(self) -> None:
-        """Ask all workers at once, for at most `WITHIN` s.
-
-        Concurrent calls share one refresh.
-        """
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        # Shielded: a scrape that is cancelled must not cancel the others'.
-        await asyncio.shield(self._looking)
+        """Ask all workers at once, for at most `WITHIN` s; calls within `PACE` s share it."""
+        await self._looks.result()
 
     async def _look(self) -> None:
         self._seen = list(await asyncio.gather(*map(_seen, self._workers())))
