@@ -1,64 +1,46 @@
 """The attacks of `benchmarks.attacks`, as data: each row says what is sent, and how.
 
-A new one is one more `Attack` in `ATTACKS`. Traffic goes to the server that the benchmark started
-itself, on 127.0.0.1.
+A new one is one more `Attack` in `ATTACKS`.
 """
 
-import contextlib
-import http.client
 import json
-import socket
-import threading
+import random
+import struct
+import time
 import warnings
+import zlib
 from base64 import b64encode
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.synchronize import Event
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+from tests.embedding_models import tiny_embedding
 from tests.engine.torch.test_grammar_trial import endless
+from tests.media.hostile_files import chunk, many_scans, png_with
 from tests.security.test_hostile_files import BOMBS, FILES, made
 
-KEYS = ("attacker-0", "attacker-1", "attacker-2", "attacker-3")
-"""API keys of the attackers; each sends with one of them."""
+from benchmarks._attackers import (
+    KEYS,
+    Post,
+    Send,
+    aborted_uploads,
+    leaving,
+    nats_garbage,
+    posting,
+    scraping,
+    sending,
+    unproven,
+)
+from inlay import demo
 
-TIMEOUT = 60.0
-"""Seconds after which a client gives up on an answer."""
-
-_PIECE = 256 * 1024
 _CHUNKED = (
     f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     f"authorization: Bearer {KEYS[0]}\r\ntransfer-encoding: chunked\r\n\r\n"
 ).encode()
 _MANY_KEYS = 700_000
 _MANY = 1_000_000
-
-
-class Target(NamedTuple):
-    """The server that is attacked.
-
-    Attributes:
-        port: of its HTTP server on 127.0.0.1.
-        nats_port: of its NATS server, where it is a fleet.
-    """
-
-    port: int
-    nats_port: int | None = None
-
-
-class Post(NamedTuple):
-    """One request: its path and body."""
-
-    path: str
-    body: bytes
-
-
-Answers: TypeAlias = "Counter[str]"
-"""How many requests got which status; "none" where the connection ended without an answer."""
-
-Send: TypeAlias = Callable[[Target, Event], Answers]
-"""Attacks until the event is set."""
 
 
 @dataclass(frozen=True)
@@ -70,61 +52,18 @@ class Attack:
         sent: what is sent, in a few words.
         prepare: makes what is sent, before anything is measured.
         fleet: the server is a frontend, a worker and a NATS server, instead of one command.
-        asked: what the second client asks for besides `max_tokens: 1`, by a number that no other
-            request of its has.
+        asked: what the second client asks for, by a number that no other request of its has.
+        model: returns what is served.
+        flags: further arguments of the server.
     """
 
     name: str
     sent: str
     prepare: Callable[[], Send]
     fleet: bool = False
-    asked: Callable[[int], dict[str, Any]] = lambda _: {}
-
-
-def posting(*posts: Post, keys: Sequence[str] = KEYS[:1], connections: int = 1) -> Send:
-    """Send `posts` in turns, without a pause, on so many connections for each key."""
-
-    def run(target: Target, stop: Event) -> Answers:
-        answers: Answers = Counter()
-
-        def one(key: str) -> None:
-            count = 0
-            while not stop.is_set():
-                answers[_post(target.port, posts[count % len(posts)], key)] += 1
-                count += 1
-
-        threads = [
-            threading.Thread(target=one, args=(key,), daemon=True) for key in (*keys,) * connections
-        ]
-        for thread in threads:
-            thread.start()
-        stop.wait()
-        # What is still being answered is cut off with the process.
-        for thread in threads:
-            thread.join(0.2)
-        return Counter(answers)
-
-    return run
-
-
-def _post(port: int, post: Post, key: str) -> str:
-    """The status of the answer, or "none"."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-    pieces = (post.body[start : start + _PIECE] for start in range(0, len(post.body), _PIECE))
-    headers = {
-        "Content-Type": "application/json",
-        "Content-Length": str(len(post.body)),
-        "Authorization": f"Bearer {key}",
-    }
-    with contextlib.closing(connection):
-        try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.request("POST", post.path, pieces, headers)
-            response = connection.getresponse()
-            response.read()
-        except (OSError, http.client.HTTPException):
-            return "none"
-        return str(response.status)
+    asked: "Callable[[int], Post]" = lambda _: _completion(prompt="the harbour")
+    model: Callable[[], Path] = demo.model_dir
+    flags: tuple[str, ...] = ()
 
 
 def _json(path: str, **fields: Any) -> Post:
@@ -176,73 +115,46 @@ def _compiled_grammars() -> Send:
     return posting(*slow, keys=KEYS)
 
 
-def aborted_uploads(announced: int, sent: int, connections: int = 64) -> Send:
-    """Announce a body of so many bytes, send a part of it, and close.
-
-    So many at once, again and again.
-    """
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer {KEYS[0]}\r\ncontent-length: {announced}\r\n\r\n"
-    ).encode()
-    begun = head + b'{"prompt_embeds":"' + b"A" * sent
-
-    def run(target: Target, stop: Event) -> Answers:
-        answers: Answers = Counter()
-        while not stop.is_set():
-            opened = [
-                socket.create_connection(("127.0.0.1", target.port)) for _ in range(connections)
-            ]
-            for connection in opened:
-                with contextlib.suppress(OSError):
-                    connection.sendall(begun)
-            for connection in opened:
-                connection.close()
-                answers["aborted"] += 1
-        return answers
-
-    return run
+def _image(file: bytes, kind: str = "png") -> dict[str, Any]:
+    url = f"data:image/{kind};base64,{b64encode(file).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
-def sending(begun: bytes, again: bytes, connections: int = 8) -> Send:
-    """Send `begun`, then `again` until the server closes, on so many connections."""
-
-    def run(target: Target, stop: Event) -> Answers:
-        answers: Answers = Counter()
-
-        def one() -> None:
-            while not stop.is_set():
-                with (
-                    contextlib.suppress(OSError),
-                    socket.create_connection(("127.0.0.1", target.port)) as connection,
-                ):
-                    connection.sendall(begun)
-                    while not stop.is_set():
-                        connection.sendall(again)
-                answers["closed"] += 1
-
-        for _ in range(connections):
-            threading.Thread(target=one, daemon=True).start()
-        stop.wait()
-        return Counter(answers)
-
-    return run
+def _seeing(*files: bytes, kind: str = "png") -> Post:
+    """A chat about images."""
+    return _chat({"content": [*(_image(file, kind) for file in files), _TEXT]})
 
 
-def nats_garbage() -> Send:
-    """Publish a message whose subject is not UTF-8 to everyone who listens for heartbeats, four times a second."""
+_TEXT = {"type": "text", "text": "What is it?"}
 
-    def run(target: Target, stop: Event) -> Answers:
-        answers: Answers = Counter()
-        assert target.nats_port is not None
-        with socket.create_connection(("127.0.0.1", target.nats_port)) as connection:
-            connection.sendall(b'CONNECT {"verbose":false}\r\n')
-            while not stop.wait(0.25):
-                connection.sendall(b"PUB inlay.default.beat.\xff 1\r\na\r\n")
-                answers["published"] += 1
-        return answers
 
-    return run
+def _picture(number: int, side: int = 48) -> bytes:
+    """A PNG of noise that no other number has."""
+    source = random.Random(number)
+    lines = b"".join(b"\0" + source.randbytes(3 * side) for _ in range(side))
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def _scans() -> Send:
+    return posting(_seeing(many_scans((2800, 2800), 3000), kind="jpeg"), connections=4)
+
+
+def _profiles() -> Send:
+    file = png_with(chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1 << 20))) * 8000)
+    return posting(_seeing(file), connections=4)
+
+
+def _drawing(size: str, **fields: Any) -> Post:
+    return _json("/v1/images/generations", prompt="a harbour", size=size, **fields)
+
+
+def _waiting_prompts() -> Send:
+    """Many prompts that share a beginning, more than there are pages for."""
+    shared = list(range(100, 1700))
+    posts = [_completion(prompt=[*shared, number], max_tokens=300) for number in range(64)]
+    return posting(*posts, keys=KEYS, connections=16)
 
 
 def _posts(*posts: Post) -> Callable[[], Send]:
@@ -268,14 +180,18 @@ ATTACKS: tuple[Attack, ...] = (
         "grammars",
         "regex a?{5000}a{5000}, four keys; the second client wants small ones",
         _grammars,
-        asked=lambda number: {"structured_outputs": {"regex": f"[ab]{number}"}},
+        asked=lambda number: _completion(
+            prompt="the harbour", structured_outputs={"regex": f"[ab]{number}"}
+        ),
     ),
     Attack(
         "grammars, compiled",
         "schemas that pass the count and compile for minutes, four keys; the second client wants "
         "small grammars",
         _compiled_grammars,
-        asked=lambda number: {"structured_outputs": {"regex": f"[ab]{number}"}},
+        asked=lambda number: _completion(
+            prompt="the harbour", structured_outputs={"regex": f"[ab]{number}"}
+        ),
     ),
     Attack(
         "sequences",
@@ -364,6 +280,64 @@ ATTACKS: tuple[Attack, ...] = (
         lambda: sending(b"", b"GET /live HTTP/1.1\r\n\r\n" * 10_000),
     ),
     Attack("hostile files", f"{len(FILES) + len(BOMBS)} files, each refused", _hostile_files),
+    Attack(
+        "scans of a JPEG",
+        "2,800 x 2,800 pixels in 3,000 scans, 4 connections; the second client sends an image",
+        _scans,
+        asked=lambda number: _seeing(_picture(number)),
+        model=demo.vision_dir,
+    ),
+    Attack(
+        "profiles in a PNG",
+        "8,000 of 1 MB in 1 KB each, 4 connections; the second client sends an image",
+        _profiles,
+        asked=lambda number: _seeing(_picture(number)),
+        model=demo.vision_dir,
+    ),
+    Attack(
+        "one word",
+        "15 MB without a space to an embedding model, 4 connections",
+        lambda: posting(_json("/v1/embeddings", input="a" * 15_000_000), connections=4),
+        asked=lambda number: _json("/v1/embeddings", input=f"the harbour {number}"),
+        model=partial(tiny_embedding, "bert"),
+    ),
+    Attack(
+        "a large drawing",
+        "1024x1024 of a model of small images, 2 connections; the second client has a small one "
+        "drawn",
+        lambda: posting(_drawing("1024x1024"), connections=2),
+        asked=lambda _: _drawing("auto"),
+        model=lambda: demo.pipeline_dir() / "painter",
+    ),
+    Attack(
+        "drawings that are left",
+        "streams whose client leaves after 0.2 s, 8 connections; the second client has one drawn",
+        lambda: leaving(lambda _: _drawing("auto", stream=True), after=0.2, connections=8),
+        asked=lambda _: _drawing("auto"),
+        model=lambda: demo.pipeline_dir() / "painter",
+    ),
+    Attack(
+        "prompts that wait for pages",
+        "64 that share 1,600 tokens, pages for two, four keys",
+        _waiting_prompts,
+        flags=("--kv-cache-memory-bytes", "8M"),
+    ),
+    Attack(
+        "an image two wait for",
+        "clients leave 50 ms after they asked for the image that the second client wants too",
+        lambda: leaving(
+            lambda _: _seeing(_picture(int(time.monotonic() * 2), 1500)), after=0.05, connections=4
+        ),
+        asked=lambda number: _seeing(_picture(number // 500_000_000, 1500)),
+        model=demo.vision_dir,
+    ),
+    Attack("/metrics", "24 connections, no key", lambda: scraping("/metrics", 24)),
+    Attack(
+        "connections without proof",
+        "64 TLS connections to the worker, opened again when they are closed",
+        lambda: unproven(64),
+        fleet=True,
+    ),
     Attack("NATS", "a subject that is not UTF-8", nats_garbage, fleet=True),
 )
 """Every attack, in the order of the table."""

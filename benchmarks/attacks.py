@@ -1,7 +1,7 @@
 """What a second client waits, and what memory a server takes, during each attack.
 
-Each row starts a server of its own with the bundled model and a key for each client. The second
-client asks for one token, every time on a new connection and every 20 ms, first with nobody else
+Each row starts a server of its own with a key for each client. The second client asks for one
+token, an image or a vector, every time on a new connection and every 20 ms, first with nobody else
 there (quiet), then while the attackers, which run at lower priority, send what the row says without
 a pause. An answer that takes long hides the requests that would have been sent meanwhile: they are
 counted with what they would have waited (coordinated omission), so that a percentile is one of
@@ -16,7 +16,6 @@ turns.
 import argparse
 import contextlib
 import http.client
-import json
 import math
 import multiprocessing
 import os
@@ -30,9 +29,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from benchmarks import _serving, memory
-from benchmarks._attacks import ATTACKS, KEYS, TIMEOUT, Answers, Attack, Target
-from inlay import demo
+from benchmarks._attackers import KEYS, TIMEOUT, Answers, Target
+from benchmarks._attacks import ATTACKS, Attack
 
 HERE = Path(__file__).resolve().parents[1]
 INTERVAL = 0.02
@@ -81,14 +82,13 @@ def asking(port: int, attack: Attack, seconds: float) -> Waits:
     failures: Answers = Counter()
     end = time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
-        fields = {"prompt": "the harbour", "max_tokens": 1, **attack.asked(time.monotonic_ns())}
-        body = json.dumps(fields).encode()
+        post = attack.asked(time.monotonic_ns())
         connection = http.client.HTTPConnection(
             "127.0.0.1", port, timeout=TIMEOUT, source_address=("127.0.0.2", 0)
         )
         with contextlib.closing(connection):
             try:
-                connection.request("POST", "/v1/completions", body, headers)
+                connection.request("POST", post.path, post.body, headers)
                 response = connection.getresponse()
                 response.read()
                 if response.status != 200:
@@ -180,22 +180,33 @@ def measure(attack: Attack, checkout: Path, seconds: float) -> Row:
     if attack.fleet:
         # An older checkout has no such flag of the worker's.
         launched = _serving.inlay_fleet(
-            demo.model_dir(), frontend=tuple(keys), environment=environment, embeds=False
+            attack.model(), frontend=tuple(keys), environment=environment, embeds=False
         )
     else:
-        launched = _serving.inlay(demo.model_dir(), *keys, environment=environment)
+        launched = _serving.inlay(attack.model(), *keys, *attack.flags, environment=environment)
     with launched as server:
         port = server.port
         asking(port, attack, 1.0)
         quiet = asking(port, attack, seconds / 2)
         with (
             memory.Watch(server) as watch,
-            attacking(attack, Target(port, server.nats_port)) as answers,
+            attacking(attack, Target(port, server.nats_port, worker_ports(server))) as answers,
         ):
             time.sleep(0.2)
             attacked = asking(port, attack, seconds)
         time.sleep(SETTLE)
         return Row(quiet, attacked, watch.front, watch.others, watch.left(), answers)
+
+
+def worker_ports(server: _serving.Server) -> tuple[int, ...]:
+    """Where the workers of a fleet listen, besides its frontend and its NATS server."""
+    known = {server.port, server.nats_port}
+    return tuple(
+        each.laddr.port
+        for pid in server.every_pid()
+        for each in psutil.Process(pid).net_connections("tcp")
+        if server.nats_port and each.status == psutil.CONN_LISTEN and each.laddr.port not in known
+    )
 
 
 def name_of(checkout: Path) -> str:
