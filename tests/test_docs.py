@@ -1,5 +1,6 @@
 """Snippets of the documentation run, and paths that it names exist."""
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +68,12 @@ def test_nothing_that_was_measured_is_called_safe() -> None:
     text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").lower()
     words = r"\b(private|irreversible|anonymous|guarantee\w*)\b|(?<![\d.])0(\.0)? ?%"
     assert re.findall(words, text) == []
+
+
+def test_the_bounds_of_the_security_page_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    said = re.findall(r"`([a-z_.]+)\.([A-Z_]+)` = ([\d,.]+\d)", text)
+    assert len(said) > 20
+    for module, name, value in said:
+        found = getattr(importlib.import_module(f"inlay.{module}"), name)
+        assert float(value.replace(",", "")) == found, (module, name)

@@ -16,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 from inlay.errors import InvalidRequestError
+from inlay.pace import Unwanted, check_wanted
 from inlay.render.turns import AS_IT_IS, CALL_ID, Content, Form, Holds, Written, forms, probe
 
 MAX_CHARACTERS = 2**25
@@ -163,6 +164,7 @@ class ChatTemplate:
         written = 0
         try:
             for piece in self.compiled().generate(values):
+                check_wanted()
                 pieces.append(piece)
                 written += len(piece)
                 if written > MAX_CHARACTERS:
@@ -175,7 +177,7 @@ class ChatTemplate:
                         f"the chat template took more than {MAX_SECONDS:g} seconds",
                         param="messages",
                     )
-        except InvalidRequestError:
+        except (InvalidRequestError, Unwanted):
             raise
         except jinja2.TemplateError as error:
             raise InvalidRequestError(f"the chat template: {error}", param="messages") from error
