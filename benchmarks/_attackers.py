@@ -54,19 +54,22 @@ Send: TypeAlias = Callable[[Target, Event], Answers]
 
 
 def posting(*posts: Post, keys: Sequence[str] = KEYS[:1], connections: int = 1) -> Send:
-    """Send `posts` in turns, without a pause, on so many connections for each key."""
+    """Send `posts` in turns, without a pause, on so many connections for each key.
+
+    The connections begin with different ones.
+    """
 
     def run(target: Target, stop: Event) -> Answers:
         answers: Answers = Counter()
 
-        def one(key: str) -> None:
-            count = 0
+        def one(key: str, count: int) -> None:
             while not stop.is_set():
                 answers[_post(target.port, posts[count % len(posts)], key)] += 1
                 count += 1
 
         threads = [
-            threading.Thread(target=one, args=(key,), daemon=True) for key in (*keys,) * connections
+            threading.Thread(target=one, args=(key, first), daemon=True)
+            for first, key in enumerate((*keys,) * connections)
         ]
         for thread in threads:
             thread.start()

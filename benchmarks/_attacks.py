@@ -138,12 +138,14 @@ def _picture(number: int, side: int = 48) -> bytes:
 
 
 def _scans() -> Send:
-    return posting(_seeing(many_scans((2800, 2800), 3000), kind="jpeg"), connections=4)
+    files = (many_scans((2800, 2800), 3000 + number) for number in range(4))
+    return posting(*(_seeing(file, kind="jpeg") for file in files), connections=4)
 
 
 def _profiles() -> Send:
-    file = png_with(chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1 << 20))) * 8000)
-    return posting(_seeing(file), connections=4)
+    profile = chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1 << 20)))
+    files = (png_with(profile * (8000 + number)) for number in range(4))
+    return posting(*map(_seeing, files), connections=4)
 
 
 def _drawing(size: str, **fields: Any) -> Post:

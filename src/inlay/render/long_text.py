@@ -1,8 +1,8 @@
 """Tokenization of a long text a piece at a time.
 
 A tokenizer takes up to 460 bytes of memory and 2.5 us for each character that it is given at once,
-and cannot be stopped. So a long text is cut where that changes nothing: the text around a cut, whole
-and in its two parts, has the same tokens. Memory is bounded so whatever a text holds, and
+and cannot be stopped. So a long text is cut where that changes nothing: the text around a cut has
+the same tokens whole and in its two parts. Memory is bounded so whatever a text holds, and
 tokenizing ends between pieces when nobody waits for it (`check_wanted`).
 """
 
@@ -35,7 +35,7 @@ _AT_WORDS, _AT_ANY = 4, 6
 
 
 class Piece(NamedTuple):
-    """A piece of a text; `end` is where the next one begins, beyond a space that both do without."""
+    """A piece of a text; `end` is where the next one begins, maybe beyond a space between them."""
 
     text: str
     end: int
