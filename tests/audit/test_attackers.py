@@ -1,16 +1,17 @@
 """Attackers on rows whose truth is known: what must be read is read, and guesses are no find."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from inlay.audit.attacker import Known, Sent
 from inlay.audit.attackers import nearest, pairs
+from inlay.audit.attackers.geometry import Signature
 from inlay.audit.attackers.order import Reordered
 from inlay.audit.attackers.pairs import Emission
-from inlay.audit.attackers.sequence import Bigram
+from inlay.audit.attackers.sequence import Bigram, ForwardBackward
 from inlay.audit.interval import shares, wilson
 from inlay.audit.prompts import AuditPrompt, Floats, Ids, Span, Template
 from inlay.audit.report import failures
@@ -126,10 +127,10 @@ def test_likelihoods_in_pieces_are_those_of_the_whole(monkeypatch: pytest.Monkey
     emission = Emission(known())
     rows = TABLE[np.random.default_rng(4).integers(0, WORDS, 50)]
     words = np.arange(0, WORDS, 3)
-    whole = emission.among(rows, words)
+    whole = emission.among(rows, words, np.zeros(WORDS, np.float32))
     monkeypatch.setattr(pairs, "CHUNK", 7 * WORDS)
     monkeypatch.setattr(nearest, "CHUNK", 7 * WORDS)
-    pieces = emission.among(rows, words)
+    pieces = emission.among(rows, words, np.zeros(WORDS, np.float32))
     np.testing.assert_allclose(pieces[0], whole[0], rtol=1e-4, atol=1e-3)
     np.testing.assert_array_equal(pieces[1], whole[1])
     np.testing.assert_allclose(pieces[2], whole[2], rtol=1e-4, atol=1e-3)
@@ -199,3 +200,75 @@ def test_entities_count_where_every_token_is_right_and_the_template_never() -> N
     assert counts(np.array([0, 1, 2, 3, 4, 5]))["any-order"] == [0, 4]
     # Another number of tokens: those that stand in the same order.
     assert counts(np.array([0, 1, 2, 9, 7, 6, 3, 4, 5]))["tokens"] == [3, 4]
+
+
+def one_norm(count: int, width: int, seed: int) -> Floats:
+    """Rows of one norm, but for half a percent, as Gemma's are."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(count, width))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    found: Floats = (26 * rows * rng.uniform(0.9975, 1.0025, (count, 1))).astype(np.float32)
+    return found
+
+
+def with_a_mean(count: int, width: int, seed: int) -> Floats:
+    """Rows whose common part is a hundred times what tells them apart."""
+    rng = np.random.default_rng(seed)
+    found: Floats = (rng.normal(size=width) + 0.01 * rng.normal(size=(count, width))).astype(
+        np.float32
+    )
+    return found
+
+
+@pytest.mark.parametrize("make", [one_norm, with_a_mean])
+@pytest.mark.parametrize("around", [1, 3])
+def test_a_rotation_falls_to_figures_that_hardly_differ(
+    make: Callable[[int, int, int], Floats], around: int
+) -> None:
+    table = make(4096, 64, 5)
+    template = Template(np.arange(around), np.zeros(0, np.int64))
+    rng = np.random.default_rng(6)
+    key = np.linalg.qr(rng.normal(size=(64, 64)))[0]
+    ids = np.concatenate([template.before, rng.integers(around, len(table), 500)])
+    attacker = Signature()
+    attacker.fit(Known(table, template, [], []))
+    (guess,) = attacker.guess(Sent([(table[ids] @ key).astype(np.float32)]))
+    assert (guess == ids).mean() > 0.99
+
+
+def test_tokens_of_one_norm_that_differ_by_rounding_alone_do_not_drown_the_rest() -> None:
+    table = one_norm(1024, 64, 7)
+    table *= 26 / np.linalg.norm(table, axis=1, keepdims=True)
+    template = Template(np.arange(4), np.zeros(0, np.int64))
+    key = np.linalg.qr(np.random.default_rng(8).normal(size=(64, 64)))[0]
+    attacker = Signature()
+    attacker.fit(Known(table, template, [], []))
+    (guess,) = attacker.guess(Sent([(table @ key).astype(np.float32)]))
+    assert (guess == np.arange(len(table))).mean() > 0.99
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 2.0, 3.0])
+def test_what_public_text_lacks_is_read_as_well_as_by_the_nearest_token(level: float) -> None:
+    """A real vocabulary: 6,000 tokens, of which public text has few and the text others."""
+    table, words = one_norm(6000, 96, 9), 6000
+    public, private = made(150, 10, words), made(60, 11, words)
+    seen = np.unique(np.concatenate([each.ids for each in public]))
+    tokens = np.concatenate([each.ids[each.start : each.stop] for each in private])
+    assert 0.1 < np.isin(tokens, seen, invert=True).mean() < 0.4
+    rng = np.random.default_rng(12)
+    noise = level * 26 / 96**0.5
+
+    def sent(prompts: list[AuditPrompt]) -> list[Floats]:
+        rows = [table[each.ids] for each in prompts]
+        return [each + rng.normal(0, noise, each.shape).astype(np.float32) for each in rows]
+
+    known, received = Known(table, TEMPLATE, public, sent(public)), Sent(sent(private))
+    shares = []
+    for attacker in (nearest.Nearest(), ForwardBackward(), pairs.LeastSquares()):
+        attacker.fit(known)
+        found = np.concatenate([each[3:-3] for each in attacker.guess(received)])
+        shares.append(float((found == tokens).mean()))
+    assert shares[1] > shares[0] - 0.02
+    assert shares[2] > shares[0] - 0.02
+    if level >= 2:
+        assert shares[1] > shares[0]

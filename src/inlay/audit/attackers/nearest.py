@@ -1,24 +1,30 @@
 """The nearest token: the least that anyone tries who has rows and a table."""
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from inlay.audit.attacker import Known, Knows, NotApplicableError, Sent
 from inlay.audit.prompts import Floats, Ids
+
+Values: TypeAlias = npt.NDArray[np.floating[Any]]
+"""Numbers in float32, or in float64 where points lie close together far from 0."""
+Doubles: TypeAlias = npt.NDArray[np.float64]
 
 CHUNK = 1 << 24
 """Elements of a matrix of distances at most: 64 MB."""
 
 
-def scores(rows: Floats, points: Floats) -> Floats:
+def scores(rows: Values, points: Values) -> Values:
     """Negative half squared distances (n, v) of (n, h) to (v, h), but for a constant of a row."""
-    found: Floats = rows @ points.T
+    found: Values = rows @ points.T
     found -= 0.5 * np.einsum("vh,vh->v", points, points)[None, :]
     return found
 
 
-def nearest_ids(rows: Floats, points: Floats) -> Ids:
+def nearest_ids(rows: Values, points: Values) -> Ids:
     """Index of the nearest of `points` for each of `rows`; memory is bounded by `CHUNK`."""
     step = max(1, CHUNK // max(len(points), 1))
     found = [
@@ -70,7 +76,7 @@ class WhitenedNearest:
         return [nearest_ids(rows @ self._white, self._table) for rows in sent.rows]
 
 
-def whitener(noise: np.ndarray[tuple[int, int], np.dtype[np.float64]], floor: float) -> Floats:
+def whitener(noise: Doubles, floor: float) -> Floats:
     """A matrix (h, h) after which `noise` (N, h) has unit covariance.
 
     `floor` is the least variance of a direction, for noise that has none in some.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from inlay.audit.attacker import Known, Knows, NotApplicableError, Sent
-from inlay.audit.attackers.nearest import CHUNK, nearest_ids, scores, whitener
+from inlay.audit.attackers.nearest import CHUNK, Doubles, nearest_ids, scores, whitener
 from inlay.audit.prompts import Floats, Ids
 
 _PENALTIES = (1e-4, 1e-2, 1.0, 100.0)
@@ -93,13 +93,27 @@ class Emission:
         except NotApplicableError:
             known.check_width()
             rows, ids = _read_by_nearest(known)
+        # A floor of a thousandth of a row's own spread: no key is exact to more than rounding.
+        floor = 1e-6 * float(rows.var())
         inputs = _with_one(table[ids])
         solved = _ridge(inputs, rows.astype(np.float64), 1e-4)
-        noise = rows - inputs @ solved
-        # A floor of a thousandth of a row's own spread: no key is exact to more than rounding.
-        self._white = whitener(noise, 1e-6 * float(rows.var()))
+        self._white = whitener(rows - inputs @ solved, floor)
         self._offset = solved[-1].astype(np.float32)
-        self.points: Floats = (table @ solved[:-1].astype(np.float32)) @ self._white
+        points = table @ solved[:-1].astype(np.float32)
+        # Where rows are the table's own and all directions have as much noise, a map of (h, h) that
+        # is learned of a few thousand pairs only adds to it.
+        if table.shape[1] == rows.shape[1]:
+            own = (rows - table[ids]).astype(np.float64)
+            offset = own.mean(axis=0)
+            noise = float(np.square(own - offset).mean())
+            spread = max(noise, floor)
+            # Nats a row of noise with one variance, but for a constant.
+            surprise = 0.5 * rows.shape[1] * (noise / spread + np.log(spread))
+            if surprise <= _surprise_of_map(inputs, rows, floor):
+                self._white = np.eye(rows.shape[1], dtype=np.float32) / np.float32(spread**0.5)
+                self._offset = offset.astype(np.float32)
+                points = table
+        self.points: Floats = points @ self._white
 
     @classmethod
     def of(cls, known: Known) -> "Emission":
@@ -109,14 +123,19 @@ class Emission:
             found = known.cached["emission"] = cls(known)
         return found
 
-    def among(self, rows: Floats, words: Ids) -> tuple[Floats, Ids, Floats]:
-        """Likelihoods of tokens `words` (w,) in rows (n, h), beside the likeliest of all.
+    def among(self, rows: Floats, words: Ids, others: Floats) -> tuple[Floats, Ids, Floats]:
+        """Likelihoods of tokens `words` (w,) in rows (n, h), beside the best of all.
 
         Memory is bounded by `CHUNK`.
 
+        Args:
+            rows: rows.
+            words: ids.
+            others: (vocabulary,) log probability of each token before its row is seen.
+
         Returns:
-            (n, w) log likelihoods below the largest of a row; (n,) the likeliest of all tokens;
-            (n,) by how much more likely it is than the likeliest of `words`, in nats.
+            (n, w) log likelihoods below the largest of a row; (n,) the token that is best with its
+            probability; (n,) how far that is above the likeliest of `words`, in nats.
         """
         white = (rows - self._offset) @ self._white
         step = max(1, CHUNK // len(self.points))
@@ -126,6 +145,7 @@ class Emission:
             some = logs[:, words]
             top = some.max(axis=1)
             inside.append(some - top[:, None])
+            logs += others
             best.append(logs.argmax(axis=1))
             surer.append(logs.max(axis=1) - top)
         return np.concatenate(inside), np.concatenate(best), np.concatenate(surer)
@@ -167,20 +187,32 @@ class LeastSquares:
         return [self._emission.best(rows) for rows in sent.rows]
 
 
+def _surprise_of_map(inputs: Doubles, rows: Floats, floor: float) -> float:
+    """Nats a row that was left out of fitting a map and the noise's covariance, likewise."""
+    train = int(len(rows) * (1 - _HELD_OUT))
+    if train < 2 or train == len(rows):
+        return float("inf")
+    solved = _ridge(inputs[:train], rows[:train].astype(np.float64), 1e-4)
+    noise = rows - inputs @ solved
+    white = whitener(noise[:train], floor).astype(np.float64)
+    _, scale = np.linalg.slogdet(white)
+    return float(0.5 * np.square(noise[train:] @ white).sum(axis=1).mean() - scale)
+
+
 def _read_by_nearest(known: Known) -> tuple[Floats, Ids]:
     rows = np.concatenate(known.sent)
     return rows, nearest_ids(rows, known.table)
 
 
-def _with_one(rows: Floats) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def _with_one(rows: Floats) -> Doubles:
     return np.concatenate([rows, np.ones((len(rows), 1))], axis=1).astype(np.float64)
 
 
 def _ridge(
-    inputs: np.ndarray[tuple[int, int], np.dtype[np.float64]],
-    wanted: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    inputs: Doubles,
+    wanted: Doubles,
     penalty: float,
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+) -> Doubles:
     """Solve least squares with a penalty on all but the last input, in units of their variance."""
     gram = inputs.T @ inputs
     weight = penalty * float(np.trace(gram[:-1, :-1])) / (len(gram) - 1)

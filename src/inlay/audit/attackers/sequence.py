@@ -15,9 +15,6 @@ _MAX_WORDS = 4096
 _MOST = 1 << 25
 """Elements of the forward variables of prompts that are computed together."""
 
-_SURER = 12.0
-"""Nats by which a token that the public text lacks must explain a row better than those it has."""
-
 
 class Bigram:
     """Probabilities of a token after another in public text.
@@ -25,6 +22,8 @@ class Bigram:
     Attributes:
         ids: the tokens it knows, ascending, (w,).
         follows: (w, w) probabilities; row: the token before.
+        single: (w,) probabilities of tokens by themselves.
+        new: probability that a token is none of those.
     """
 
     def __init__(self, known: Known) -> None:
@@ -51,6 +50,10 @@ class Bigram:
         joint += kinds * single
         self.follows: Floats = joint / joint.sum(axis=1, keepdims=True)
         self.single: Floats = single
+        # Good and Turing: as many will be new as there are that came once.
+        inside = np.isin(found, self.ids)
+        new = counts[~inside].sum() + (counts[inside] == 1).sum()
+        self.new = float((new + 1) / (counts.sum() + 2))
 
     @classmethod
     def of(cls, known: Known) -> "Bigram":
@@ -59,6 +62,17 @@ class Bigram:
         if not isinstance(found, cls):
             found = known.cached["bigram"] = cls(known)
         return found
+
+    def others(self, vocabulary: int) -> Floats:
+        """Log probabilities (vocabulary,) of all tokens it does not know; -inf of those it does.
+
+        By Zipf's law, as tokenizers number their tokens by how frequent they are.
+        """
+        found = -np.log(np.arange(1, vocabulary + 1, dtype=np.float64))
+        found[self.ids] = -np.inf
+        total = np.logaddexp.reduce(found)
+        logs: Floats = (found - total if np.isfinite(total) else found).astype(np.float32)
+        return logs
 
     def place(self, token: int) -> int:
         """Index of a token it knows."""
@@ -69,6 +83,8 @@ class _Chain(NamedTuple):
     """Forward and backward pass over texts that begin and end with known tokens."""
 
     bigram: Bigram
+    follows: Floats
+    single: Floats
     first: int | None
     last: int | None
 
@@ -77,21 +93,32 @@ class _Chain(NamedTuple):
         bigram, template = Bigram.of(known), known.template
         first = bigram.place(int(template.before[-1])) if len(template.before) else None
         last = bigram.place(int(template.after[0])) if len(template.after) else None
-        return cls(bigram, first, last)
+        return cls(bigram, bigram.follows, bigram.single, first, last)
+
+    def with_new(self) -> "_Chain":
+        """The same with one state more, at place w: a token that the public text lacks."""
+        known, new = self.bigram, np.float32(self.bigram.new)
+        words = len(known.ids)
+        follows = np.empty((words + 1, words + 1), np.float32)
+        follows[:words, :words] = known.follows * (1 - new)
+        follows[words, :words] = known.single * (1 - new)
+        follows[:, words] = new
+        single = np.append(known.single * (1 - new), new).astype(np.float32)
+        return _Chain(known, follows, single, self.first, self.last)
 
     def read(self, lengths: Sequence[int], likelihoods: Callable[[int], Floats]) -> list[Ids]:
         """Places of the tokens with the largest posterior probability.
 
         Args:
             lengths: of each text.
-            likelihoods: makes those of a text when they are needed: (n, w), each row with a
-                maximum of 1.
+            likelihoods: makes those of a text when they are needed: (n, w), or (n, w + 1) with a
+                state for new tokens, each row with a maximum of 1.
         """
         order = sorted(range(len(lengths)), key=lambda index: lengths[index])
         found: list[Ids] = [np.zeros(0, np.int64)] * len(lengths)
         while order:
             longest = lengths[order[-1]]
-            count = max(1, _MOST // max(1, longest * len(self.bigram.ids)))
+            count = max(1, _MOST // max(1, longest * len(self.single)))
             chunk, order = order[-count:], order[:-count]
             read = self._together([likelihoods(index) for index in chunk])
             for index, ids in zip(chunk, read, strict=True):
@@ -99,14 +126,14 @@ class _Chain(NamedTuple):
         return found
 
     def _together(self, likelihoods: Sequence[Floats]) -> list[Ids]:
-        follows = self.bigram.follows
+        follows = self.follows
         lengths = np.array([len(each) for each in likelihoods])
-        longest, words = int(lengths.max()), len(self.bigram.ids)
+        longest, words = int(lengths.max()), len(self.single)
         emitted = np.ones((longest, len(lengths), words), np.float32)
         for index, each in enumerate(likelihoods):
             emitted[: len(each), index] = each
         forward = np.empty_like(emitted)
-        before = self.bigram.single if self.first is None else follows[self.first]
+        before = self.single if self.first is None else follows[self.first]
         state = np.broadcast_to(before, emitted[0].shape)
         for position in range(longest):
             forward[position] = _normed(state * emitted[position])
@@ -158,7 +185,8 @@ class ForwardBackward:
         if not known.keeps_rows:
             raise NotApplicableError("the number of rows is not that of the tokens")
         self._emission = Emission.of(known)
-        self._chain, self._template = _Chain.of(known), known.template
+        self._chain, self._template = _Chain.of(known).with_new(), known.template
+        self._others = self._chain.bigram.others(len(known.table))
 
     def guess(self, sent: Sent) -> Sequence[Ids]:
         """The token with the largest posterior probability at each position."""
@@ -168,15 +196,16 @@ class ForwardBackward:
         outside: dict[int, Ids] = {}
 
         def likelihoods(index: int) -> Floats:
-            inside, best, surer = self._emission.among(inner[index], words)
-            outside[index] = np.where(surer > _SURER, best, -1)
-            return np.maximum(np.exp(inside), np.float32(1e-30))
+            inside, outside[index], new = self._emission.among(inner[index], words, self._others)
+            logs = np.concatenate([inside, new[:, None]], axis=1)
+            logs -= logs.max(axis=1, keepdims=True)
+            return np.maximum(np.exp(logs), np.float32(1e-30))
 
         found = []
         places = self._chain.read([len(rows) for rows in inner], likelihoods)
         for index, rows in enumerate(sent.rows):
-            other = outside[index]
-            read = np.where(other >= 0, other, words[places[index]])
+            known = places[index] < len(words)
+            read = np.where(known, words[np.where(known, places[index], 0)], outside[index])
             whole = np.concatenate([np.zeros(before, np.int64), read, np.zeros(after, np.int64)])
             found.append(with_template(whole[: len(rows)], self._template))
         return found
