@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import shutil
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,3 +48,38 @@ def test_without_a_compiler_the_library_of_the_environment_is_loaded(
 def test_each_level_has_all_that_the_next_has() -> None:
     needed = [features for _, features in prebuilt.LEVELS.values()]
     assert all(lower < higher for higher, lower in pairwise(needed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["", "/proc/nowhere"], ids=["TMPDIR", "nothing but memory"])
+def test_without_a_home_kernels_are_compiled_for_now_and_one_line_says_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    monkeypatch.setattr(build, "_FLAGS", ("-O0", *build._FLAGS[1:]))
+    monkeypatch.setattr(build, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [place or str(tmp_path)])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/home")  # nobody can make anything there
+    build._say_each_start.cache_clear()
+    loaded = [build.load(name) for name in ("kernels", "products")]
+    assert all(isinstance(each, ctypes.CDLL) for each in loaded)
+    assert [*tmp_path.iterdir()] == []
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("kernels are compiled at each start")
+    assert "set XDG_CACHE_HOME to a directory that this user owns and can write" in line
+
+
+def test_without_a_home_the_library_of_the_environment_is_loaded_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = tmp_path / f"kernels-{prebuilt.highest()}.so"
+    flags = ("-O0", "-shared", "-fPIC")
+    monkeypatch.setattr(build, "_FLAGS", flags)
+    (tmp_path / "empty.cpp").touch()
+    build.compile_for("g++", tmp_path / "empty.cpp", made, ())
+    monkeypatch.setattr(prebuilt.find, "__defaults__", (tmp_path,))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/home")
+    loaded = build.load("kernels")
+    assert isinstance(loaded, ctypes.CDLL)
+    assert loaded._name == str(made)
+    assert not caplog.records

@@ -51,8 +51,8 @@ class Bigram:
         self.follows: Floats = joint / joint.sum(axis=1, keepdims=True)
         self.single: Floats = single
         # Good and Turing: as many will be new as there are that came once.
-        inside = np.isin(found, self.ids)
-        new = counts[~inside].sum() + (counts[inside] == 1).sum()
+        kept_ones = np.isin(found, self.ids)
+        new = counts[~kept_ones].sum() + (counts[kept_ones] == 1).sum()
         self.new = float((new + 1) / (counts.sum() + 2))
 
     @classmethod
@@ -199,7 +199,8 @@ class ForwardBackward:
             inside, outside[index], new = self._emission.among(inner[index], words, self._others)
             logs = np.concatenate([inside, new[:, None]], axis=1)
             logs -= logs.max(axis=1, keepdims=True)
-            return np.maximum(np.exp(logs), np.float32(1e-30))
+            found: Floats = np.maximum(np.exp(logs), np.float32(1e-30))
+            return found
 
         found = []
         places = self._chain.read([len(rows) for rows in inner], likelihoods)

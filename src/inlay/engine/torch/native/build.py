@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 _logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 _COMPILE_SECONDS = 120.0
 
+_SHARED_MEMORY = Path("/dev/shm")
+"""Where nothing else can be written, as with a read-only root."""
+
 
 def load(name: str) -> ctypes.CDLL | None:
     """Return the compiled kernels of `name`.cpp; None, with a log line, if there are none.
@@ -41,18 +45,57 @@ def load(name: str) -> ctypes.CDLL | None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
     if compiler is None:
         return _load_prebuilt(name)
+    source = SOURCES / f"{name}.cpp"
     try:
-        source = SOURCES / f"{name}.cpp"
-        path = _directory() / f"{name}-{_identity(compiler, source)}.so"
-        if not path.is_file():
-            _logger.info("compiling %s for this processor, once: some seconds", source.name)
-            compile_for(compiler, source, path, _NATIVE)
-        return ctypes.CDLL(str(path))
-    # RuntimeError: a user without a home directory, as in containers.
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        try:
+            path = _directory() / f"{name}-{_identity(compiler, source)}.so"
+            if not path.is_file():
+                _logger.info("compiling %s for this processor, once: some seconds", source.name)
+                compile_for(compiler, source, path, _NATIVE)
+            return ctypes.CDLL(str(path))
+        # RuntimeError: a user without a home directory, as in containers.
+        except (OSError, RuntimeError) as error:
+            return _load_for_now(compiler, source, str(error))
+    except (OSError, subprocess.SubprocessError) as error:
         detail = error.stderr[-2000:] if isinstance(error, subprocess.CalledProcessError) else ""
         _logger.warning("native kernels are not used: %s %s", error, detail)
         return None
+
+
+def _load_for_now(compiler: str, source: Path, because: str) -> ctypes.CDLL:
+    """Return kernels of a library that is gone once it is loaded.
+
+    Raises:
+        OSError: there is no directory for it at all.
+        subprocess.SubprocessError: as `compile_for`.
+    """
+    from inlay.engine.torch.native.prebuilt import find
+
+    prebuilt = find(source.stem, cpu_features())
+    if prebuilt is not None:
+        return ctypes.CDLL(str(prebuilt))
+    _say_each_start(because)
+    with tempfile.TemporaryDirectory(prefix="inlay-kernels-", dir=_temporary()) as made:
+        path = Path(made) / f"{source.stem}.so"
+        compile_for(compiler, source, path, _NATIVE)
+        return ctypes.CDLL(str(path))
+
+
+@cache
+def _say_each_start(because: str) -> None:
+    """Say it once a process, however many libraries there are."""
+    _logger.warning(
+        "kernels are compiled at each start, which takes some seconds, as they cannot be kept (%s): "
+        "set XDG_CACHE_HOME to a directory that this user owns and can write",
+        because,
+    )
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        return _SHARED_MEMORY
 
 
 def _load_prebuilt(name: str) -> ctypes.CDLL | None:
@@ -134,6 +177,7 @@ def compile_for(compiler: str, source: Path, path: Path, machine: tuple[str, ...
         subprocess.run(
             [compiler, *machine, *_FLAGS, str(source), "-o", name],
             capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS,
+            env={**os.environ, "TMPDIR": str(path.parent)},
         )  # fmt: skip
         Path(name).replace(path)
     finally:
