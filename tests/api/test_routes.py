@@ -51,6 +51,11 @@ def test_tokenize_and_detokenize_are_each_others_inverse(llama: Fleet, url: str)
     assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": TEXT}
     chat = post(url, "/tokenize", {"messages": [{"role": "user", "content": TEXT}]}).json()
     assert chat["count"] > answer["count"]
+    asked = {"messages": [{"role": "user", "content": TEXT}], "add_special_tokens": True}
+    bare = tokenizer_of(llama.path)(TEXT, add_special_tokens=False)["input_ids"]
+    start = answer["tokens"].index(bare[0])
+    before, after = answer["tokens"][:start], answer["tokens"][start + len(bare) :]
+    assert post(url, "/tokenize", asked).json()["tokens"] == [*before, *chat["tokens"], *after]
     assert "exactly one" in error(post(url, "/tokenize", {}))["message"]
     assert "out of vocabulary" in error(post(url, "/detokenize", {"tokens": [400]}))["message"]
 

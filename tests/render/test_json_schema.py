@@ -164,3 +164,34 @@ def test_a_reference_leads_to_its_part_or_nowhere() -> None:
     assert place_of(root, pointer(("$defs", "a/b %"))) == ("$defs", "a/b %")
     for nowhere in ("#/items/1", "#/items/00000000009", "#/items/x", "#/a/b", "#b", "c", 5, None):
         assert place_of(root, nowhere) is None
+
+
+def test_parts_are_apart_only_where_that_is_certain() -> None:
+    def keyed(value: object, **more: Any) -> dict[str, Any]:
+        properties = {"k": {"const": value}}
+        return {"type": "object", "properties": properties, "required": ["k"], **more}
+
+    root = {"$defs": {"a": keyed("a"), "b": keyed("b"), "free": {"type": "object"}}}
+    a, b, free = ({"$ref": f"#/$defs/{name}"} for name in root["$defs"])
+
+    def apart(choices: list[Any]) -> bool:
+        whole = {**root, "oneOf": choices}
+        return SchemaTypes(whole, hints=False).apart(choices)
+
+    assert apart([a, b, {"type": "string"}, {"type": ["null", "integer"]}])
+    assert apart([{"enum": [0, "x"]}, {"enum": [False, "y"]}, {"const": []}])
+    assert apart([a, keyed("c", required=[])])
+    cases: list[list[Any]] = [
+        [a, a],
+        [a, free],
+        [{"type": "number"}, {"type": "integer"}],
+        [{"enum": [1, 2]}, {"const": 2.0}],
+        [{"properties": {"k": {}}}, {"type": "string"}],
+        [keyed("a", required=[]), keyed("b", required=[])],
+        [keyed("a", type=["object", "null"]), keyed("b", type=["object", "null"])],
+        [True, {"type": "string"}],
+    ]
+    for overlapping in cases:
+        assert not apart(overlapping)
+    many = [{"enum": [*range(2000 * index, 2000 * index + 2000)]} for index in range(3)]
+    assert not apart(many)  # not compared for so long

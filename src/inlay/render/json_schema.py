@@ -1,6 +1,7 @@
 """JSON schemas as clients write them: where a `$ref` leads, and which types a value may have."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -41,6 +42,9 @@ _HINTS: Mapping[str, frozenset[str]] = {
     ),
 }
 """Types that a schema without a type means, by its other keywords."""
+
+_MAX_DEFINITIONS = 256
+"""Definitions that are searched for an `$id` or an `$anchor`."""
 
 _MAX_COMPARED = 5_000
 """Pairs of schemas that are compared for `SchemaTypes.apart`."""
@@ -102,14 +106,15 @@ def pointer(place: Iterable[str | int]) -> str:
 def _definition(root: Mapping[str, Any], keyword: str, value: str) -> tuple[str, ...] | None:
     for name in ("$defs", "definitions"):
         parts = root.get(name)
-        for key, part in parts.items() if isinstance(parts, Mapping) else ():
+        items = parts.items() if isinstance(parts, Mapping) else ()
+        for key, part in islice(items, _MAX_DEFINITIONS):
             if isinstance(part, Mapping) and part.get(keyword) == value:
                 return name, key
     return None
 
 
 class SchemaTypes:
-    """The JSON types that parts of one schema allow. Each part is looked at once."""
+    """The JSON types that parts of one schema allow. Each part is looked at once, by its `id`."""
 
     def __init__(self, root: Mapping[str, Any], *, hints: bool = True) -> None:
         """Look at `root`. With `hints`, `properties` without a type mean an object, and so on."""
@@ -184,13 +189,16 @@ class SchemaTypes:
         values = _values(first), _values(second)
         if values[0] is not None and values[1] is not None:
             self._compared += len(values[0]) * len(values[1]) // 100
-            return not any(value in values[1] for value in values[0])
+            return self._compared <= _MAX_COMPARED and not any(
+                value in values[1] for value in values[0]
+            )
         if not first.get("type") == second.get("type") == "object":
             return False
         ones, others = first.get("properties"), second.get("properties")
         if not isinstance(ones, Mapping) or not isinstance(others, Mapping):
             return False
         needed = [*_list(first.get("required")), *_list(second.get("required"))]
+        self._compared += len(needed) // 10
         return any(
             self._disjoint(ones[name], others[name], steps + 1)
             for name in needed

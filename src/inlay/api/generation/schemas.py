@@ -8,6 +8,7 @@ docs/api.md has both by keyword).
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, Literal, TypeAlias
 
 from inlay.errors import InvalidRequestError
@@ -190,13 +191,13 @@ class _Reader:
         elif any(isinstance(each, int) and abs(each) >= _MAX_NUMBER for each in values):
             self._refuse(here, f"{keyword} has a number of more than 64 bits")
         else:
-            yield keyword, value
+            yield keyword, deepcopy(value)  # a reference may lead into it
 
     def _options(
         self, schema: Mapping[str, Any], keyword: str, value: Any, here: _Place
     ) -> Iterator[_Keyword]:
         if schema is self._root:
-            yield keyword, value
+            yield keyword, deepcopy(value)
 
     def _map(
         self, schema: Mapping[str, Any], keyword: str, value: Any, here: _Place

@@ -68,17 +68,16 @@ def schema_in(source: str) -> dict[str, Any]:
 
 def _schema(grammar: Grammar) -> str:
     schema = _parsed(grammar.source)
+    definitions = schema.get("$defs") if isinstance(schema, dict) else None
+    loose = bool(grammar.loose) and isinstance(definitions, dict)
     try:
         source = _json(schema)
+        if not loose or not LLMatcher.validate_grammar(source):
+            return source
     except InvalidRequestError as error:
         # What costs too much is left out where others can be called, and else refused.
-        if not grammar.loose or len(schema["$defs"]) == 1:
+        if not loose or len(schema["$defs"]) == 1:
             raise explained(schema, error) from None
-        refused = True
-    else:
-        refused = bool(grammar.loose and LLMatcher.validate_grammar(source))
-    if not refused:
-        return source
     schema = loosened(schema, grammar.loose)
     try:
         return _json(schema)
