@@ -40,7 +40,7 @@ def check_image(data: bytes) -> bool:
     Raises:
         AssertionError: it was accepted and should not have been.
     """
-    from inlay.media.image import FORMATS, read_image_header
+    from inlay.media.image import FORMATS, pixels_alone, read_image_header
 
     try:
         found = read_image_header(data, max_pixels=_MAX_PIXELS)
@@ -57,6 +57,9 @@ def check_image(data: bytes) -> bool:
         warnings.simplefilter("ignore")
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             size = image.size
+    if size is not None:
+        with Image.open(io.BytesIO(pixels_alone(data, found)), formats=(found.format,)) as image:
+            assert image.size == size, "what is left of the file is another picture"
     seen = (found.width, found.height)
     assert size in (None, seen[::-1] if found.orientation > 4 else seen), (size, found)
     return True
