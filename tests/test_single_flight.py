@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.single_flight import Paced, SingleFlight, shielded
+from inlay.pace import check_wanted, while_wanted
+from inlay.single_flight import Paced, SingleFlight, ThreadSingleFlight, shielded
 from tests.examples import examples
 
 KEYS = "ab"
@@ -241,3 +244,23 @@ async def test_an_error_after_its_caller_was_cancelled_is_not_logged(
     del running, waiting
     gc.collect()
     assert caplog.records == []
+
+
+def test_a_thread_whose_caller_has_left_computes_on_for_the_others() -> None:
+    flights: ThreadSingleFlight[str, int] = ThreadSingleFlight()
+    left, begun, joined = threading.Event(), threading.Event(), threading.Event()
+
+    def compute() -> int:
+        begun.set()
+        joined.wait(60)
+        left.set()
+        check_wanted()
+        return 5
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(while_wanted, left, flights.run, "a", compute)
+        begun.wait(60)
+        second = threads.submit(flights.run, "a", compute)
+        joined.set()
+        assert second.result(60) == 5
+        assert first.result(60) == 5

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "lazy": set[str](),
     "fair_queue": set[str](),
     "turns": {"fair_queue"},
-    "single_flight": set[str](),
+    "single_flight": {"pace"},
     "digest": {"prompt", "errors", "pace"},
     "request": BASE,
     "card": BASE | {"request", "media", "stages"},

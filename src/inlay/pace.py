@@ -102,6 +102,16 @@ def while_wanted(
         _own.left = None
 
 
+@contextmanager
+def wanted_by_others() -> Iterator[None]:
+    """Compute within what others wait for too: it goes on when the thread's own caller leaves."""
+    left, _own.left = _own.left, None
+    try:
+        yield
+    finally:
+        _own.left = left
+
+
 def check_wanted() -> None:
     """Raise `Unwanted` if the calling thread computes for somebody who has left."""
     if _own.left is not None and _own.left.is_set():

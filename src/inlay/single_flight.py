@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
+from inlay.pace import wanted_by_others
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -198,7 +200,7 @@ class ThreadSingleFlight(Generic[K, T]):
     def run(self, key: K, compute: Callable[[], T]) -> T:
         """The result of `compute`, run here or by the thread that came first with an equal key.
 
-        Its errors likewise.
+        Its errors likewise. It goes on when the caller of the thread that computes leaves.
         """
         with self._lock:
             flight = self._under_way.get(key)
@@ -208,7 +210,8 @@ class ThreadSingleFlight(Generic[K, T]):
         if not leads:
             return flight.result()
         try:
-            result = compute()
+            with wanted_by_others():
+                result = compute()
         except BaseException as error:
             flight.set_exception(error)
             raise
