@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.errors import EngineError, InvalidRequestError, OverloadedError
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
+from inlay.worker.process import find_temporary_directory
 
 pytestmark = pytest.mark.usefixtures("started_processes")
 
@@ -51,6 +53,7 @@ from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
+from inlay.worker.process import find_temporary_directory
 
 async def main():
     process = await spawn(EngineSettings(model={str(tmp_path)!r}, engine="echo"), Secret(bytes(32)))
@@ -98,3 +101,28 @@ async def test_the_secret_is_in_no_argument_and_no_environment(tmp_path: Path) -
         assert secret.root not in content
         assert secret.root.hex().encode() not in content
     await process.close()
+
+
+def test_where_nothing_can_be_written_temporary_files_take_memory_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    usual = [tempfile.gettempdir()]
+    monkeypatch.setattr(
+        tempfile, "_candidate_tempdir_list", lambda: [os.environ.get("TMPDIR", usual[0])]
+    )
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    find_temporary_directory()
+    assert "TMPDIR" not in os.environ
+    assert not caplog.records
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr("inlay.worker.process._SHARED_MEMORY", tmp_path)
+    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
+    find_temporary_directory()
+    assert tempfile.gettempdir() == str(tmp_path)
+    assert "set TMPDIR to one that can" in caplog.text
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
+    monkeypatch.setattr("inlay.worker.process._SHARED_MEMORY", Path("/proc/nowhere"))
+    with pytest.raises(EngineError, match="set TMPDIR to one that can"):
+        find_temporary_directory()

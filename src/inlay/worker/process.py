@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import MappingProxyType
 
 from inlay import engine, liveness
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 ARENA_BYTES = 256 * 1024 * 1024
 FLEET_ARENA_BYTES = 1024 * 1024
 """Of a worker whose requests come over direct connections."""
+_SHARED_MEMORY = Path("/dev/shm")
 STOP_SECONDS = 1.0
 """Seconds that a worker may take to end; it has no state to save."""
 
@@ -213,6 +216,29 @@ def starting(
     return start
 
 
+def find_temporary_directory() -> None:
+    """Set TMPDIR where none of the usual directories can be written: torch does not load then.
+
+    Raises:
+        EngineError: there is no other either.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        os.environ["TMPDIR"] = str(_SHARED_MEMORY)
+        try:
+            tempfile.gettempdir()
+        except FileNotFoundError:
+            raise EngineError(
+                "no directory for temporary files can be written: set TMPDIR to one that can"
+            ) from error
+        log.warning(
+            "no directory for temporary files can be written, so they take memory (%s): set TMPDIR "
+            "to one that can",
+            _SHARED_MEMORY,
+        )
+
+
 async def run(
     socket_fd: int, arena_fd: int, arena_bytes: int, host_memory: int | None = None
 ) -> int:
@@ -233,6 +259,7 @@ async def run(
     telemetry = TelemetrySettings.model_validate_json(boot.telemetry)
     configure(telemetry.log_format)
     try:
+        find_temporary_directory()
         tracing = Tracing.open(telemetry.otlp_traces_endpoint, "inlay-worker")
         secret = Secret(boot.secret)
         runner = engine.create(settings, secret)

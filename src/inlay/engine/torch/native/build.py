@@ -33,9 +33,6 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 _COMPILE_SECONDS = 120.0
 
-_SHARED_MEMORY = Path("/dev/shm")
-"""Where nothing else can be written, as with a read-only root."""
-
 
 def load(name: str) -> ctypes.CDLL | None:
     """Return the compiled kernels of `name`.cpp; None, with a log line, if there are none.
@@ -75,7 +72,7 @@ def _load_for_now(compiler: str, source: Path, because: str) -> ctypes.CDLL:
     if prebuilt is not None:
         return ctypes.CDLL(str(prebuilt))
     _say_each_start(because)
-    with tempfile.TemporaryDirectory(prefix="inlay-kernels-", dir=_temporary()) as made:
+    with tempfile.TemporaryDirectory(prefix="inlay-kernels-") as made:
         path = Path(made) / f"{source.stem}.so"
         compile_for(compiler, source, path, _NATIVE)
         return ctypes.CDLL(str(path))
@@ -85,17 +82,10 @@ def _load_for_now(compiler: str, source: Path, because: str) -> ctypes.CDLL:
 def _say_each_start(because: str) -> None:
     """Say it once a process, however many libraries there are."""
     _logger.warning(
-        "kernels are compiled at each start, which takes some seconds, as they cannot be kept (%s): "
+        "kernels are compiled at each start, which takes a while, as they cannot be kept (%s): "
         "set XDG_CACHE_HOME to a directory that this user owns and can write",
         because,
     )
-
-
-def _temporary() -> Path:
-    try:
-        return Path(tempfile.gettempdir())
-    except OSError:
-        return _SHARED_MEMORY
 
 
 def _load_prebuilt(name: str) -> ctypes.CDLL | None:
