@@ -86,6 +86,20 @@ def test_a_message_with_calls_alone_has_the_content_its_template_looks_for(
     assert of.decode(prompt.token_ids()) == "<user>x<call>look"
 
 
+CALLS_WITH_TOOLS = """\
+{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if tools and m.tool_calls %}<call>{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}"""
+
+
+def test_calls_are_text_where_a_template_writes_none_without_tools() -> None:
+    of = Renderer.load(qwen_like(), chat_template=CALLS_WITH_TOOLS)
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    chat = [CHATS["one"][0], {"role": "assistant", "content": "yes", "tool_calls": [call]}]
+    shown = of.decode(of.chat(chat, tools=[TOOL]).token_ids())
+    assert shown == "<user>Hello world<assistant>yes<call>look"
+    shown = of.decode(of.chat(chat).token_ids())
+    assert shown == '<user>Hello world<assistant>yes\n[{"name": "look", "arguments": {}}]'
+
+
 OF_USERS = "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}{% elif m.role == 'system' %}<s>{{ m.content }}{% endif %}{% endfor %}"
 WITH_CRITIC = OF_USERS.replace("'user'", "'critic'")
 

@@ -56,6 +56,7 @@ def template_messages(
     *,
     num_rows: int,
     template: ChatTemplate,
+    tools: bool,
     media_part: Callable[[str, str], Mapping[str, Any] | None],
     continues: bool,
 ) -> list[dict[str, Any]]:
@@ -77,6 +78,7 @@ def template_messages(
         marks: marks of embeddings and images.
         num_rows: number of rows.
         template: that reads the messages.
+        tools: True if it reads tools too.
         media_part: returns the part for which the template writes the placeholder of a kind of
             media in a message of a role, or None.
         continues: True to mark the end of the last message.
@@ -122,7 +124,7 @@ def template_messages(
                 param=f"{where}.content",
             )
         if role == "assistant":
-            said.turn(_turn(ready, where, template))
+            said.turn(_turn(ready, where, template, tools))
         elif role == "tool":
             said.result(ready)
         else:
@@ -158,9 +160,11 @@ def _role(role: object, where: str, template: ChatTemplate) -> str:
     return role
 
 
-def _turn(turn: dict[str, Any], where: str, template: ChatTemplate) -> list[dict[str, Any]]:
+def _turn(
+    turn: dict[str, Any], where: str, template: ChatTemplate, tools: bool
+) -> list[dict[str, Any]]:
     """Return the messages that say a turn of the assistant to the template."""
-    form = template.form_of(Holds.of(turn))
+    form = template.form_of(Holds.of(turn), tools=tools)
     if form is None:
         raise InvalidRequestError(
             f"{where}: the model's chat template writes neither tool calls nor text of the "

@@ -238,6 +238,7 @@ class Renderer:
             marks,
             num_rows=len(rows),
             template=template,
+            tools=bool(tools),
             media_part=lambda role, kind: template.media_part(role, kind, placeholders[kind]),
             continues=continue_final_message,
         )

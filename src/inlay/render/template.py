@@ -17,7 +17,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 from inlay.errors import InvalidRequestError
 from inlay.pace import Unwanted, check_wanted
-from inlay.render.turns import AS_IT_IS, CALL_ID, Content, Form, Holds, Written, forms, probe
+from inlay.render.turns import (
+    AS_IT_IS,
+    CALL_ID,
+    PROBE_TOOLS,
+    Content,
+    Form,
+    Holds,
+    Written,
+    forms,
+    probe,
+)
 
 MAX_CHARACTERS = 2**25
 """Maximum length of a rendered chat."""
@@ -133,7 +143,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
         self._reads: dict[str, Reads] = {}
-        self._forms: dict[Holds, Form | None] = {}
+        self._forms: dict[tuple[Holds, bool], Form | None] = {}
         self._media_parts: dict[tuple[str, str, str], Mapping[str, str] | None] = {}
         self._variables: frozenset[str] | None = None
 
@@ -260,25 +270,27 @@ class ChatTemplate:
             return False
         return text.count(placeholder) == 1 and placeholder not in without
 
-    def form_of(self, holds: Holds) -> Form | None:
+    def form_of(self, holds: Holds, *, tools: bool = False) -> Form | None:
         """Return the form of a turn of the assistant that the template writes whole.
 
-        Found by rendering a probe, as `reads`. Reasoning may be left out where no form shows it:
-        models are trained without that of past turns. None if other words are lost in every form.
+        Found by rendering a probe, as `reads`, with tools or without: some templates write calls
+        only where there are tools. Reasoning may be left out where no form shows it: models are
+        trained without that of past turns. None if other words are lost in every form.
         """
         if holds == Holds(reasoning=False, text=True, calls=0):
             return AS_IT_IS
-        if holds not in self._forms:
-            self._forms[holds] = self._find_form(holds)
-        return self._forms[holds]
+        key = holds, tools
+        if key not in self._forms:
+            self._forms[key] = self._find_form(holds, PROBE_TOOLS if tools else None)
+        return self._forms[key]
 
-    def _find_form(self, holds: Holds) -> Form | None:
+    def _find_form(self, holds: Holds, tools: Sequence[Mapping[str, Any]] | None) -> Form | None:
         say = self.reads("assistant").say
         turn = probe(holds, say)
         best: tuple[Written, Form] | None = None
         lost = False
         for form in forms(holds):
-            text = self._tried([_OTHER, *form.say(turn, say)])
+            text = self._tried([_OTHER, *form.say(turn, say)], tools)
             written = None if text is None else Written.of(text, holds, form)
             lost = lost or (text is not None and written is None)
             if written is not None and (best is None or written < best[0]):
@@ -325,9 +337,13 @@ class ChatTemplate:
             return [_OTHER, *form.say(probe(calls, say), say)]
         return [_OTHER] if role == "assistant" else []
 
-    def _tried(self, messages: Sequence[Mapping[str, object]]) -> str | None:
+    def _tried(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str | None:
         try:
-            return self.render(messages, tools=None, add_generation_prompt=False, variables={})
+            return self.render(messages, tools=tools, add_generation_prompt=False, variables={})
         except InvalidRequestError:
             return None
 

@@ -165,6 +165,18 @@ _CALLS = (("probe_one", "value_one"), ("probe_two", "value_two"))
 """Names and arguments of the calls; templates write one of them, or both."""
 
 
+PROBE_TOOLS: Sequence[Mapping[str, Any]] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "probed",
+            "description": "probed",
+            "parameters": {"type": "object", "properties": {}, "required": []},
+        },
+    },
+)
+"""Tools beside a probe: none that it calls, whose name would be written with them."""
+
 CALL_ID = "calling00"
 """Id of the first call of a probe, of nine characters: some templates accept no others."""
 
