@@ -299,6 +299,9 @@ MCP: dict[str, Any] = {
     "dashboards": _object({"panels": {"type": "array", "contains": INTEGER, "items": INTEGER}, "time": {"if": {"const": "now"}, "then": STRING, "else": STRING, "type": "string"}}),
     "at_least_one": _object({"id": STRING, "name": STRING}, [], oneOf=[{"required": ["id"]}, {"required": ["name"]}]),
     "dependent": _object({"card": STRING, "billing": STRING}, [], dependentRequired={"card": ["billing"]}, minProperties=1),
+    "counted": _object({"a": STRING, "b": STRING}, ["a"], minProperties=1, additionalProperties=INTEGER),
+    "one_of_two": _object({"a": STRING, "b": STRING}, [], minProperties=1, maxProperties=1, additionalProperties=False),
+    "one_more": _object({"a": STRING, "b": STRING}, ["a"], minProperties=2, additionalProperties=False),
     "unevaluated": _object({"a": STRING}, unevaluatedProperties=False),
     "two_patterns": _object({"meta": {"type": "object", "patternProperties": {"^x": STRING, "y$": INTEGER}}}),
 }  # fmt: skip

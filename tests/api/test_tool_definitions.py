@@ -113,6 +113,8 @@ def violations(value: Any, schema: Any, root: Any) -> Iterator[str]:
 
 
 def _of_object(value: dict[str, Any], schema: Mapping[str, Any], root: Any) -> Iterator[str]:
+    if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", math.inf):
+        yield f"{len(value)} properties"
     for name in schema.get("required", ()):
         if name not in value:
             yield f"required: {name}"

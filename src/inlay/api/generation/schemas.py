@@ -380,6 +380,10 @@ def _countable(schema: Mapping[str, Any]) -> bool:
         return False
     if all(name in required for name in properties):
         return True
-    least, most = schema.get("minProperties", 0), schema.get("maxProperties", 1)
+    least, most = schema.get("minProperties") or 0, schema.get("maxProperties")
+    if not isinstance(least, int | float) or not isinstance(most, int | float | None):
+        return False
+    if most is None and least <= len(required):
+        return True
     alone = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    return alone and least in (0, 1) and most == 1
+    return alone and least <= len(required) + 1 and most in (None, len(required) + 1)
