@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from inlay.address import Address as Address
+from inlay.errors import InvalidRequestError
 from inlay.media.spec import MediaSpec
 from inlay.request import GrammarKind, Task
 from inlay.stages.graph import StageCard
@@ -147,6 +148,7 @@ class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         max_pixels: of an image.
         steps: unless a request says otherwise.
         max_steps: of a request.
+        max_cost: steps of an image times its pixels; None: any.
         guidance: scale unless a request says otherwise; None: the model takes none.
         negative: it takes a negative prompt.
         empty_negative: guidance leads away from the empty prompt where a request has no other.
@@ -163,6 +165,7 @@ class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_pixels: int
     steps: int
     max_steps: int
+    max_cost: int | None = None
     guidance: float | None = None
     negative: bool = False
     empty_negative: bool = False
@@ -170,6 +173,30 @@ class ImageCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     embeds: dict[str, tuple[int, ...]] = {}
     part: str = "pipeline"
     previews: bool = True
+
+
+def check_image_cost(
+    width: int, height: int, steps: int, *, own: tuple[int, int], most: int | None
+) -> None:
+    """Refuse an image that costs more than its model's worker takes.
+
+    Args:
+        width: of the image, in pixels.
+        height: likewise.
+        steps: of the denoiser.
+        own: width and height of the model's images unless a request says otherwise.
+        most: steps times pixels at most; None: any.
+
+    Raises `InvalidRequestError`, which says the cost in steps of the model's own size.
+    """
+    cost, unit = width * height * steps, own[0] * own[1]
+    if most is not None and cost > most:
+        raise InvalidRequestError(
+            f"an image of {width}x{height} in {steps} steps costs {cost / unit:.4g} steps of the "
+            f"model's own size, {own[0]}x{own[1]}; at most {most / unit:.4g} are allowed "
+            "(--max-image-cost)",
+            param="num_inference_steps",
+        )
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stats"):

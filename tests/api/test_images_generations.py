@@ -111,6 +111,12 @@ def test_a_stream_has_partial_images_and_then_the_image(client: openai.OpenAI) -
         ({"size": "big"}, "size", "WIDTHxHEIGHT"),
         ({"size": "33x32"}, "size", "multiples of 8"),
         ({"size": "8192x8192"}, "size", "at most"),
+        ({"size": "1024x1024", "num_inference_steps": 1}, "size", "--max-generated-image-size"),
+        (
+            {"size": "64x64", "num_inference_steps": 51},
+            "num_inference_steps",
+            "costs 204 steps of the model's own size, 32x32; at most 200 are allowed",
+        ),
         ({"num_inference_steps": 0}, "num_inference_steps", "allowed: 1 to 200"),
         ({"num_inference_steps": 10**9}, "num_inference_steps", "allowed: 1 to 200"),
         ({"guidance_scale": 1e9}, "guidance_scale", "guidance_scale"),

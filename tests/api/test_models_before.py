@@ -41,7 +41,8 @@ def call_of(server: Server, ending: ExitStack) -> Any:
         ending=ending,
         inflight=server.inflight,
         receive=asyncio.Event().wait,
-        take_clock=lambda: None,
+        # The call's own clock goes on: nobody else has one before the text is prepared.
+        take_clock=lambda: pytest.fail("the clock of the call is stopped"),
     )
 
 

@@ -110,7 +110,9 @@ def graphs_in(folder: Path) -> dict[str, list[object]]:
     (folder / SECOND).symlink_to(editor())
     save_file(projector().state_dict(), folder / "projector.safetensors")
     (folder / "graph.yaml").write_text(yaml.safe_dump(GRAPH, sort_keys=False))
-    settings = {stage: {"dtype": "float32"} for stage in GRAPH["stages"]}
+    # So large that memory can be too small for one.
+    large = {"max_generated_image_size": 1024 * 1024, "max_image_cost": 1e5}
+    settings = {stage: {"dtype": "float32", **large} for stage in GRAPH["stages"]}
     (folder / "deploy.yaml").write_text(yaml.safe_dump({"stages": settings}))
     stages = {name: stage | {"model": str(omni())} for name, stage in SPEAKER["stages"].items()}
     stages["talker"] |= {"max_tokens": 9, "speech": {"temperature": 0}}

@@ -66,8 +66,13 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     hidden_projector: str | None = None
     """Safetensors file of linear layers that the hidden states a stage gives to another go through.
     A pipeline's graph sets it. torch engine."""
-    max_generated_image_size: int = Field(default=2048 * 2048, ge=64)
-    """Maximum number of pixels of a generated image."""
+    max_generated_image_size: int | None = Field(default=None, ge=64)
+    """Maximum number of pixels of a generated image. Unless set, four times those of the model's
+    own size, but at least 64x64 and no more than 2048x2048."""
+    max_image_cost: float | None = Field(default=None, gt=0)
+    """Maximum cost of a generated image in steps of the model's own size: its steps, times its
+    pixels over those of the model's own size. Unless set, max_inference_steps, and more where that
+    size is below 32x32."""
     max_inference_steps: int = Field(default=200, ge=1, le=1000)
     """Maximum number of steps of a generated image."""
     engine_python: Path | None = None

@@ -106,7 +106,9 @@ def _is_set(settings: EngineSettings, option: str) -> bool:
     return value == task if task else value is not False and value not in (default, None, "")
 
 
-_IMAGES = frozenset({"task image", "part", "max_generated_image_size", "max_inference_steps"})
+_IMAGES = frozenset(
+    {"task image", "part", "max_generated_image_size", "max_image_cost", "max_inference_steps"}
+)
 """Options of engines that make images."""
 
 _PAGES = frozenset({"enable_kv_fetch", "kv_offloading_size", "kv_offloading_dir"})

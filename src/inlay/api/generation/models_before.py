@@ -126,7 +126,7 @@ async def behind_others(
     for model_name in wanted:
         server.check_awake(model_name, Task.GENERATE)
     call.ending.enter_context(server.router.admit(wanted, call.client))
-    async with RequestScope(server.inflight, call.receive, call.take_clock()):
+    async with RequestScope(server.inflight, call.receive):
         for model_name in wanted:
             await server.awake(model_name, Task.GENERATE)
         for name, following in pairwise(names):

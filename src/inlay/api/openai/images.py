@@ -26,7 +26,7 @@ from inlay.api.openai.schema.images import (
 )
 from inlay.api.openai.stage_request import all_awake, stage_request, take_places
 from inlay.api.shares import shares_of
-from inlay.card import ImageCard, ModelCard
+from inlay.card import ImageCard, ModelCard, check_image_cost
 from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.http.errors import shown
 from inlay.http.parsed_request import read_request
@@ -212,6 +212,7 @@ def image_params(
             f"num_inference_steps is {steps}; allowed: 1 to {card.max_steps}",
             param="num_inference_steps",
         )
+    check_image_cost(width, height, steps, own=(card.width, card.height), most=card.max_cost)
     if request.guidance_scale is not None and card.guidance is None:
         raise InvalidRequestError("this model takes no guidance_scale", param="guidance_scale")
     guidance = card.guidance if request.guidance_scale is None else request.guidance_scale
@@ -247,7 +248,7 @@ def _size(size: str | None, card: ImageCard) -> tuple[int, int]:
     if width % card.multiple or height % card.multiple or width * height > card.max_pixels:
         raise InvalidRequestError(
             f"size is {size}; sides are multiples of {card.multiple}, with at most "
-            f"{card.max_pixels} pixels",
+            f"{card.max_pixels} pixels (--max-generated-image-size)",
             param="size",
         )
     return width, height

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from inlay.card import check_image_cost
 from inlay.engine.diffusers.facts import Facts
 from inlay.engine.diffusers.loading import Part
 from inlay.engine.diffusers.painter import EMBEDS, NEGATIVE
@@ -32,6 +33,7 @@ class Bounds:
         facts: of the pipeline.
         part: that is served.
         max_pixels: of one image.
+        max_cost: pixels of one image times its steps.
         max_steps: of the denoiser.
         max_abs: of an element of the embeddings.
     """
@@ -39,6 +41,7 @@ class Bounds:
     facts: Facts
     part: Part
     max_pixels: int
+    max_cost: int
     max_steps: int
     max_abs: float
 
@@ -47,6 +50,8 @@ class Bounds:
         self._check_size(params)
         facts = self.facts
         _check_range("num_inference_steps", params.steps, 1, self.max_steps)
+        own = facts.width, facts.height
+        check_image_cost(params.width, params.height, params.steps, own=own, most=self.max_cost)
         _check_range("n", params.count, 1, MAX_COUNT)
         _check_range("guidance_scale", params.guidance, 0, MAX_GUIDANCE)
         _check_range("preview_every", params.preview_every, 0, self.max_steps)
@@ -67,7 +72,7 @@ class Bounds:
         ):
             raise InvalidRequestError(
                 f"size is {width}x{height}; sides are multiples of {multiple}, from {multiple} to "
-                f"{MAX_SIDE}, with at most {self.max_pixels} pixels",
+                f"{MAX_SIDE}, with at most {self.max_pixels} pixels (--max-generated-image-size)",
                 param="size",
             )
 

@@ -21,7 +21,7 @@ def step(
     an image with classifier-free guidance takes two. The scheduler's step is each painting's own,
     so that its images are those it would have alone, but for rounding. Where memory is too small
     for several, halves of them are tried, so that only those are returned for which it is too
-    small alone.
+    small alone. A step of many forward passes ends between two of them once nobody wants it.
     """
 
     def group_of(painting: Painting) -> tuple[object, ...]:
@@ -40,11 +40,14 @@ def _step(
 ) -> list[Painting]:
     try:
         with loras.used(paintings[0].adapter):
-            negative, positive = _predicted(family, paintings, max_positions)
+            predicted = _predicted(family, paintings, max_positions)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
     else:
+        if predicted is None:
+            return []
+        negative, positive = predicted
         for painting in paintings:
             prediction = _next(positive, painting)
             if painting.negative:
@@ -62,15 +65,21 @@ def _step(
 
 def _predicted(
     family: Family, paintings: Sequence[Painting], max_positions: int
-) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
-    """Return the predictions for the negative prompts that there are, and for the prompts."""
+) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]] | None:
+    """Return the predictions for the negative prompts that there are, and for the prompts.
+
+    None where all paintings were left meanwhile.
+    """
     max_rows = max(1, max_positions // paintings[0].positions)
     rows = [row for painting in paintings if painting.negative for row in _rows(painting, True)]
     guided = len(rows)
     rows += [row for painting in paintings for row in _rows(painting, False)]
-    found = torch.cat(
-        [family.predict(rows[start : start + max_rows]) for start in range(0, len(rows), max_rows)]
-    )
+    parts: list[torch.Tensor] = []
+    for start in range(0, len(rows), max_rows):
+        if all(painting.left for painting in paintings):
+            return None
+        parts.append(family.predict(rows[start : start + max_rows]))
+    found = torch.cat(parts)
     return iter(found[:guided]), iter(found[guided:])
 
 

@@ -103,6 +103,8 @@ class Job:
         self.ended = True
         if self.timer is not None:
             self.timer.cancel()
+        if self.painting is not None:
+            self.painting.left = True
         self.painting = None
         self.sketches.clear()
         self._say(

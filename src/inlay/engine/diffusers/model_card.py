@@ -11,6 +11,8 @@ from inlay.engine.diffusers.loading import Part
 from inlay.engine.settings import EngineSettings
 from inlay.request import Task
 
+_LEAST_PIXELS, _MOST_PIXELS = 64 * 64, 2048 * 2048
+"""Of an image at most unless a setting says otherwise, where the model's own size allows it."""
 _MAX_ABS = 10_000.0
 """Largest element of embeddings unless the settings say otherwise: a text encoder's are normalised.
 
@@ -43,12 +45,17 @@ class Described(NamedTuple):
 
 def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> Bounds:
     """Return what a request may ask for."""
-    max_abs = settings.max_prompt_embeds_abs
+    max_abs, own = settings.max_prompt_embeds_abs, facts.width * facts.height
+    large = max(_LEAST_PIXELS, 4 * own)
+    max_steps = min(settings.max_inference_steps, facts.max_steps)
     return Bounds(
         facts=facts,
         part=part,
-        max_pixels=settings.max_generated_image_size,
-        max_steps=min(settings.max_inference_steps, facts.max_steps),
+        max_pixels=settings.max_generated_image_size or max(own, min(large, _MOST_PIXELS)),
+        max_cost=max_steps * large // 4
+        if settings.max_image_cost is None
+        else int(settings.max_image_cost * own),
+        max_steps=max_steps,
         max_abs=_MAX_ABS if max_abs is None else max_abs,
     )
 
@@ -83,6 +90,7 @@ def card_of(
             max_pixels=bounds.max_pixels,
             steps=facts.steps,
             max_steps=bounds.max_steps,
+            max_cost=bounds.max_cost,
             guidance=facts.guidance,
             negative=facts.negative,
             empty_negative=facts.empty_negative and not facts.distilled,

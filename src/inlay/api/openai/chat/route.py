@@ -36,7 +36,7 @@ async def chat_completions(call: Call) -> None:
     sound = sound_plan(call, request, model.card)
     stages = sound.speaker.steps if sound is not None else () if image is None else image.steps
     if stages:
-        async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
+        async with RequestScope(call.server.inflight, call.receive):
             await all_awake(call.server, stages)
     asked = await prepare_chat(
         call,

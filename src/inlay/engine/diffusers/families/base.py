@@ -30,6 +30,7 @@ class Painting:
         estimate: of the final latents after the last step, where the scheduler has one.
         adapter: key of the adapter of the denoiser, or None.
         preview_every: steps after which the images so far are shown; 0: never.
+        left: nobody wants the images any more.
     """
 
     width: int
@@ -45,6 +46,7 @@ class Painting:
     estimate: torch.Tensor | None = None
     adapter: str | None = None
     preview_every: int = 0
+    left: bool = False
 
     @property
     def num_steps(self) -> int:
