@@ -29,6 +29,7 @@ def test_a_path_is_served_whether_or_not_the_proxy_removes_its_prefix(
     wrong = httpx.get(f"{below}{prefix}/v1/nothing")
     assert wrong.status_code == 404
     assert error(wrong)["message"] == "GET /v1/nothing does not exist"
+    assert httpx.get(f"{below}{prefix}{'/llm' * 1500}/v1/models").status_code == 404
 
 
 def test_the_description_says_below_which_path_clients_see_it(below: str, url: str) -> None:

@@ -158,9 +158,10 @@ class App:
         root: str = scope.get("root_path", "")
         path: str = scope["path"].removeprefix(root)  # as it came: the prefix is put before it
         if root and path.startswith(f"{root}/"):
-            scope["path"] = path
-            await self._route(scope, receive, send)
-            return
+            scope["path"], path = path, path.removeprefix(root)
+            if self._is_route(path):
+                await self._route(scope, receive, send)
+                return
         raise NotFoundError(f"{scope['method']} {path} does not exist{self._hint(path)}")
 
     def _hint(self, path: str) -> str:
