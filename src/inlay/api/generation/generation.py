@@ -413,7 +413,8 @@ def generation_of(
         )
     per_prompt = len(sampling) // len(prompts)
     scored = sampling[0].prompt_logprobs is not None
-    bulk = reserve(call.reservation, sampling[0], prompts, per_prompt)
+    told = scored or sampling[0].logprobs is not None
+    bulk = reserve(call.reservation, sampling[0], prompts, per_prompt) if told else 0
     requests: list[Request] = []
     for index, own in enumerate(sampling):
         engine_request = call.engine_request(

@@ -66,8 +66,13 @@ _RANGES: dict[str, _Range] = {
 }
 
 
+def seed_of(seed: int | None) -> int | None:
+    """Return a request's seed; -1 is treated as absent, as in vLLM and llama.cpp."""
+    return None if seed == -1 else seed
+
+
 def check_request(call: Call, request: GenerationRequest) -> None:
-    """Check the fields that can be checked without a model.
+    """Check the fields that can be checked without a model; drop a seed that is none.
 
     Raises `InvalidRequestError` that names the field, its value and the allowed values.
     """
@@ -80,6 +85,7 @@ def check_request(call: Call, request: GenerationRequest) -> None:
         if value < allowed.low or value > allowed.high or (allowed.above and value == allowed.low):
             raise InvalidRequestError(f"{name} must be {allowed}, got {value}", param=name)
     check_common(call, request)
+    request.seed = seed_of(request.seed)
     _check_words(request.bad_words or [])
     if request.best_of is not None:
         _check_best_of(request, request.best_of)

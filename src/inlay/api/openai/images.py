@@ -11,6 +11,7 @@ import msgspec
 import pybase64
 
 from inlay.api.fields import answer_id, check_unserved
+from inlay.api.generation.sampling import seed_of
 from inlay.api.openai.first_model import first_that
 from inlay.api.openai.image_prompt import has_all_embeds, prompt_payloads, sources_in
 from inlay.api.openai.schema.failure import StreamFailure
@@ -223,12 +224,13 @@ def image_params(
             f"partial_images is {partial}; this model gives whole images alone: 0",
             param="partial_images",
         )
+    seed = seed_of(request.seed)
     return Diffusion(
         width=width,
         height=height,
         steps=steps,
         guidance=1.0 if guidance is None else guidance,
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        seed=secrets.randbits(63) if seed is None else seed,
         count=count,
         negative=request.negative_prompt,
         preview_every=-(-steps // (partial + 1)) if partial else 0,

@@ -13,6 +13,7 @@ import msgspec
 
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.parts import in_content
+from inlay.api.generation.sampling import seed_of
 from inlay.api.openai.first_model import first_that
 from inlay.api.openai.schema.speech import SpeechRequest, VoiceId
 from inlay.api.openai.speaking import Speaker, speaks
@@ -204,7 +205,8 @@ class _Requests:
 
     def __post_init__(self) -> None:
         self._id = answer_id("speech-", self.request.request_id)
-        seed = secrets.randbits(63) if self.request.seed is None else self.request.seed
+        seed = seed_of(self.request.seed)
+        seed = secrets.randbits(63) if seed is None else seed
         self._params = self.speaker.params(
             self.voice,
             prompt_tokens=self.prompt.before,

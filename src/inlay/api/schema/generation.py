@@ -20,21 +20,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class Seeded(msgspec.Struct, kw_only=True):
-    """Field of requests whose result is drawn.
-
-    Attributes:
-        seed: -1 is treated as absent, as in vLLM and llama.cpp.
-    """
-
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.seed == -1:
-            self.seed = None
-
-
-class RequestFields(Seeded, kw_only=True):
+class RequestFields(msgspec.Struct, kw_only=True):
     """Fields that requests for chats, completions and responses have in common.
 
     `GenerationRequest` says what they mean.
@@ -52,6 +38,7 @@ class RequestFields(Seeded, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None

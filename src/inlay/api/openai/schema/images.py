@@ -6,14 +6,13 @@ import msgspec
 
 from inlay.api.openai.schema.completions import EmbedsSource
 from inlay.api.openai.schema.failure import StreamFailure
-from inlay.api.schema.generation import Seeded
 from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
 
 
-class ImagesRequest(Seeded, kw_only=True):
+class ImagesRequest(msgspec.Struct, kw_only=True):
     """A request to `/v1/images/generations`. Names beyond OpenAI's are vLLM-Omni's.
 
     Attributes:

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from inlay.api.openai.schema.failure import StreamFailure
-from inlay.api.schema.generation import Seeded
 from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
 
@@ -20,7 +19,7 @@ class VoiceId(msgspec.Struct, frozen=True):
     id: str
 
 
-class SpeechRequest(Seeded, kw_only=True):
+class SpeechRequest(msgspec.Struct, kw_only=True):
     """A request to `/v1/audio/speech`. Names beyond OpenAI's are vLLM-Omni's.
 
     Attributes:
