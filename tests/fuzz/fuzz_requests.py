@@ -49,7 +49,7 @@ WORDS = (
     b'"', b'\\"', b"\\\\", b"\\", b"\\/", b"\\u0041", b"\\ud800", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true", b"-1", b"1e999", b"=",
     b"==", b"\xff", b"QUJD" * 16, b"A" * 64, b'"A"', b'{"type":"text","text":"a"}', b'{"type":"token_ids","token_ids":[1,2]}', b'{"ref":"pe-1"}',
     b'"prompt":', b'"prompt_embeds":', b'"messages":', b'"content":', b'"role":"tool"', b'"type":"prompt_embeds"', b'"data":', b'"ref":',
-    b'"part":', b'"tools":', b'"tool_calls":', b'"arguments":', b'"function":', b'"reasoning_content":', b'"continue_final_message":true',
+    b'"part":', b'"tools":', b'"tool_calls":', b'"arguments":', b'"function":', b'"reasoning_content":', b'"reasoning":', b'"thinking":', b'"refusal":', b'"audio":', b'"transcript":', b'"function_call":', b'"continue_final_message":true',
     b'"add_generation_prompt":false', b'"chat_template_kwargs":', b'"logit_bias":{"1":100}', b'"stop":["a"]', b'"n":128', b'"max_tokens":',
     b'"echo":true', b'"prompt_logprobs":', b'"truncate_prompt_tokens":-1', b'"truncation_side":"right"', b'"best_of":', b'"input":', b'"instructions":',
     b'"include":["message.output_text.logprobs"]', b'"structured_outputs":', b'"bad_words":', b'"json_schema":', b'"grammar":', b'"structural_tag":',

@@ -74,7 +74,9 @@ CALLS_IF_TEXT = """\
 
 
 @pytest.mark.parametrize("template", [CALLS_IF_NONE, CALLS_IF_TEXT])
-@pytest.mark.parametrize("given", [{}, {"content": None}])
+@pytest.mark.parametrize(
+    "given", [{}, {"content": None}, {"content": ""}, {"content": "\n\n"}], ids=str
+)
 def test_a_message_with_calls_alone_has_the_content_its_template_looks_for(
     template: str, given: dict[str, Any]
 ) -> None:

@@ -123,6 +123,9 @@ def template_messages(
                 f"content must be a string or a list of parts, got {type(content).__name__}",
                 param=f"{where}.content",
             )
+        if calls and isinstance(content, str) and not content.strip():
+            # White space beside calls is layout, and would be a turn of its own.
+            ready["content"] = ""
         if role == "assistant":
             said.turn(_turn(ready, where, template, tools))
         elif role == "tool":
