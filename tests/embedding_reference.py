@@ -19,10 +19,8 @@ Array = npt.NDArray[np.float32]
 
 
 @cache
-def model_of(directory: Path) -> Any:
-    return AutoModel.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+def model_of(directory: Path, dtype: torch.dtype = torch.float32, attention: str = "eager") -> Any:
+    return AutoModel.from_pretrained(directory, dtype=dtype, attn_implementation=attention).eval()
 
 
 @cache
@@ -38,13 +36,16 @@ def embedded(directory: Path, ids: Sequence[int]) -> Array:
 
 
 @torch.no_grad()
-def vector(directory: Path, ids: Sequence[int] | Array) -> Array:
-    """The vector of one prompt, ids or rows [T, C], before it gets length 1."""
+def vector(directory: Path, ids: Sequence[int] | Array, model: Any = None) -> Array:
+    """The vector of one prompt, ids or rows [T, C], before it gets length 1.
+
+    States are those of `model`, unless given in float32; all after them is in float32.
+    """
     if isinstance(ids, np.ndarray):
         inputs = {"inputs_embeds": torch.from_numpy(ids)[None]}
     else:
         inputs = {"input_ids": torch.tensor([ids])}
-    states = model_of(directory)(**inputs).last_hidden_state[0]
+    states = (model or model_of(directory))(**inputs).last_hidden_state[0].float()
     pooling = json.loads((directory / "1_Pooling" / "config.json").read_text())
     found = torch.cat(_pooled(states, pooling))
     for layer in sorted(directory.glob("*_Dense")):
@@ -79,14 +80,15 @@ def _pooled(states: torch.Tensor, config: dict[str, Any]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def logits(directory: Path, first: str, second: str | None = None) -> Array:
+def logits(
+    directory: Path, first: str, second: str | None = None, dtype: torch.dtype = torch.float32
+) -> Array:
     """What a classification head says of a text or of a pair."""
     model = AutoModelForSequenceClassification.from_pretrained(
-        directory, attn_implementation="eager"
+        directory, dtype=dtype, attn_implementation="eager"
     ).eval()
-    found: Array = (
-        model(**tokenizer_of(directory)(first, second, return_tensors="pt")).logits[0].numpy()
-    )
+    inputs = tokenizer_of(directory)(first, second, return_tensors="pt")
+    found: Array = model(**inputs).logits[0].float().numpy()
     return found
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.lifelike import lifelike
 from tests.models import make, models_root
 
 LAST = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -234,14 +235,18 @@ FORMS: dict[str, Form] = {
 
 
 @cache
-def write(name: str) -> tuple[Path, Path]:
-    """Write a checkpoint of a form and its dequantised twin; return both directories."""
-    form, root = FORMS[name], models_root() / f"quantised-{name}"
+def write(name: str, *, lively: bool = False) -> tuple[Path, Path]:
+    """Write a checkpoint of a form and its dequantised twin; return both directories.
+
+    Weights are those of `tests.lifelike` if `lively`.
+    """
+    form, root = FORMS[name], models_root() / f"quantised-{name}-{lively}"
     plain = make(
         "qwen3", root / "plain", hidden_size=64, intermediate_size=128, num_attention_heads=4,
         num_key_value_heads=4, head_dim=16, tie_word_embeddings=False,
     )  # fmt: skip
-    stored = load_file(plain / "model.safetensors")
+    weights = lifelike(plain) if lively else plain
+    stored = {key: value.float() for key, value in load_file(weights / "model.safetensors").items()}
     quantised: dict[str, Tensor] = {}
     dense: dict[str, Tensor] = {}
     for tensor, value in stored.items():

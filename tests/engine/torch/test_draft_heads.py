@@ -43,7 +43,7 @@ from tests.engine.torch.test_overlap import core as plain
 from tests.engine.torch.test_overlap import outcomes
 from tests.engine.torch.test_speculation import EvenCosts
 from tests.engine.torch.test_step import SECRET, ids, load, make_request, prompts, run
-from tests.engine.torch.vision_reference import _inputs, prompt_of
+from tests.engine.torch.vision_reference import inputs_of, prompt_of
 from tests.models import make, tiny
 
 FEW = (40, 77, 78, 200)
@@ -244,7 +244,7 @@ def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
     parts = test_vision.prompts(family)["both"]
     prompt = prompt_of(family, parts)
     plain = VisionMtpReference(
-        path, tmp_path / "layer", lambda output: _inputs(family, [*parts, output])
+        path, tmp_path / "layer", lambda output: inputs_of(family, [*parts, output])
     )
     drafter = Checked(load_mtp(model), model, plain, 80)
     asked: list[tuple[str, Media]] = []

@@ -322,11 +322,11 @@ def states_of(case: str, parts: Parts) -> Tensor:
     """The last hidden states of all positions of a prompt by transformers: float32 [T, C]."""
     model = model_of(directory_of(case))
     if case == "llama4":  # it has no body without a head
-        whole = model(**_inputs(case, parts), output_hidden_states=True)
+        whole = model(**inputs_of(case, parts), output_hidden_states=True)
         last: Tensor = whole.hidden_states[-1][0]
         return last
     body = getattr(model, model.base_model_prefix)
-    states: Tensor = body(**_inputs(case, parts)).last_hidden_state[0]
+    states: Tensor = body(**inputs_of(case, parts)).last_hidden_state[0]
     return states
 
 
@@ -335,7 +335,7 @@ def _generated(case: str, parts: tuple[tuple[int, ...] | Item, ...], count: int)
     return _by(model_of(directory_of(case)), case, parts, count)
 
 
-def _inputs(case: str, parts: Sequence[list[int] | Item]) -> dict[str, Any]:
+def inputs_of(case: str, parts: Sequence[list[int] | Item]) -> dict[str, Any]:
     """What the family's processor gives to the model."""
     prompt = prompt_of(case, parts)
     # Rows of GLM's videos have the id of images.
@@ -374,7 +374,7 @@ def omni_inputs(case: str, items: Sequence[Item]) -> dict[str, Any]:
 
 
 def _by(model: Any, case: str, parts: tuple[tuple[int, ...] | Item, ...], count: int) -> Truth:
-    inputs = _inputs(case, [list(part) if isinstance(part, tuple) else part for part in parts])
+    inputs = inputs_of(case, [list(part) if isinstance(part, tuple) else part for part in parts])
     start = inputs["input_ids"].shape[1]
     found = endless(model, count, **inputs, return_dict_in_generate=True, output_logits=True)
     return Truth(found.sequences[0, start:].tolist(), torch.cat(found.logits).float())

@@ -242,7 +242,8 @@ class _Capture:
         """Install the hooks within this context."""
         with ExitStack() as undo:
             for path, module in self._model.named_modules():
-                if isinstance(module, nn.Linear) or type(module).__name__.endswith("Norm"):
+                # Not a subclass, which may give more (the router of Llama 4's experts).
+                if type(module) is nn.Linear or type(module).__name__.endswith("Norm"):
                     undo.callback(module.register_forward_hook(self._module(path)).remove)
             for layer in getattr(self._model.base_model, "layers", ()):
                 before = layer.register_forward_pre_hook(self._before, with_kwargs=True)
