@@ -77,7 +77,10 @@ def alone(directory: Path, params: Diffusion, noise: list[Tensor], dtype: torch.
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=() if each == "sd" else pytest.mark.slow) for each in FAMILIES],
+)
 def test_images_in_bfloat16_are_as_near_float32_as_diffusers_own(family: str) -> None:
     params = Diffusion(width=32, height=32, steps=3, seed=7, guidance=3.0, negative="dull")
     ratios = []

@@ -40,7 +40,17 @@ def distance(directory: Path) -> float:
     return ratio(exact, found, rounded)
 
 
-@pytest.mark.parametrize("name", EMBEDDING_MODELS)
+LIKE_ANOTHER = ("bge", "e5", "camembert", "qwen2", "llama")
+"""Of the same code as one of the others."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ())
+        for name in EMBEDDING_MODELS
+    ],
+)
 def test_vectors_in_bfloat16_are_as_near_float32_as_transformers_own(name: str) -> None:
     assert distance(lifelike(tiny_embedding(name))) <= BOUND
 
@@ -48,7 +58,7 @@ def test_vectors_in_bfloat16_are_as_near_float32_as_transformers_own(name: str) 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu")
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("distilbert", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_activation_is_the_configurations_also_where_one_input_is_loud(
     name: str, activation: str
@@ -59,7 +69,13 @@ def test_the_activation_is_the_configurations_also_where_one_input_is_loud(
     assert max(found) <= BOUND, found
 
 
-@pytest.mark.parametrize("name", RERANKERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ())
+        for name in RERANKERS
+    ],
+)
 def test_scores_in_bfloat16_are_as_near_float32_as_transformers_own(name: str) -> None:
     directory = lifelike(tiny_scoring(name, 3))
     generator = random.Random(4)
