@@ -25,7 +25,7 @@ TEXTS = (
     "a",
     "The harbour town counts its lanterns every night. " * 18,
 )
-"""Of 3 to 200 tokens; the first two mean nearly the same."""
+"""Of 3 to 200 tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,7 @@ def test_vectors_are_those_of_the_published_pipeline_alone_and_together(http: ht
     for text, vector in zip(TEXTS, together, strict=True):
         (alone,) = embedded(http, text)
         for found in (vector, alone):
-            print(f"{np.abs(found - expected(text)).max():.1e}")
             np.testing.assert_allclose(found, expected(text), atol=2e-6)
-
-
-def test_texts_that_mean_the_same_are_near(http: httpx.Client) -> None:
-    question, recipe, code, *_ = embedded(http, TEXTS)
-    assert question @ recipe > 0.6
-    assert question @ code < 0.2
 
 
 def test_mpnet_is_refused_by_its_name_and_the_reason() -> None:

@@ -26,7 +26,7 @@ def server() -> Iterator[Served]:
 @pytest.mark.parametrize(
     ("prompt", "known"),
     [
-        ("The capital of France is", "Paris"),
+        ("Paris is the capital of", "France"),
         ("1, 2, 3, 4, 5, 6, 7,", "8, 9, 10"),
         ("Monday, Tuesday, Wednesday,", "Thursday"),
     ],
