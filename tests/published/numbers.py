@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM
 
 TOP = 20
 """Most likely tokens that are compared at each position; what a server gives at most by default."""
-TOKENS = 40
+TOKENS = 24
 
+FARTHER = 1.5
+"""Most that our distance to float32 may be of transformers' own."""
 NEAR = 0.25
 """Nats: where two tokens are as likely, rounding may choose."""
 FLOOR = 1e-3
@@ -76,6 +78,17 @@ class Steps:
                 return
 
 
+def expect_checked(http: httpx.Client) -> None:
+    """Fail unless the model passed the check at its start, with every module replaced."""
+    (entry,) = http.get("/v1/models").json()["data"]
+    check = entry["self_check"]
+    print(f"{check['distance']} of the rounding of {check['reference']}")
+    assert check["result"] == "passed", check
+    assert check.get("left_out", []) == []
+    assert check["num_modules"] > 100
+    assert check["distance"] < FARTHER
+
+
 def is_exact(http: httpx.Client) -> bool:
     """Whether a greedy answer has the same bits in any company, as the server says."""
     (entry,) = http.get("/v1/models").json()["data"]
@@ -130,6 +143,29 @@ def reference(path: Path) -> Iterator[Any]:
         del model
         gc.collect()
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Compute in float32 within this context, one module's weights at a time.
+
+    Widened and rounded again they are what they were, and a large model is never there twice.
+    """
+
+    def cast(module: Any, dtype: torch.dtype) -> None:
+        for each in module.parameters(recurse=False):
+            each.data = each.data.to(dtype)
+
+    handles: list[Any] = []
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            handles += [
+                module.register_forward_pre_hook(lambda each, _: cast(each, torch.float32)),
+                module.register_forward_hook(lambda each, *_: cast(each, torch.bfloat16)),
+            ]
+    yield
+    for handle in handles:
+        handle.remove()
 
 
 @torch.no_grad()

@@ -7,13 +7,20 @@ tokens are.
 import pytest
 
 from tests.published.conftest import checkpoint
-from tests.published.numbers import NEAR, Answer, Distance, distance, gaps, logprobs, reference
+from tests.published.numbers import (
+    FARTHER,
+    NEAR,
+    Answer,
+    Distance,
+    distance,
+    gaps,
+    in_float32,
+    logprobs,
+    reference,
+)
 from tests.published.told import GEMMA, QWEN, told
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
-
-FARTHER = 1.5
-"""Most that our distance to float32 may be of transformers' own."""
 
 
 @pytest.fixture(scope="module", params=[QWEN, GEMMA])
@@ -22,7 +29,8 @@ def judged(request: pytest.FixtureRequest) -> list[tuple[Answer, Distance, list[
     answers = told(request.param)
     with reference(checkpoint(request.param)) as model:
         rounded = logprobs(model, answers)
-        exact = logprobs(model.float(), answers)
+        with in_float32(model):
+            exact = logprobs(model, answers)
     return [
         (answer, distance(answer, truth, own), gaps(answer, truth))
         for answer, truth, own in zip(answers, exact, rounded, strict=True)
