@@ -183,6 +183,17 @@ class Distance:
     served: list[float]
     transformers: list[float]
 
+    @classmethod
+    def all_of(cls, parts: Sequence["Distance"]) -> "Distance":
+        return cls(
+            [each for part in parts for each in part.served],
+            [each for part in parts for each in part.transformers],
+        )
+
+    def of(self, start: int, stop: int | None = None) -> "Distance":
+        """At some positions."""
+        return Distance(self.served[start:stop], self.transformers[start:stop])
+
     def ratio(self) -> float:
         """The geometric mean of one over the other."""
         logs = [

@@ -23,6 +23,10 @@ from tests.published.told import GEMMA, QWEN, told
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
 
 
+REFUSED = 2.0
+"""Ratio of a single answer that is no rounding: over it a start is refused too."""
+
+
 @pytest.fixture(scope="module", params=[QWEN, GEMMA])
 def judged(request: pytest.FixtureRequest) -> list[tuple[Answer, Distance, list[float]]]:
     """Each answer, its distances, and how far its tokens are from being float32's first choice."""
@@ -40,13 +44,14 @@ def judged(request: pytest.FixtureRequest) -> list[tuple[Answer, Distance, list[
 def test_logprobs_are_as_near_to_float32_as_those_of_transformers(
     judged: list[tuple[Answer, Distance, list[float]]],
 ) -> None:
-    for answer, far, _ in judged:
-        first = len(answer.prompt) - 1
-        read = Distance(far.served[:first], far.transformers[:first])
-        decoded = Distance(far.served[first:], far.transformers[first:])
-        print(f"{read.ratio():.2f} read, {decoded.ratio():.2f} decoded")
-        assert read.ratio() <= FARTHER
-        assert decoded.ratio() <= FARTHER
+    """All prompts together, read and decoded; roundings in one answer go together."""
+    for part in (
+        [far.of(0, len(answer.prompt) - 1) for answer, far, _ in judged],
+        [far.of(len(answer.prompt) - 1) for answer, far, _ in judged],
+    ):
+        print(" ".join(f"{each.ratio():.2f}" for each in part))
+        assert Distance.all_of(part).ratio() <= FARTHER
+        assert all(each.ratio() <= REFUSED for each in part)
 
 
 def test_each_greedy_token_is_float32s_but_for_near_ties(
