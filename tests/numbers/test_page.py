@@ -6,9 +6,9 @@ from pathlib import Path
 from inlay.tensors.table import config_of
 from tests.embedding_models import EMBEDDING_MODELS, tiny_embedding, tiny_scoring
 from tests.engine.embed.test_media import CASES as EMBEDDED
+from tests.engine.torch.test_vision import CASES
 from tests.engine.torch.vision_reference import directory_of
 from tests.models import FAMILIES, tiny
-from tests.numbers.test_media import CASES
 from tests.numbers.test_text import CASES as TEXT
 from tests.numbers.test_vectors import RERANKERS
 
