@@ -61,15 +61,6 @@ def test_no_family_is_left_out() -> None:
     assert made == {name for name, family in FAMILIES.items() if family.language is None}
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3"])
-def test_bfloat16_vectors_point_where_float32_ones_do(name: str) -> None:
-    path = tiny_embedding(name)
-    found = encoder(path, dtype="bfloat16").vectors([prompt(length) for length in LENGTHS]).numpy()
-    assert found.dtype == np.float32
-    for length, vector in zip(LENGTHS, found, strict=True):
-        assert reference.cosine(vector, reference.vector(path, ids(length))) > 0.99
-
-
 def test_neighbours_change_nothing() -> None:
     model = encoder(tiny_embedding("bert"))
     alone = model.vectors([prompt(20)])[0]
