@@ -16,7 +16,7 @@ from tests.models import tiny
 @pytest.mark.parametrize(
     ("engine", "module", "remedy"),
     [
-        ("torch", "torch", r"pip install 'inlay\[torch\]'"),
+        ("torch", "torch", r"pip install 'inlay-server\[torch\]'"),
         ("vllm", "vllm", "--engine-python"),
         ("sglang", "sglang", "--engine-python"),
     ],

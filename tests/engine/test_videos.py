@@ -288,5 +288,5 @@ def test_without_pyav_there_is_no_decoding(monkeypatch: pytest.MonkeyPatch) -> N
     assert videos.can_decode()
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert not videos.can_decode()
-    with pytest.raises(InvalidRequestError, match=r"pip install 'inlay\[video\]'"):
+    with pytest.raises(InvalidRequestError, match=r"pip install 'inlay-server\[video\]'"):
         decoded(MP4)

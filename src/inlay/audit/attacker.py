@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from inlay import extras
 from inlay.audit.prompts import AuditPrompt, Floats, Ids, Template
 from inlay.errors import InvalidRequestError
 
@@ -103,7 +104,7 @@ class Known:
             NotApplicableError: it cannot be had.
         """
         if self.model is None:
-            raise NotApplicableError("it needs torch: pip install 'inlay[torch]'")
+            raise NotApplicableError(f"it needs torch: {extras.install('torch')}")
         try:
             return self.model()
         except InvalidRequestError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from inlay import extras
 from inlay.audit.answers import Ask, Diverge
 from inlay.audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
 from inlay.audit.external import CommandTransform, GivenRows, transform_of
@@ -152,7 +153,7 @@ def _model(name: str) -> Callable[[], "LanguageModel"]:
     @cache
     def load() -> "LanguageModel":
         if not _TORCH:
-            raise InvalidRequestError("the whole model needs torch: pip install 'inlay[torch]'")
+            raise InvalidRequestError(f"the whole model needs torch: {extras.install('torch')}")
         from inlay.audit.neural.language_model import LanguageModel
 
         return LanguageModel.load(name)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from pydantic import BaseModel
 
+from inlay import extras
 from inlay.cli.options import Options
 from inlay.errors import InvalidRequestError
 from inlay.pace import importing
@@ -65,7 +66,7 @@ class Command:
             InvalidRequestError: the client of NATS is not installed.
         """
         if self.needs_nats and find_spec("nats") is None:
-            raise InvalidRequestError("a fleet needs NATS' client: pip install 'inlay[nats]'")
+            raise InvalidRequestError(f"a fleet needs NATS' client: {extras.install('nats')}")
         with importing():
             module = import_module(self.path)
         status: int = module.run(settings, rest) if self.rest else module.run(settings)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from inlay import extras
 from inlay.cli.command import UsageError
 from inlay.cli.process import Console
 from inlay.cli.settings import ConvertModelSettings
@@ -76,7 +77,7 @@ def _convert_gguf(file: Path, settings: ConvertModelSettings) -> Converted:
         raise InvalidRequestError(f"{output} is there already, and nothing is overwritten")
     _check_gguf(file)
     if find_spec("torch") is None:
-        raise InvalidRequestError("GGUF is converted by transformers: pip install 'inlay[torch]'")
+        raise InvalidRequestError(f"GGUF is converted by transformers: {extras.install('torch')}")
     from inlay.engine.torch.weights.from_gguf import convert
 
     with made_aside(output.parent) as made:

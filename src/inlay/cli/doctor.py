@@ -24,6 +24,7 @@ from typing import Literal
 import msgspec
 
 import inlay
+from inlay import extras
 from inlay.cli.process import Console
 from inlay.cli.settings import DoctorSettings
 from inlay.errors import InlayError
@@ -165,7 +166,7 @@ def _nats(settings: DoctorSettings) -> Iterator[Finding]:
     try:
         from inlay.transport.nats.member import Member
     except ImportError:
-        yield Finding("fails", "NATS", "its client is missing: pip install 'inlay[nats]'")
+        yield Finding("fails", "NATS", f"its client is missing: {extras.install('nats')}")
         return
 
     async def join() -> None:

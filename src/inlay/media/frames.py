@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from inlay import extras
 from inlay.errors import InvalidRequestError
 from inlay.media.containers import Container, read_container
 from inlay.media.image import GifBlocks, read_image_header
@@ -39,7 +40,7 @@ _PARTS_OF_IMAGES = 4
 """Frames of MP4 and WebM are smaller than an image may be by this factor: a decoder keeps many."""
 
 CANNOT_DECODE = (
-    "this model's workers decode no MP4 and no WebM: they need `pip install 'inlay[video]'`, on "
+    f"this model's workers decode no MP4 and no WebM: they need `{extras.install('video')}`, on "
     "Linux; or send ready-made frames (data:video/jpeg;base64,FRAME,FRAME,...)"
 )
 

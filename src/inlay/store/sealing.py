@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from blake3 import blake3
 
+from inlay import extras
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Buffer
 
@@ -46,7 +47,7 @@ class Sealer:
             import cryptography  # noqa: F401
         except ModuleNotFoundError as error:
             raise InvalidRequestError(
-                "encryption at rest needs the cryptography package: pip install 'inlay[encryption]'"
+                f"encryption at rest needs the cryptography package: {extras.install('encryption')}"
             ) from error
         self._key = key
         self.fingerprint = blake3(

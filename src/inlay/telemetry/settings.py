@@ -12,4 +12,4 @@ class TelemetrySettings(BaseModel, frozen=True, defer_build=True):
     """Lines of log as text, or each a JSON object."""
     otlp_traces_endpoint: str | None = Field(default=None, pattern="^https?://")
     """URL that takes OpenTelemetry traces over HTTP, such as http://localhost:4318/v1/traces; needs
-    the extra inlay[otel]. None are made unless set."""
+    the extra otel. None are made unless set."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from inlay import extras
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise InvalidRequestError(
-                f"--otlp-traces-endpoint needs OpenTelemetry: pip install 'inlay[otel]' ({error})",
+                f"--otlp-traces-endpoint needs OpenTelemetry: {extras.install('otel')} ({error})",
                 param="otlp_traces_endpoint",
             ) from error
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
