@@ -19,7 +19,7 @@ from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from inlay import __version__
-from inlay.card import Limits, ModelCard
+from inlay.card import Limits, ModelCard, SelfCheck
 from inlay.digest import Secret
 from inlay.embedding.config import EmbeddingConfig
 from inlay.engine.compute_thread import ComputeThread
@@ -27,6 +27,7 @@ from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import Family, family_of
 from inlay.engine.embed.pooling import dense_layers, pool
+from inlay.engine.embed.self_check import embedding_reference, judge_states, prompts_of
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
@@ -36,10 +37,14 @@ from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.native import kernels
+from inlay.engine.torch.self_check.judgement import Judgement
+from inlay.engine.torch.self_check.modules import ModuleCheck
+from inlay.engine.torch.self_check.reference import Reference
+from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
 from inlay.engine.torch.weights.linear_methods import TOLERANCE, PackedLinear, differ, packs
-from inlay.engine.weights import directory_of
+from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError
 from inlay.media.positions import GRID_FIELD, rope_positions
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
@@ -68,6 +73,7 @@ class Encoder:
         takes_media: its prompts may hold images or audio.
         tower: transformers module that computes their features, or None.
         scores: True if it computes logits of pairs instead of vectors.
+        self_check: result of the check at start; None without one.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class Encoder:
         family: Family,
         config: EmbeddingConfig,
         settings: EngineSettings,
+        check: ModuleCheck,
         *,
         scores: bool,
     ) -> None:
@@ -86,18 +93,18 @@ class Encoder:
         """
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
-        base, self.tower = model.base_model, None
+        base, self.tower = _body_of(model, family), None
         if family.language is not None:
-            base, self.tower = getattr(model, family.language), model
+            self.tower = model
             delattr(model, family.language)
-            base = base.model if family.own_head else base
         self.takes_media = self.tower is not None
         hidden = model.config.get_text_config()
         self._first = facts.first_position(family, hidden)
-        self._tiled = _tiled(base, settings, self._first) if family.tiled else None
-        if self._tiled is None and family.gelu is not None:
+        fast = not check.plain
+        self._tiled = _tiled(base, settings, self._first) if family.tiled and fast else None
+        if self._tiled is None and family.gelu is not None and fast:
             fuse_gelu(base, family.gelu)
-        accelerate(base, family.fused)
+        accelerate(base, family.fused, check=check)
         self._tells_places = see_chunks(base)
         self._base = base
         self._head = _head_of(model) if scores else None
@@ -120,6 +127,7 @@ class Encoder:
         )
         self.card = facts.card_of(settings, config, hidden, self._modes)
         self.weights_id = facts.identity(config, self._modes)
+        self.self_check: SelfCheck | None = None
         self.refuses_rows: str | None = None
         self.embedding_table_id, self.embedding_abs_max = "", 0.0
         if family.causal and not scores:
@@ -145,17 +153,42 @@ class Encoder:
         device = device_of(settings.device)
         if device.type == "cpu":
             torch.set_num_threads(threads.count(settings.num_threads))
-        model = load(
-            AutoModelForSequenceClassification if scores else AutoModel,
-            config.directory,
-            dtype=dtype_of(settings.dtype, stored, device),
-            attn_implementation=(
-                IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
-            ),
-            # The pooler is not used here, and many checkpoints lack it.
-            spared="" if scores else "pooler.",
-        ).to(device)
-        return cls(model, family, config, settings, scores=scores)
+        dtype = dtype_of(settings.dtype, stored, device)
+
+        def read() -> Any:
+            return load(
+                AutoModelForSequenceClassification if scores else AutoModel,
+                config.directory,
+                dtype=dtype,
+                attn_implementation=(
+                    IMPLEMENTATION if family.language is None else {"text_config": IMPLEMENTATION}
+                ),
+                # The pooler is not used here, and many checkpoints lack it.
+                spared="" if scores else "pooler.",
+            ).to(device)
+
+        def wrap(model: Any, check: ModuleCheck) -> Encoder:
+            return cls(model, family, config, settings, check, scores=scores)
+
+        def reference(model: Any) -> Reference:
+            vocab_size = model.config.get_text_config().vocab_size
+            return embedding_reference(
+                _body_of(model, family), config.directory, vocab_size, causal=family.causal
+            )
+
+        subject = Subject(
+            weights_id(config.directory),
+            dtype,
+            (family, settings.task),
+            (device, settings.float32_matmul_precision),
+        )
+        return checked(settings.self_check, subject, Steps(read, wrap, reference, cls._judged))
+
+    def _judged(self, reference: Reference) -> Judgement:
+        prompts = prompts_of(reference)
+        with torch.inference_mode():
+            states = self._hidden(prompts, [len(prompt) for prompt in prompts], ())
+        return judge_states(states, reference, self.dtype)
 
     def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
         """Compute the vector or logits of each prompt: float32 [S, size], on the host.
@@ -263,6 +296,14 @@ class Encoder:
     def _values(self, data: Buffer, shape: Sequence[int]) -> Tensor:
         # Copied, as torch accepts writable memory only.
         return torch.frombuffer(bytearray(data.view), dtype=self.dtype).view(*shape).to(self.device)
+
+
+def _body_of(model: Any, family: Family) -> Any:
+    """Return the layers around which a model has a head or a tower."""
+    if family.language is None:
+        return model.base_model
+    language = getattr(model, family.language)
+    return language.model if family.own_head else language
 
 
 def _atomic(prompts: Sequence[Prompt], starts: Sequence[int]) -> list[tuple[int, int]]:
@@ -435,4 +476,5 @@ def _card(settings: EngineSettings, encoder: Encoder, secret: Secret) -> ModelCa
         prompt_embeds=encoder.refuses_rows,
         secret_fingerprint=secret.fingerprint,
         embedding=encoder.card,
+        self_check=encoder.self_check,
     )

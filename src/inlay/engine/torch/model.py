@@ -29,13 +29,20 @@ from inlay.engine.torch.attention.paged import (
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.attention.recurrent import RecurrentStates, keep_states
 from inlay.engine.torch.batch import Batch
+from inlay.engine.torch.body_arguments import (
+    has_inputs_per_layer,
+    inner_features,
+    rotary_positions,
+)
 from inlay.engine.torch.cache.kv_layout import PageGroup, group_layers
 from inlay.engine.torch.checks import check_recurrent, refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
+from inlay.engine.torch.self_check.judgement import judge
 from inlay.engine.torch.self_check.modules import ModuleCheck
-from inlay.engine.torch.self_check.start import Subject, checked
+from inlay.engine.torch.self_check.reference import Reference
+from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 from inlay.engine.torch.tensor_parallel.sharding import is_divided, shard
@@ -176,7 +183,7 @@ class CausalModel:
         self.weights_id = weights_id(directory)
         self.embedding_table_id = table.id
         self.embedding_abs_max = table.abs_max()
-        self._per_layer = bool(getattr(config, "hidden_size_per_layer_input", 0))
+        self._per_layer = has_inputs_per_layer(config)
         self.refuses_rows = PER_LAYER if self._per_layer else family.refuses_rows
         self.rope_axes = family.rope_axes
         self.bidirectional = family.bidirectional
@@ -232,10 +239,9 @@ class CausalModel:
                 model.to(device)
             return split_tower(model, family)
 
-        def wrap(model: Any, tower: Any, check: ModuleCheck) -> CausalModel:
+        def wrap(parts: tuple[Any, Any], check: ModuleCheck) -> CausalModel:
             return cls(
-                model,
-                tower,
+                *parts,
                 family,
                 directory,
                 max_model_len,
@@ -248,12 +254,22 @@ class CausalModel:
                 batch_invariant=settings.batch_invariant,
             )
 
+        rows = family.refuses_rows is None and not has_inputs_per_layer(text)
+
+        def reference(parts: tuple[Any, Any]) -> Reference:
+            axes = family.rope_axes
+            return Reference.of(parts[0], directory, max_model_len, axes=axes, rows=rows)
+
         if group is not None and group.rank > 0:
-            found = wrap(*read(), ModuleCheck())
+            found = wrap(read(), ModuleCheck())
         else:
-            variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
-            subject = Subject(directory, family, max_model_len, dtype, variant)
-            found = checked(settings.self_check, subject, read, wrap)
+            subject = Subject(
+                weights_id(directory),
+                dtype,
+                (family, max_model_len),
+                (device, settings.enable_lora, settings.batch_invariant, group and group.size),
+            )
+            found = checked(settings.self_check, subject, Steps(read, wrap, reference, judge))
         if settings.hidden_projector is not None:
             file = Path(settings.hidden_projector)
             found.projector = Projector(file, found.hidden_size, found.dtype, found.device)
@@ -362,7 +378,7 @@ class CausalModel:
             if largest_window is not None:
                 paged = WithLargestWindow(paged, largest_window)
             padding = max(0, self._least_rows - len(batch.positions))
-            positions = F.pad(_rotary(batch, self.rope_axes), (0, padding))
+            positions = F.pad(rotary_positions(batch, self.rope_axes), (0, padding))
             if self._tells_places:
                 more["places"] = F.pad(batch.positions[None], (0, padding))
             with self._adapted(batch, padding):
@@ -372,7 +388,7 @@ class CausalModel:
                     use_cache=False,
                     paged=paged,
                     **more,
-                    **_inner_features(batch, padding),
+                    **inner_features(batch, padding),
                     **self._per_layer_inputs(batch, padding),
                 ).last_hidden_state[0]
         return hidden[: len(batch.positions)]
@@ -468,22 +484,6 @@ class CausalModel:
                 )
             embeds.index_copy_(0, batch.row_index, batch.row_values)
         return embeds
-
-
-def _rotary(batch: Batch, axes: int) -> Tensor:
-    """Return the rotary positions of a batch as its body takes them: [1, T], or [axes, 1, T]."""
-    if batch.rope is None:
-        return batch.positions[None]
-    return batch.rope if axes == 1 else batch.rope[:, None]
-
-
-def _inner_features(batch: Batch, padding: int) -> dict[str, Any]:
-    """Return the arguments by which a body adds features after its first layers (DeepStack)."""
-    if batch.features is None:
-        return {}
-    rows = batch.positions.new_zeros(1, len(batch.positions) + padding, dtype=torch.bool)
-    rows[0, batch.row_index] = True
-    return {"visual_pos_masks": rows, "deepstack_visual_embeds": list(batch.features)}
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -107,9 +107,9 @@ def _array(data: bytes, dtype: Any) -> Any:
     return np.frombuffer(bytearray(data), dtype)
 
 
-def key_of(weights_id: str, dtype: torch.dtype, max_model_len: int, *more: object) -> str:
+def key_of(weights_id: str, dtype: torch.dtype, *more: object) -> str:
     """Return the name of a fingerprint, 32 hex digits; `more` is what else determines it."""
-    parts = (_FORM, weights_id, dtype, max_model_len, transformers.__version__, *more)
+    parts = (_FORM, weights_id, dtype, transformers.__version__, *more)
     return blake3(repr(tuple(map(str, parts))).encode()).digest(16).hex()
 
 

@@ -32,7 +32,7 @@ LAYER_BOUND = 4.0
 MOST_NOISE = 0.5
 """Noise over which the reference itself says nothing: its numbers are rounding."""
 
-_FLOOR = {torch.float32: 1e-4, torch.bfloat16: 1e-3, torch.float16: 1e-3}
+FLOOR = {torch.float32: 1e-4, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 """Added to error and noise: below it a difference changes no answer."""
 
 _CHUNKS = (9, COUNT - DECODED - 9, *(1,) * DECODED)
@@ -87,7 +87,7 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
 
     Chunks of prompts in one batch over scattered pages, then decoding, one position a step.
     """
-    floor = _FLOOR[model.dtype]
+    floor = FLOOR[model.dtype]
     with _fresh_tables(model), torch.inference_mode():
         logits = centred(_logits(model, reference))
         layers = _layers(model, reference, floor)
@@ -96,11 +96,11 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
     found: dict[str, float] = {}
     for prompt, own, usual in zip(reference.prompts, error, noise, strict=True):
         for name, part in (("chunks", slice(COUNT - DECODED)), ("decoding", slice(-DECODED, None))):
-            found[f"{prompt.kind}, {name}"] = _mean_ratio(own[part], usual[part], floor)
+            found[f"{prompt.kind}, {name}"] = mean_ratio(own[part], usual[part], floor)
     return Judgement(found, layers, float(noise.median()))
 
 
-def _mean_ratio(error: Tensor, noise: Tensor, floor: float) -> float:
+def mean_ratio(error: Tensor, noise: Tensor, floor: float) -> float:
     """Return the geometric mean of error over noise, both at least about `floor`.
 
     Without the largest: where experts are chosen, rounding may choose others at one position, and
@@ -146,7 +146,7 @@ def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[f
     ):
         error = relative(own, wanted, wanted.float() - given.float())
         parts = zip(error.view(-1, COUNT), noise.view(-1, COUNT), strict=True)
-        distances.append(max(_mean_ratio(*part, floor) for part in parts))
+        distances.append(max(mean_ratio(*part, floor) for part in parts))
     return tuple(distances)
 
 

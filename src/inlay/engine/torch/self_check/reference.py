@@ -9,7 +9,7 @@ Accuracy and Stability of Numerical Algorithms, chapter 2, has the model of roun
 Shapes: V variants, K prompts, T positions of a prompt, P = K * T, C hidden size, M logits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from inlay.engine.torch.self_check.prompts import COUNT, WINDOW, CheckPrompt, ch
 from inlay.engine.torch.weights.division import head_of
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
-_VARIANTS = 3
+VARIANTS = 3
 
 _EVERY, _MOST_ROWS = 5, 64
 """Of modules, inputs and outputs at every fifth position are kept, so many rows at most."""
@@ -106,10 +106,10 @@ class Reference:
         """
         vocab_size: int = model.config.get_text_config().vocab_size
         prompts = check_prompts(directory, vocab_size, max_model_len, rows=rows)
-        capture = _Capture(model, len(prompts))
-        with torch.inference_mode(), _as_published(model) as attention:
+        capture = Capture(model, getattr(model.base_model, "layers", ()), len(prompts))
+        with torch.inference_mode(), as_published(model, WINDOW) as attention:
             with capture.hooked():
-                hidden = _hidden(model, prompts, axes).view(_VARIANTS, -1, model_width(model))
+                hidden = _hidden(model, prompts, axes).view(VARIANTS, -1, model_width(model))
             first, free = (_head(model, part) for part in hidden[:2])
             common = sampled_ids(vocab_size).to(first.device).expand(len(first), -1)
             ids = torch.cat([common, first.topk(min(TOP, vocab_size)).indices], -1)
@@ -117,10 +117,15 @@ class Reference:
             logits = centred(chosen)
             log_sum = first.logsumexp(-1) - chosen.mean(-1)
             noise = relative(centred(free.gather(1, ids)), logits, logits)
-            capture.keep_head(hidden[0])
-        dtype = str(model.dtype).removeprefix("torch.")
-        by = f"transformers {transformers.__version__} {attention} {dtype}"
+            capture.keep_head(model.get_output_embeddings(), hidden[0])
+        by = computed_by(attention, model.dtype)
         return cls(prompts, by, ids, logits, log_sum, noise, capture.layers, capture.modules)
+
+
+def computed_by(attention: str, dtype: torch.dtype) -> str:
+    """Return the name of what computed a reference."""
+    name = str(dtype).removeprefix("torch.")
+    return f"transformers {transformers.__version__} {attention} {name}"
 
 
 def model_width(model: Any) -> int:
@@ -138,17 +143,17 @@ def _head(model: Any, hidden: Tensor) -> Tensor:
 def _hidden(model: Any, prompts: Sequence[CheckPrompt], axes: int) -> Tensor:
     """Compute the last hidden states of all variants [V * K, T, C]."""
     body, device = model.base_model, model.device
-    size = _VARIANTS * len(prompts)
+    size = VARIANTS * len(prompts)
     given: dict[str, Tensor] = {}
     if any(prompt.others for prompt in prompts):
         table = body.get_input_embeddings()
         embeds = torch.stack([prompt.embedded(table, device) for prompt in prompts])
-        given["inputs_embeds"] = embeds.repeat(_VARIANTS, 1, 1)
+        given["inputs_embeds"] = embeds.repeat(VARIANTS, 1, 1)
     else:
         ids = torch.tensor([prompt.ids for prompt in prompts], device=device)
-        given["input_ids"] = ids.repeat(_VARIANTS, 1)
+        given["input_ids"] = ids.repeat(VARIANTS, 1)
     places = torch.tensor([prompt.positions for prompt in prompts], device=device)
-    places = places.repeat(_VARIANTS, 1)
+    places = places.repeat(VARIANTS, 1)
     found: Tensor = body(
         **given,
         position_ids=places if axes == 1 else places.expand(axes, size, COUNT),
@@ -160,8 +165,8 @@ def _hidden(model: Any, prompts: Sequence[CheckPrompt], axes: int) -> Tensor:
 
 
 @contextmanager
-def _as_published(model: Any) -> Iterator[str]:
-    """Give a model attention of transformers, and windows smaller than the prompts.
+def as_published(model: Any, largest_window: int | None = None) -> Iterator[str]:
+    """Give a model attention of transformers, and windows of at most so many positions.
 
     Yields the name of the attention.
     """
@@ -175,12 +180,12 @@ def _as_published(model: Any) -> Iterator[str]:
     name = "eager" if eager else "sdpa"
     configs = {id(each): each for each in (config, *_configs(model))}.values()
     before = [each._attn_implementation for each in configs]
-    window = getattr(config, "sliding_window", None)
+    window = None if largest_window is None else getattr(config, "sliding_window", None)
     try:
         for each in configs:
             each._attn_implementation = name
-        if window is not None:
-            config.sliding_window = min(window, WINDOW)
+        if window is not None and largest_window is not None:
+            config.sliding_window = min(window, largest_window)
         with _dequantised(model):
             yield name
     finally:
@@ -225,13 +230,14 @@ class _Dequantised:
         return F.linear(x, weight.quantised.dense().to(x.dtype), self._linear.bias)
 
 
-class _Capture:
+class Capture:
     """Hooks that change variants of a pass, and keep what modules and layers are given."""
 
-    def __init__(self, model: Any, prompts: int) -> None:
-        self._model = model
+    def __init__(self, root: nn.Module, layers: Iterable[nn.Module], prompts: int) -> None:
+        self._root = root
+        self._layers = list(layers)
         self._positions = prompts * COUNT
-        self._sequences = prompts * _VARIANTS
+        self._sequences = prompts * VARIANTS
         self._generator = torch.Generator().manual_seed(3)
         self._last: tuple[Tensor, Tensor] | None = None
         self.layers = Layers()
@@ -241,21 +247,20 @@ class _Capture:
     def hooked(self) -> Iterator[None]:
         """Install the hooks within this context."""
         with ExitStack() as undo:
-            for path, module in self._model.named_modules():
+            for path, module in self._root.named_modules():
                 # Not a subclass, which may give more (the router of Llama 4's experts).
                 if type(module) is nn.Linear or type(module).__name__.endswith("Norm"):
                     undo.callback(module.register_forward_hook(self._module(path)).remove)
-            for layer in getattr(self._model.base_model, "layers", ()):
+            for layer in self._layers:
                 before = layer.register_forward_pre_hook(self._before, with_kwargs=True)
                 undo.callback(before.remove)
                 undo.callback(layer.register_forward_hook(self._after).remove)
             yield
         self._last = None
 
-    def keep_head(self, hidden: Tensor) -> None:
+    def keep_head(self, head: nn.Module, hidden: Tensor) -> None:
         """Keep rows of the head's product, given states [P, C]."""
-        head = self._model.get_output_embeddings()
-        for path, module in self._model.named_modules():
+        for path, module in self._root.named_modules():
             if module is head:
                 given = hidden[::_EVERY].clone()
                 self.modules[path] = given, module(given)
@@ -268,11 +273,9 @@ class _Capture:
             self._keep(path, given[0], own)
             # One random change of each channel, and one sign of each row.
             size = own.shape[-1]
-            changes = torch.rand(_VARIANTS - 1, 1, 1, size, generator=self._generator)
+            changes = torch.rand(VARIANTS - 1, 1, 1, size, generator=self._generator)
             changes = (2 * changes - 1) * _JITTER[own.dtype]
-            signs = torch.randint(
-                2, (_VARIANTS - 1, *own.shape[1:-1], 1), generator=self._generator
-            )
+            signs = torch.randint(2, (VARIANTS - 1, *own.shape[1:-1], 1), generator=self._generator)
             factors = 1 + changes.to(own.device) * (2 * signs - 1).to(own.device)
             own[1:].copy_(own[1:] * factors)
             return own.view_as(found)
@@ -282,9 +285,9 @@ class _Capture:
     def _variants(self, tensor: Tensor) -> Tensor | None:
         """Return [V, P, ..., N]; None where rows are not positions, as in some experts."""
         sequences = len(tensor) == self._sequences and tensor.shape[1] == COUNT
-        if not sequences and len(tensor) != _VARIANTS * self._positions:
+        if not sequences and len(tensor) != VARIANTS * self._positions:
             return None
-        return tensor.reshape(_VARIANTS, self._positions, -1, tensor.shape[-1])
+        return tensor.reshape(VARIANTS, self._positions, -1, tensor.shape[-1])
 
     def _keep(self, path: str, given: Tensor, found: Tensor) -> None:
         """Keep rows of a module; those of an input that several have, once."""
@@ -302,7 +305,7 @@ class _Capture:
         self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden: Tensor = given[0] if given else named["hidden_states"]
-        variants = hidden.view(_VARIANTS, self._positions, -1)
+        variants = hidden.view(VARIANTS, self._positions, -1)
         self.layers.inputs.append(variants[0].clone())
         own = torch.cat([variants[:-1], variants[:1]]).view_as(hidden)
         if given:
@@ -311,7 +314,7 @@ class _Capture:
 
     def _after(self, layer: nn.Module, given: Any, found: Any) -> None:
         hidden: Tensor = found[0] if isinstance(found, tuple) else found
-        variants = hidden.view(_VARIANTS, self._positions, -1)
+        variants = hidden.view(VARIANTS, self._positions, -1)
         added = variants[0].float() - self.layers.inputs[-1].float()
         self.layers.outputs.append(variants[0].clone())
         self.layers.noise.append(relative(variants[-1], variants[0], added))

@@ -3,51 +3,62 @@
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from inlay.card import SelfCheck
 from inlay.engine.torch.self_check.fingerprint import Fingerprint, comparer, find, keep, key_of
-from inlay.engine.torch.self_check.judgement import BOUND, MOST_NOISE, Judgement, judge
+from inlay.engine.torch.self_check.judgement import BOUND, MOST_NOISE, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
-from inlay.engine.torch.weights.media_families import Family
-from inlay.engine.weights import weights_id
 from inlay.errors import EngineError
-
-if TYPE_CHECKING:
-    from inlay.engine.torch.model import CausalModel
 
 _logger = logging.getLogger(__name__)
 
-Read = Callable[[], tuple[Any, Any]]
-"""Reads the weights; returns a causal language model and its tower, both transformers'."""
+Checked = TypeVar("Checked", bound="HasCheck")
 
-Wrap = Callable[[Any, Any, ModuleCheck], "CausalModel"]
-"""Replaces the modules that the check finds the same."""
+
+class HasCheck(Protocol):
+    """A loaded model: it keeps the result of its check."""
+
+    device: torch.device
+    self_check: SelfCheck | None
 
 
 class Subject(NamedTuple):
-    """A model that is to be loaded.
+    """What determines the numbers of a model that is to be loaded.
 
     Attributes:
-        directory: its files.
-        family: its family.
-        max_model_len: positions that it is served with.
+        weights_id: identity of its weights.
         dtype: that it is served in.
+        traits: whatever else its own code's numbers depend on.
         variant: settings that change which modules are replaced, and by what.
     """
 
-    directory: Path
-    family: Family
-    max_model_len: int
+    weights_id: str
     dtype: torch.dtype
-    variant: tuple[object, ...] = ()
+    traits: tuple[object, ...]
+    variant: tuple[object, ...]
 
 
-def checked(mode: str, subject: Subject, read: Read, wrap: Wrap) -> "CausalModel":
+class Steps(NamedTuple, Generic[Checked]):
+    """How a model is loaded and compared.
+
+    Attributes:
+        read: returns the model as transformers reads it; called again to load it again.
+        wrap: replaces those of its modules that the check finds the same.
+        reference: runs its own code, before anything is replaced.
+        judge: compares a loaded model with the reference.
+    """
+
+    read: Callable[[], Any]
+    wrap: Callable[[Any, ModuleCheck], Checked]
+    reference: Callable[[Any], Reference]
+    judge: Callable[[Checked, Reference], Judgement]
+
+
+def checked(mode: str, subject: Subject, steps: Steps[Checked]) -> Checked:
     """Load a model and compare it with its own code.
 
     A model that is further from it than rounding explains is loaded again without faster modules.
@@ -55,70 +66,56 @@ def checked(mode: str, subject: Subject, read: Read, wrap: Wrap) -> "CausalModel
     Args:
         mode: as `EngineSettings.self_check`.
         subject: the model.
-        read: called again if the model is loaded again.
-        wrap: called with what `read` returned.
+        steps: how it is loaded and compared.
 
     Raises:
         EngineError: its numbers are wrong even so; in mode strict, anything differs.
     """
     if mode == "off":
-        return wrap(*read(), ModuleCheck())
-    key = key_of(
-        weights_id(subject.directory), subject.dtype, subject.max_model_len, subject.family
-    )
+        return steps.wrap(steps.read(), ModuleCheck())
+    key = key_of(subject.weights_id, subject.dtype, *subject.traits)
     known = find(key)
     if known is not None and not (mode == "strict" and known.left_out):
-        found = _as_before(known, subject, read, wrap)
+        found = _as_before(known, subject, steps)
         if found is not None:
             return found
-    return _for_the_first_time(mode, key, subject, read, wrap)
+    return _for_the_first_time(mode, key, subject, steps)
 
 
-def _as_before(
-    known: Fingerprint, subject: Subject, read: Read, wrap: Wrap
-) -> "CausalModel | None":
+def _as_before(known: Fingerprint, subject: Subject, steps: Steps[Checked]) -> Checked | None:
     """Load the model by what an earlier start found; None if it is wrong now."""
     same = known.compared_by == comparer(*subject.variant)
     # The reference is good for all; which modules agree, where other code or another CPU ran.
     check = ModuleCheck(known=known.left_out if same else None)
-    model = wrap(*read(), check)
+    model = steps.wrap(steps.read(), check)
     begun = time.monotonic()
     try:
         reference = known.reference(model.device)
     except ValueError as error:
         _logger.info("the self-check of an earlier start is not used: %s", error)
         return None
-    judgement = judge(model, reference)
+    judgement = steps.judge(model, reference)
     if not judgement.right or (not same and check.left_out):
         # In full, to say what is wrong.
         return None
     if same:
         check.checked, check.left_out = known.num_modules, dict.fromkeys(known.left_out, 0.0)
-    found = _result(check, judgement, f"{known.by}, kept", time.monotonic() - begun)
-    model.self_check = found
-    _tell(found)
+    model.self_check = _result(check, judgement, f"{known.by}, kept", time.monotonic() - begun)
+    _tell(model.self_check)
     return model
 
 
-def _for_the_first_time(
-    mode: str, key: str, subject: Subject, read: Read, wrap: Wrap
-) -> "CausalModel":
-    model, tower = read()
+def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Checked]) -> Checked:
+    read = steps.read()
     begun = time.monotonic()
-    reference = Reference.of(
-        model,
-        subject.directory,
-        subject.max_model_len,
-        axes=subject.family.rope_axes,
-        rows=_takes_rows(model, subject.family),
-    )
+    reference = steps.reference(read)
     seconds = time.monotonic() - begun
     check = ModuleCheck(reference.modules)
-    found = wrap(model, tower, check)
-    del model, tower
+    found = steps.wrap(read, check)
+    del read
     reference.modules.clear()
     begun = time.monotonic()
-    judgement = judge(found, reference)
+    judgement = steps.judge(found, reference)
     seconds += time.monotonic() - begun
     if mode == "strict" and check.left_out:
         raise EngineError(
@@ -138,8 +135,8 @@ def _for_the_first_time(
         )
         del found
         check = ModuleCheck(plain=True)
-        found = wrap(*read(), check)
-        judgement = judge(found, reference)
+        found = steps.wrap(steps.read(), check)
+        judgement = steps.judge(found, reference)
         if not judgement.right:
             raise EngineError(
                 f"the model's numbers are not those of its own code ({reference.by}): "
@@ -151,12 +148,6 @@ def _for_the_first_time(
     found.self_check = _result(check, judgement, reference.by, seconds)
     _tell(found.self_check)
     return found
-
-
-def _takes_rows(model: Any, family: Family) -> bool:
-    """Return True if embedding vectors can be the input of a model's body."""
-    per_layer = getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0)
-    return not per_layer and family.refuses_rows is None
 
 
 def _is_noise(judgement: Judgement) -> bool:
