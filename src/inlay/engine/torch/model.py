@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -77,6 +77,7 @@ class CausalModel:
         device: device of the model.
         vocab_size: width of the logits.
         hidden_size: elements of an embedding vector.
+        embedding: look-up of ids, with the model's own scale.
         max_model_len: maximum number of positions of a sequence.
         layers: shape of each layer's keys and values, or state.
         recurrent: some layers keep a state.
@@ -150,7 +151,7 @@ class CausalModel:
         self._model = model
         self._head = head_of(model)
         self._divided_head = is_divided(model)
-        self._embed = model.base_model.get_input_embeddings()
+        self.embedding: nn.Module = model.base_model.get_input_embeddings()
         self._float32_scores = family.float32_scores
         self._workspace = Workspace()
         self._unsettled: RecurrentStates | None = None
@@ -170,6 +171,9 @@ class CausalModel:
         self.decoder_layers: tuple[nn.Module, ...] = tuple(getattr(model.base_model, "layers", ()))
         self.projector: Projector | None = None
         self.windows = tuple(group.window for group in self.page_groups)
+        if group is not None and not check.plain:
+            # One rank alone cannot compare what all ranks add up.
+            check = ModuleCheck(known=())
         if native is not None and native.serve(model.dtype):
             fuse(model, self.layers, native, check)
         elif (on_gpu := kernels_on(model.device)) is not None:
@@ -278,11 +282,6 @@ class CausalModel:
     def modules(self) -> Iterator[nn.Module]:
         """Yield the modules of the language model, replaced ones in place of the original."""
         yield from self._model.modules()
-
-    @property
-    def embedding(self) -> nn.Module:
-        """Look-up of ids, with the model's own scale."""
-        return cast("nn.Module", self._embed)
 
     def page_bytes(self, page_size: int) -> int:
         """Return the bytes of one page of `page_size` positions, over all its layers.
@@ -472,7 +471,7 @@ class CausalModel:
         Tokens by look-up in `table` (unless given the model's own, with its scale), embedding
         vectors by copy.
         """
-        embeds: Tensor = (self._embed if table is None else table)(batch.token_ids)
+        embeds: Tensor = (self.embedding if table is None else table)(batch.token_ids)
         if len(batch.row_index):
             if (
                 batch.row_values.dtype != self.dtype

@@ -178,19 +178,20 @@ def as_published(model: Any, largest_window: int | None = None) -> Iterator[str]
         or any(hasattr(module, "sinks") for module in model.modules())
     )
     name = "eager" if eager else "sdpa"
+    # Itself alone: through its property, a configuration changes those inside.
     configs = {id(each): each for each in (config, *_configs(model))}.values()
-    before = [each._attn_implementation for each in configs]
+    before = [each._attn_implementation_internal for each in configs]
     window = None if largest_window is None else getattr(config, "sliding_window", None)
     try:
         for each in configs:
-            each._attn_implementation = name
+            each._attn_implementation_internal = name
         if window is not None and largest_window is not None:
             config.sliding_window = min(window, largest_window)
         with _dequantised(model):
             yield name
     finally:
         for each, implementation in zip(configs, before, strict=True):
-            each._attn_implementation = implementation
+            each._attn_implementation_internal = implementation
         if window is not None:
             config.sliding_window = window
 
@@ -198,7 +199,7 @@ def as_published(model: Any, largest_window: int | None = None) -> Iterator[str]
 def _configs(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         config = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation"):
+        if hasattr(config, "_attn_implementation_internal"):
             yield config
 
 
@@ -266,8 +267,9 @@ class Capture:
                 self.modules[path] = given, module(given)
 
     def _module(self, path: str) -> Any:
-        def hook(module: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> Tensor | None:
-            own = self._variants(found.contiguous())
+        def hook(module: nn.Module, given: tuple[Tensor, ...], found: Any) -> Tensor | None:
+            # Routers, some of which are called norms or linears, return several things.
+            own = self._variants(found.contiguous()) if isinstance(found, Tensor) else None
             if own is None:
                 return None
             self._keep(path, given[0], own)
