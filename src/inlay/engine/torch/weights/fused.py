@@ -164,7 +164,7 @@ def _replace(
 ) -> None:
     if check.plain:
         return
-    like: Tensor = cast("Any", model).get_input_embeddings().weight
+    like: Tensor = cast("Any", model).base_model.get_input_embeddings().weight
     for path, parent in list(model.named_modules()):
         for name, child in list[tuple[str, Any]](parent.named_children()):
             kind = type(child).__name__
