@@ -337,9 +337,9 @@ def _head(into: Seeding) -> None:
 
 def _no_embedding_scale(factor: Callable[[float], float]) -> Callable[[Seeding], None]:
     def make(into: Seeding) -> None:
-        scale = getattr(into.model._embed, "embed_scale", None)
+        scale = getattr(into.model.embedding, "embed_scale", None)
         if scale is not None:
-            into.after(into.model._embed, lambda _, found: found * factor(float(scale)))
+            into.after(into.model.embedding, lambda _, found: found * factor(float(scale)))
 
     return make
 

@@ -246,7 +246,7 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone() -> None:
     engine = Core(model, bounds, SECRET)
     broken = 7
     with torch.no_grad():
-        model.embedding.weight[broken] = float("nan")
+        next(model.embedding.parameters())[broken] = float("nan")
     tokens = [id_ for id_ in ids(8, 60) if id_ != broken]
     found = run(engine, scored("bad", [*tokens[:20], broken, *tokens[20:]]), scored("good", tokens))
     assert found["bad"].last.error is not None

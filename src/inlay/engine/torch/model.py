@@ -39,7 +39,7 @@ from inlay.engine.torch.checks import check_recurrent, refuse_gpu_settings
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
-from inlay.engine.torch.self_check.judgement import judge
+from inlay.engine.torch.self_check.judgement import judge, largest_window
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.start import Steps, Subject, checked
@@ -261,8 +261,8 @@ class CausalModel:
         rows = family.refuses_rows is None and not has_inputs_per_layer(text)
 
         def reference(parts: tuple[Any, Any]) -> Reference:
-            axes = family.rope_axes
-            return Reference.of(parts[0], directory, max_model_len, axes=axes, rows=rows)
+            window, axes = largest_window(group), family.rope_axes
+            return Reference.of(parts[0], directory, max_model_len, window, axes=axes, rows=rows)
 
         if group is not None and group.rank > 0:
             found = wrap(read(), ModuleCheck())
@@ -270,7 +270,7 @@ class CausalModel:
             subject = Subject(
                 weights_id(directory),
                 dtype,
-                (family, max_model_len),
+                (family, max_model_len, group is None),
                 (device, settings.enable_lora, settings.batch_invariant, group and group.size),
             )
             found = checked(settings.self_check, subject, Steps(read, wrap, reference, judge))

@@ -22,6 +22,7 @@ from inlay.engine.torch.weights.invariance import RotaryTable
 if TYPE_CHECKING:
     from inlay.engine.torch.attention.pages import Pages
     from inlay.engine.torch.model import CausalModel
+    from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 
 BOUND = 2.0
 """Distance over which a model is not served as it is."""
@@ -82,6 +83,11 @@ class Judgement(NamedTuple):
         return ", ".join([*logits, *wrong])
 
 
+def largest_window(group: "TensorParallelGroup | None") -> int | None:
+    """Return what windows are shrunk to in the check; None where other ranks would not know."""
+    return WINDOW if group is None else None
+
+
 def judge(model: "CausalModel", reference: Reference) -> Judgement:
     """Compare the real path of `model` with its reference.
 
@@ -118,7 +124,9 @@ def _logits(model: "CausalModel", reference: Reference) -> Tensor:
     start, found = 0, []
     for count in _CHUNKS:
         batch = _batch(model, reference, runs, size, start, count)
-        logits = model.logits(model.hidden(model.upload(batch), pages, largest_window=WINDOW))
+        logits = model.logits(
+            model.hidden(model.upload(batch), pages, largest_window=largest_window(model.group))
+        )
         own = logits.view(len(ids), count, -1).gather(2, ids[:, start : start + count])
         found.append(own.float())
         start += count
@@ -139,7 +147,7 @@ def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[f
         for layer, given in zip(model.decoder_layers, layers.inputs, strict=True):
             hooks.enter_context(_forced(layer, given, found))
         batch = _batch(model, reference, runs, size, 0, COUNT)
-        model.hidden(model.upload(batch), pages, largest_window=WINDOW)
+        model.hidden(model.upload(batch), pages, largest_window=largest_window(model.group))
     distances = []
     for own, given, wanted, noise in zip(
         found, layers.inputs, layers.outputs, layers.noise, strict=True

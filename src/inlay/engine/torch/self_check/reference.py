@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inlay.engine.torch.self_check.prompts import COUNT, WINDOW, CheckPrompt, check_prompts
+from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt, check_prompts
 from inlay.engine.torch.weights.division import head_of
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
@@ -34,6 +34,9 @@ _JITTER = {torch.float32: 2**-20, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 Half a unit in the last place; in float32, whose sums round more than their result does, more.
 """
+
+_HEAD = "lm_head"
+"""Name of the head in every causal language model that is served."""
 
 _SAMPLED, TOP = 512, 20
 """Logits that are compared: some of the same ids everywhere, and the largest at each position."""
@@ -93,7 +96,14 @@ class Reference:
 
     @classmethod
     def of(
-        cls, model: Any, directory: Path, max_model_len: int, *, axes: int, rows: bool
+        cls,
+        model: Any,
+        directory: Path,
+        max_model_len: int,
+        largest_window: int | None,
+        *,
+        axes: int,
+        rows: bool,
     ) -> "Reference":
         """Run the model's own code.
 
@@ -101,13 +111,14 @@ class Reference:
             model: causal language model as transformers made it, on its device.
             directory: its files.
             max_model_len: positions that it is served with.
+            largest_window: layers with a sliding window see at most so many positions.
             axes: numbers of a position.
             rows: it takes embedding vectors.
         """
         vocab_size: int = model.config.get_text_config().vocab_size
         prompts = check_prompts(directory, vocab_size, max_model_len, rows=rows)
         capture = Capture(model, getattr(model.base_model, "layers", ()), len(prompts))
-        with torch.inference_mode(), as_published(model, WINDOW) as attention:
+        with torch.inference_mode(), as_published(model, largest_window) as attention:
             with capture.hooked():
                 hidden = _hidden(model, prompts, axes).view(VARIANTS, -1, model_width(model))
             first, free = (_head(model, part) for part in hidden[:2])
@@ -117,7 +128,7 @@ class Reference:
             logits = centred(chosen)
             log_sum = first.logsumexp(-1) - chosen.mean(-1)
             noise = relative(centred(free.gather(1, ids)), logits, logits)
-            capture.keep_head(model.get_output_embeddings(), hidden[0])
+            capture.keep_head(hidden[0])
         by = computed_by(attention, model.dtype)
         return cls(prompts, by, ids, logits, log_sum, noise, capture.layers, capture.modules)
 
@@ -259,12 +270,12 @@ class Capture:
             yield
         self._last = None
 
-    def keep_head(self, head: nn.Module, hidden: Tensor) -> None:
+    def keep_head(self, hidden: Tensor) -> None:
         """Keep rows of the head's product, given states [P, C]."""
-        for path, module in self._root.named_modules():
-            if module is head:
-                given = hidden[::_EVERY].clone()
-                self.modules[path] = given, module(given)
+        head = getattr(self._root, _HEAD, None)
+        if isinstance(head, nn.Linear):
+            given = hidden[::_EVERY].clone()
+            self.modules[_HEAD] = given, head(given)
 
     def _module(self, path: str) -> Any:
         def hook(module: nn.Module, given: tuple[Tensor, ...], found: Any) -> Tensor | None:
