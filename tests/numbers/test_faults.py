@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from inlay.engine.torch import model as model_module
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check import reference as self_check
 from inlay.engine.torch.self_check import start
@@ -167,7 +168,11 @@ def loaded(family: str) -> Loaded:
         return judge(model, found)
 
     length = 512 if family == QUANTISED else 8192
-    with mock.patch.object(start, "judge", keep):
+    with (
+        mock.patch.object(model_module, "judge", keep),
+        # A reference that was kept has no layers.
+        mock.patch.object(start, "find", lambda key: None),
+    ):
         model = load(directory, max_model_len=length, self_check="strict")
     return Loaded(model, reference(values), reference(values, far=True), kept[0])
 
