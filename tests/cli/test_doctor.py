@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inlay import demo
 from tests.certificates import certificate
 from tests.serving import free_port
 from tests.transport.conftest import nats_server
@@ -69,3 +70,16 @@ def test_nothing_heavy_is_imported() -> None:
         "from inlay.cli import main\nsys.exit(main(['doctor']))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_models_numbers_are_compared_with_its_own_code() -> None:
+    found = ask(demo.model_dir(), "--dtype", "bfloat16")
+    assert "passed against transformers" in found["model"]["said"]
+    assert {one["state"] for one in map(found.get, ("model", "distance", "layers")) if one} == {
+        "ok"
+    }
+    assert "0 left as they were" in found["modules"]["said"]
+
+
+def test_what_is_no_model_is_said(tmp_path: Path) -> None:
+    assert "config.json" in ask(tmp_path, status=1)["model"]["said"]

@@ -171,7 +171,7 @@ def loaded(family: str) -> Loaded:
     with (
         mock.patch.object(model_module, "judge", keep),
         # A reference that was kept has no layers.
-        mock.patch.object(start, "find", lambda key: None),
+        mock.patch.object(start, "find", return_value=None),
     ):
         model = load(directory, max_model_len=length, self_check="strict")
     return Loaded(model, reference(values), reference(values, far=True), kept[0])

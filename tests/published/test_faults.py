@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.self_check.judgement import judge
+from inlay.engine.torch.self_check.prompts import WINDOW
 from inlay.engine.torch.self_check.reference import Reference
 from tests.numbers.faults import FAULTS
 from tests.published.conftest import checkpoint
@@ -47,7 +48,7 @@ def judged() -> Iterator[Judged]:
     own = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.bfloat16, attn_implementation="sdpa"
     ).eval()
-    reference = Reference.of(own, path, LENGTH, axes=1, rows=True)
+    reference = Reference.of(own, path, LENGTH, WINDOW, axes=1, rows=True)
     del own
     gc.collect()
     settings = EngineSettings(

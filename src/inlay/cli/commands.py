@@ -77,10 +77,12 @@ COMMANDS = (
     ),
     Command(
         name="doctor",
-        summary="Look at this machine: versions, processor, GPU, limits, clock, network.",
-        details="Starts no engine. NATS is tried where --nats says where it is. Exit status 1 "
-        "when something would keep a server from working.",
+        summary="Look at this machine: versions, processor, GPU, limits, clock, network, a model.",
+        details="Starts no engine. NATS is tried where --nats says where it is. With MODEL its "
+        "numbers are compared with those of its own code. Exit status 1 when something would keep "
+        "a server from working.",
         settings=DoctorSettings,
+        positional=("model",),
     ),
     Command(
         name="convert",

@@ -1,6 +1,6 @@
 """`inlay doctor`: what this machine has, and what a server here would lack.
 
-Starts no engine and imports none. A finding is `ok`, `note` (slower or smaller than it could be) or
+Starts no engine, and imports one only to compare a model with its own code. A finding is `ok`, `note` (slower or smaller than it could be) or
 `fails`; with a failure the exit status is 1.
 """
 
@@ -71,6 +71,8 @@ def findings(settings: DoctorSettings) -> Iterator[Finding]:
         yield _free(port)
     if settings.ssl_certfile is not None:
         yield _certificate(settings.ssl_certfile, settings.ssl_keyfile)
+    if settings.model is not None:
+        yield from _model(settings.model, settings)
 
 
 def _versions() -> Finding:
@@ -214,6 +216,30 @@ def _certificate(certificate: Path, key: Path | None) -> Finding:
         return Finding("fails", "certificate", f"{certificate}: {error}")
     said = f"{certificate}: {left / 86400:.0f} days left"
     return Finding("fails" if left <= 0 else "note" if left < _SOON else "ok", "certificate", said)
+
+
+def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
+    """Compare a model with its own code; a line for each distance, 1 being its own rounding."""
+    try:
+        from inlay.cli.model_check import self_check_of
+
+        found = self_check_of(name, settings.dtype, settings.device)
+    except ImportError as error:
+        yield Finding("fails", "model", f"the torch engine cannot be imported: {error}")
+        return
+    except InlayError as error:
+        yield Finding("fails", "model", " ".join(error.message.split()))
+        return
+    state: State = "ok" if found.result == "passed" else "note"
+    yield Finding(state, "model", f"{found.result} against {found.reference}")
+    for place, distance in found.distances.items():
+        yield Finding(state, "distance", f"{distance:.2f} of {found.bound:g}  {place}")
+    if found.layers:
+        worst = max(range(len(found.layers)), key=found.layers.__getitem__)
+        said = f"{len(found.layers)} compared; the largest distance is {found.layers[worst]:.2f}"
+        yield Finding(state, "layers", f"{said}, of layer {worst}")
+    said = f"{found.num_modules} compared, {len(found.left_out)} left as they were"
+    yield Finding(state, "modules", ": ".join(filter(None, (said, ", ".join(found.left_out)))))
 
 
 def _read(path: str) -> str:

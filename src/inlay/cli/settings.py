@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, SecretStr
 
-from inlay.engine.settings import EngineSettings
+from inlay.engine.settings import DtypeName, EngineSettings
 from inlay.http.settings import FrontendSettings
 from inlay.router.settings import RouterSettings
 from inlay.store.settings import FleetStoreSettings, StoreSettings
@@ -125,8 +125,15 @@ class StatusSettings(BaseModel, frozen=True, defer_build=True):
 
 
 class DoctorSettings(BaseModel, frozen=True, defer_build=True):
-    """`inlay doctor`: this machine, and what it reaches."""
+    """`inlay doctor`: this machine, what it reaches, and the numbers of a model."""
 
+    model: str | None = Field(default=None, title="Model")
+    """Directory of a model, or its name on the hub: it is loaded, compared with its own code in
+    full, and the comparison is printed. Needs torch."""
+    dtype: DtypeName = Field(default="auto", title="Model")
+    """Activation dtype; auto takes the checkpoint's, half is float16, float is float32."""
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", title="Model")
+    """Device the model runs on."""
     fleet: NatsSettings = Field(default_factory=NatsSettings, title="Fleet")
     reach: list[str] = []
     """Connect to these, HOST:PORT: workers, frontends, a collector."""

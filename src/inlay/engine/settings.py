@@ -222,10 +222,11 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     max_num_queued_tokens: int = Field(default=1_000_000, ge=1)
     """Maximum number of positions queued for embedding at a worker. Further requests wait in the
     router."""
-    self_check: Literal["off", "start", "strict"] = "start"
+    self_check: Literal["off", "start", "full", "strict"] = "start"
     """Compare the loaded model with its own code in transformers, module by module and as a whole,
-    before it is ready: start leaves out what differs and refuses to serve wrong numbers, strict
-    also refuses where anything had to be left out, off compares nothing (engine torch)."""
+    before it is ready: start leaves out what differs, refuses to serve wrong numbers and uses what
+    an earlier start found; full compares everything again; strict also refuses where anything had
+    to be left out; off compares nothing (engine torch)."""
     enable_sleep_mode: bool = False
     """Let admins put the worker to sleep, which releases its memory, and wake it."""
     health_probe_interval: float = Field(default=30.0, ge=0)
