@@ -1,4 +1,4 @@
-"""How to install what an optional part of inlay needs.
+"""Commands that install what an optional part of inlay needs.
 
 Only this module knows the name on PyPI, where `inlay` is another project.
 """

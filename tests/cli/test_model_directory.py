@@ -145,13 +145,23 @@ def test_a_longer_context_than_the_models_is_refused_before_anything_is_loaded(
     ("settings", "said"),
     [
         ({"dtype": "half"}, "float16 does not run on a CPU"),
-        ({"gpu_memory_utilization": 0.9}, "--kv-cache-memory-bytes says how large the KV cache is"),
+        (
+            {"generation_config": "/no"},
+            "--generation-config /no: there is no /no/generation_config",
+        ),
     ],
 )
-def test_what_does_not_run_on_a_cpu_is_refused_before_anything_is_loaded(
+def test_what_cannot_be_had_on_a_cpu_is_refused_before_anything_is_loaded(
     settings: dict[str, object], said: str
 ) -> None:
     assert said in check(tiny("llama"), **settings)
+
+
+def test_a_share_of_a_gpu_without_effect_on_a_cpu_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check_model(EngineSettings(model=str(tiny("llama")), device="cpu", gpu_memory_utilization=0.9))
+    assert "--gpu-memory-utilization has no effect: " in caplog.text
 
 
 def test_a_gpu_that_is_not_there_is_said_before_anything_is_loaded() -> None:

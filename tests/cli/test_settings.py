@@ -14,7 +14,17 @@ from inlay.cli.options import Options
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import ServeSettings
 from inlay.cli.usage import usage
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, REMOVED
+from inlay.cli.vllm_flags import (
+    ENGINE_SWITCHES,
+    ENGINE_VALUES,
+    HARMLESS_SWITCHES,
+    HARMLESS_VALUES,
+    INSTEAD,
+    NEUTRAL,
+    OURS,
+    REMOVED,
+    WITHOUT_VLLM,
+)
 from tests.deepseek import recipes
 
 SERVE = next(command for command in COMMANDS if command.name == "serve")
@@ -150,7 +160,9 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
             ("m", "--no-interleave-mm-strings"),
             "--no-interleave-mm-strings: images always stay where they are in a message",
         ),
-        (("--model", "m"), "MODEL is given by its place, without --model"),
+        (("m", "--model", "n"), "MODEL is given twice: 'm' and 'n'"),
+        (("m", "--limit-mm-per-prompt", "image=x"), 'must be JSON, {"image": 2}, or image=2'),
+        (("m", "--limit-mm-per-prompt", "smell=2"), "limits of media are counts from 0 of"),
         (("m", "n"), "unexpected word 'n'"),
         (("m", "--config", "missing.yaml"), "config file 'missing.yaml': No such file"),
         (("m", "--config", "serve.ini"), "must end in .yaml, .yml or .toml"),
@@ -213,13 +225,10 @@ def test_dtypes_have_vllms_names(given: str, meant: str) -> None:
             "--trust-remote-code is vLLM's own, and goes after --: -- --trust-remote-code",
         ),
         (("--quantization",), "--engine vllm -- --quantization VALUE"),
-        (("m", "-O3"), "-O3 is not supported by the torch engine; with vLLM: --engine vllm -- --optimization-level 3"),
-        (("m", "-dp", "2"), "-dp is written --data-parallel-size"),
-        (("m", "-tp", "2"), "-tp is written --tensor-parallel-size"),
+        (("m", "--engine", "vllm", "-O3"), "-O is vLLM's own, and goes after --: -- --optimization-level 3"),
         (("m", "--uds", "/run/x"), "--uds is an option of vLLM: listen on 127.0.0.1"),
-        (("m", "--no-enable-chunked-prefill"), "leave it out"),
-        (("m", "--disable-log-requests"), "earlier versions of vLLM: write --no-log-requests"),
-        (("m", "--swap-space", "4"), "leave it out, preempted requests are computed again"),
+        (("m", "--api-server-count", "2"), "more than one frontend is a fleet"),
+        (("m", "--collect-model-forward-time", "all"), "earlier versions of vLLM: see --otlp"),
     ],
 )  # fmt: skip
 def test_flags_of_vllm_alone_are_answered_with_what_to_do(
@@ -230,12 +239,86 @@ def test_flags_of_vllm_alone_are_answered_with_what_to_do(
     assert "did you mean" not in message
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--seed", "0"),
+        ("--seed=0",),
+        ("--disable-log-stats",),
+        ("--uvicorn-log-level", "warning"),
+        ("--trust-remote-code",),
+        ("--no-enable-chunked-prefill",),
+        ("--swap_space", "4"),
+        ("-O", "3"),
+        ("-O=3",),
+        ("-pp", "1"),
+        ("--load-format=auto",),
+    ],
+)
+def test_harmless_flags_of_vllm_are_said_and_the_server_starts(
+    words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert serve(*words, "m") == serve("m")
+    assert f"{words[0].partition('=')[0]} has no effect: " in caplog.text
+
+
+def test_what_only_tunes_vllm_is_not_taken_from_vllm() -> None:
+    assert serve("m", "-O3") == serve("m")
+    assert "goes after --: -- --attention-backend X" in refusal(
+        "--attention-backend", "X", "m", "--engine", "vllm"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (("--model", "m"), ("m",)),
+        (("--port", "1", "--model=m"), ("m", "--port", "1")),
+        (("m", "-tp", "2"), ("m", "--tensor-parallel-size", "2")),
+        (("-tp2", "m"), ("m", "--tensor-parallel-size", "2")),
+        (("m", "-dp=2"), ("m", "--data-parallel-size", "2")),
+        (("--disable-log-requests", "m"), ("m", "--no-log-requests")),
+        (("--enable-log-requests", "m"), ("m", "--log-requests")),
+        (("m", "--disable_uvicorn_access_log"), ("m", "--no-log-requests")),
+        (("m", "--shutdown-timeout", "3"), ("m", "--drain-timeout", "3")),
+        (("m", "--limit-mm-per-prompt", "image=4"), ("m", "--limit-mm-per-prompt", '{"image": 4}')),
+        (
+            ("m", "--limit-mm-per-prompt", "image=4, video=1"),
+            ("m", "--limit-mm-per-prompt", '{"image": 4, "video": 1}'),
+        ),
+    ],
+)
+def test_flags_of_vllm_with_another_name_here_are_read_as_it(
+    words: tuple[str, ...], same: tuple[str, ...]
+) -> None:
+    assert serve(*words) == serve(*same)
+
+
+def test_keys_of_vllm_that_do_nothing_here_may_stand_in_a_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("model: m\nseed: 0\ndisable-log-stats: true\npipeline-parallel-size: 1\n")
+    assert serve("--config", str(config)) == serve("m")
+    assert f"{config}: seed has no effect: " in caplog.text
+
+
+def test_each_flag_of_vllm_has_one_fate() -> None:
+    advised = {*INSTEAD, *REMOVED}
+    engines = {f"--{name}" for name in ENGINE_VALUES | ENGINE_SWITCHES}
+    assert advised >= HARMLESS_SWITCHES | HARMLESS_VALUES
+    assert not HARMLESS_SWITCHES & HARMLESS_VALUES
+    assert engines >= set(WITHOUT_VLLM)
+    assert advised | engines >= set(NEUTRAL)
+    assert not (advised & engines) | (advised & set(OURS))
+
+
 def test_no_option_of_ours_is_listed_among_vllms_alone() -> None:
     own = {option.key for option in SERVE.options.flags}
     listed = (
         {flag.removeprefix("--") for flag in (*INSTEAD, *REMOVED)} | ENGINE_VALUES | ENGINE_SWITCHES
     )
-    assert sorted(own & listed) == []
+    assert sorted(own & (listed | {flag.removeprefix("--") for flag in OURS})) == []
 
 
 def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) -> None:
@@ -246,17 +329,14 @@ def test_every_unknown_flag_key_and_variable_is_named_at_once(tmp_path: Path) ->
         "--max-num-seq",
         "1",
         "--zzz",
-        "--seed",
-        "0",
-        "--model",
+        "--uds",
         "x",
     )
     for name in (
         "--pipeline-parallel-size",
         "--max-num-seq, did you mean --max-num-seqs?",
         "--zzz",
-        "--seed",
-        "--model",
+        "--uds",
     ):
         assert name in message
     message = refusal("m", environ={"INLAY_ZZZ": "1", "INLAY_YYY": "1"})

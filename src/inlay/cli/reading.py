@@ -5,6 +5,7 @@ merged values once. All errors are one line, in inlay's words, and name the sour
 """
 
 import difflib
+import logging
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from pydantic_core import ErrorDetails
 
 from inlay.cli.command import Command, UsageError
 from inlay.cli.options import ENVIRONMENT_PREFIX, Option, Options
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, Unknown, advice
+from inlay.cli.vllm_flags import OURS, Unknown, advice, num_values, passed_over
+from inlay.engine.ranks import split_flag
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -49,6 +51,7 @@ def expand_suffix(text: str) -> str:
 
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = "INLAY_CONFIG"
+_logger = logging.getLogger(__name__)
 _HELP_FLAGS = ("--help", "-h")
 
 
@@ -87,6 +90,8 @@ def read(
 ) -> BaseModel:
     """The settings of `command`.
 
+    Logs a warning for each flag of vLLM that it does without.
+
     Raises:
         UsageError: anything is unknown, missing or out of bounds.
     """
@@ -95,8 +100,9 @@ def read(
     if config is not None:
         given = from_file(command.options, Path(config)) | given
     given |= words.given
-    if words.unknown:
-        raise UsageError(_unknown_flags(command, words.unknown, given))
+    unknown = _not_passed_over(command, words.unknown, given)
+    if unknown:
+        raise UsageError(_unknown_flags(command, unknown, given))
     for option in command.options.positionals:
         if option.field.is_required() and option.name not in given:
             raise UsageError(f"{option.flag} is missing")
@@ -113,6 +119,7 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
     before, words.rest = _split(argv)
     flags = {option.flag: option for option in command.options.flags}
     flags |= {f"-{option.short}": option for option in command.options.flags if option.short}
+    flags |= {f"--{option.key}": option for option in command.options.positionals}
     places = list(command.options.positionals)
     index = 0
     while index < len(before):
@@ -122,14 +129,15 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
             if not places:
                 raise UsageError(f"unexpected word {word!r}")
             option = places.pop(0)
-            words.given[option.name] = RawValue(word, option.flag)
+            _place(words.given, option, RawValue(word, option.flag))
             continue
-        written, joined, value = word.partition("=")
-        name = written.replace("_", "-")
+        name, written, value = split_flag(word)
+        joined = value is not None
+        name = name if name in flags else OURS.get(name, name)
         if name in _HELP_FLAGS:
             words.help = True
             return words
-        following = [value] if joined else _following(before, index)
+        following = _following(before, index) if value is None else [value]
         if name == CONFIG_FLAG:
             words.config = _one(written, following)
             index += not joined
@@ -146,14 +154,16 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
             continue
         found = flags.get(name)
         if found is None:
-            bare = name.removeprefix("--").removeprefix("no-") in ENGINE_SWITCHES
-            words.unknown.append(Unknown(written, following[0] if following and not bare else None))
-            # Its values are not known from MODEL: the command will not run.
-            index += 0 if joined else len(following)
+            count = num_values(name, len(following))
+            words.unknown.append(Unknown(written, following[0] if count else None))
+            index += 0 if joined else count
             continue
         if found.kind == "list":
             index += 0 if joined else len(following)
             _extend(words.given, found, written, following)
+        elif found.positional:
+            _place(words.given, found, RawValue(_one(written, following), written))
+            index += not joined
         else:
             words.given[found.name] = RawValue(_one(written, following), written)
             index += not joined
@@ -204,7 +214,12 @@ def from_file(options: Options, path: Path) -> dict[str, RawValue]:
     for key, value in _table(path).items():
         option = options.by_name.get(str(key).replace("-", "_"))
         if option is None:
-            said, others = advice([Unknown(f"--{key}", None)], None)
+            flag = Unknown(f"--{key}", str(value))
+            reason = passed_over(flag, None)
+            if reason is not None:
+                _logger.warning("%s: %s has no effect: %s", path, key, reason)
+                continue
+            said, others = advice([flag], None)
             unknown += [*said, *(_unknown("key", str(key), keys) for _ in others)]
             continue
         if option.name in given:
@@ -259,6 +274,14 @@ def _following(words: Sequence[str], start: int) -> list[str]:
     return values
 
 
+def _place(given: dict[str, RawValue], option: Option, value: RawValue) -> None:
+    """Set an option that has a place, and may have its name before it as well."""
+    earlier = given.get(option.name)
+    if earlier is not None:
+        raise UsageError(f"{option.flag} is given twice: {earlier.value!r} and {value.value!r}")
+    given[option.name] = value
+
+
 def _one(name: str, following: Sequence[str]) -> str:
     if not following:
         raise UsageError(f"{name} needs a value")
@@ -284,24 +307,40 @@ def _spellings(options: Iterable[Option]) -> list[str]:
     return names
 
 
+def _serves(command: Command) -> bool:
+    sections = {option.section for option in command.options.by_name.values()}
+    return not sections.isdisjoint({"engine", "frontend"})
+
+
+def _engine(command: Command, given: Mapping[str, RawValue]) -> str | None:
+    """The engine that a command runs, or None."""
+    engine = command.options.by_name.get("engine")
+    if engine is None:
+        return None
+    return str(given["engine"].value if "engine" in given else engine.default)
+
+
+def _not_passed_over(
+    command: Command, unknown: Sequence[Unknown], given: Mapping[str, RawValue]
+) -> list[Unknown]:
+    """The unknown flags that a command must not run without; a warning tells of the others."""
+    if not _serves(command):
+        return list(unknown)
+    kept = []
+    for flag in unknown:
+        reason = passed_over(flag, _engine(command, given))
+        if reason is None:
+            kept.append(flag)
+        else:
+            _logger.warning("%s has no effect: %s", flag.name, reason)
+    return kept
+
+
 def _unknown_flags(
     command: Command, unknown: Sequence[Unknown], given: Mapping[str, RawValue]
 ) -> str:
     """Error text for unknown flags: for each, what to write in its place."""
-    positional = {f"--{option.key}": option.flag for option in command.options.positionals}
-    misplaced = [flag for flag in unknown if flag.name in positional]
-    said = [f"{positional[name]} is given by its place, without {name}" for name, _ in misplaced]
-    others = [flag for flag in unknown if flag not in misplaced]
-    sections = {option.section for option in command.options.by_name.values()}
-    if not sections.isdisjoint({"engine", "frontend"}):
-        engine = command.options.by_name.get("engine")
-        runs = (
-            None
-            if engine is None
-            else str(given["engine"].value if "engine" in given else engine.default)
-        )
-        vllms, others = advice(others, runs)
-        said += vllms
+    said, others = advice(unknown, _engine(command, given)) if _serves(command) else ([], unknown)
     known = _spellings(command.options.flags)
     return "; ".join([*said, *(_unknown("option", flag.name, known) for flag in others)])
 

@@ -1,12 +1,22 @@
 """The reference page of the command line, made from the settings classes alone."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from inlay.cli.command import Command
 from inlay.cli.commands import COMMANDS
 from inlay.cli.options import Option
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, REMOVED
+from inlay.cli.vllm_flags import (
+    ENGINE_SWITCHES,
+    ENGINE_VALUES,
+    HARMLESS_SWITCHES,
+    HARMLESS_VALUES,
+    INSTEAD,
+    NEUTRAL,
+    OURS,
+    REMOVED,
+    WITHOUT_VLLM,
+)
 from inlay.engine.ranks import SHORT
 
 _HEAD = """\
@@ -26,8 +36,8 @@ over the environment, the environment over the file, the file over the default. 
   variable that is set but empty is an error.
 - File: `--config serve.yaml` (or `.toml`, or `INLAY_CONFIG`): one flat table, `max-num-seqs: 8`.
 
-Words after `--` go to the engine untouched; the torch engine takes none. Flags of vLLM that are not
-listed here are [at the end](#flags-of-vllm-serve).
+Words after `--` go to the engine untouched; the torch engine takes none. What becomes of flags of
+vLLM that are not listed here is [at the end](#flags-of-vllm-serve).
 
 | exit status | when |
 |---|---|
@@ -56,20 +66,40 @@ def reference() -> str:
 
 def _vllm_flags() -> Iterator[str]:
     yield "## Flags of vllm serve\n"
-    yield "What to do in the place of flags that `vllm serve` 0.32 or an earlier one has and `inlay"
-    yield "serve` has not:\n"
-    yield "| vLLM's flag | with inlay |"
-    yield "|---|---|"
-    flags = sorted(({**INSTEAD, **REMOVED}).items())
-    yield from (f"| `{flag}` | {said[:1].upper()}{said[1:]}. |" for flag, said in flags)
+    yield "Flags that `vllm serve` 0.32 or an earlier one has and `inlay serve` has not. *Read as*:"
+    yield "it has another name here. *Ignored*: the server says so and starts. *Refused*: it does"
+    yield "not start, and says what to do instead.\n"
+    yield "| vLLM's flag | | |"
+    yield "|---|---|---|"
+    yield from (f"| `{flag}` | {what} | {said} |" for flag, what, said in sorted(_vllm_rows()))
     yield ""
-    yield "The torch engine does not support these. vLLM behind inlay takes them after `--`, as in"
-    yield "`inlay serve MODEL --engine vllm -- --tensor-parallel-size 2`:\n"
-    names = ", ".join(f"`--{name}`" for name in sorted(ENGINE_VALUES | ENGINE_SWITCHES))
-    yield "\n".join(textwrap.wrap(names, 100, break_on_hyphens=False)) + "\n"
-    short = ", ".join(f"`{short}` (`{name}`)" for short, name in SHORT.items())
-    yield "vLLM's short flags have no short form here:\n"
-    yield "\n".join(textwrap.wrap(short, 100, break_on_hyphens=False))
+    yield "Engines other than vLLM refuse these. vLLM takes them, and those marked with *, after"
+    yield "`--`, as in `inlay serve MODEL --engine vllm -- --enable-eplb`:\n"
+    yield _listed(
+        f"`--{name}`"
+        for name in sorted(ENGINE_VALUES | ENGINE_SWITCHES)
+        if f"--{name}" not in WITHOUT_VLLM
+    )
+    yield "\nShort flags are read as vLLM reads them:\n"
+    yield _listed(f"`{short}` (`{name}`)" for short, name in SHORT.items())
+
+
+def _vllm_rows() -> Iterator[tuple[str, str, str]]:
+    """Flag, what becomes of it, and why."""
+    yield "--model", "read as", "MODEL"
+    yield from ((flag, "read as", f"`{ours}`") for flag, ours in OURS.items())
+    for flag, said in {**INSTEAD, **REMOVED}.items():
+        harmless = flag in HARMLESS_SWITCHES or flag in HARMLESS_VALUES
+        yield flag, "ignored" if harmless else "refused", f"{said[:1].upper()}{said[1:]}."
+    for flag, said in WITHOUT_VLLM.items():
+        yield flag, "ignored *", f"{said[:1].upper()}{said[1:]}."
+    for flag, values in NEUTRAL.items():
+        for value in sorted(values):
+            yield f"{flag} {value}", "ignored", "It holds here anyway."
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "\n".join(textwrap.wrap(", ".join(names), 100, break_on_hyphens=False))
 
 
 def _command(command: Command) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that `inlay serve` does not have, and what to use instead.
+"""Flags of `vllm serve` that `inlay serve` does not have, and what becomes of them.
 
 `REMOVED` apart, tests/engines/vllm/test_flags.py compares the lists with the parser of vLLM 0.32.
 """
@@ -69,7 +69,7 @@ ENGINE_SWITCHES = frozenset(
 )
 """Engine flags without a value that only `--engine vllm` serves, after `--`."""
 
-_ALWAYS = "leave it out, it is always so"
+_ALWAYS = "it is always so"
 _TEMPLATE = "requests give it in chat_template_kwargs"
 _RANKS = (
     "one rank on each machine is `inlay worker --data-parallel-rank`; frontends route among them"
@@ -82,7 +82,7 @@ INSTEAD: Mapping[str, str] = {
     "--allowed-methods": _ALWAYS + ": every method of the API is allowed",
     "--anthropic-disabled-thinking-effort": "requests ask for it: thinking",
     "--api-server-count": "more than one frontend is a fleet: `inlay frontend`",
-    "--chat-template-content-format": "leave it out, the template is tried with both",
+    "--chat-template-content-format": "the template is tried with both",
     "--cohere-format": "there is no Cohere API",
     "--cohere-is-reasoning-model": "there is no Cohere API",
     "--convert": "see --task: generate, embed or score",
@@ -93,11 +93,9 @@ INSTEAD: Mapping[str, str] = {
     "--data-parallel-start-rank": _RANKS,
     "--data-parallel-supervisor-port": _RANKS,
     "--default-chat-template-kwargs": _TEMPLATE,
-    "--device-memory-utilization": "see --gpu-memory-utilization",
     "--disable-access-log-for-endpoints": "see --no-log-requests",
     "--disable-fastapi-docs": "leave it out: /docs shows what the API takes, nothing of the server",
-    "--disable-log-stats": "leave it out, nothing but requests is logged; see /metrics",
-    "--disable-uvicorn-access-log": "see --no-log-requests",
+    "--disable-log-stats": "nothing but requests is logged; see /metrics",
     "--download-dir": "set HF_HUB_CACHE in the environment",
     "--dp-supervisor-probe-failure-threshold": "see --health-probe-timeout",
     "--dp-supervisor-probe-interval-s": "see --health-probe-interval",
@@ -107,7 +105,6 @@ INSTEAD: Mapping[str, str] = {
     "--enable-force-include-usage": 'requests ask for it: stream_options {"include_usage": true}',
     "--enable-log-deltas": "outputs are never logged",
     "--enable-log-outputs": "outputs are never logged",
-    "--enable-log-requests": "see --log-requests: counts and times, never content",
     "--enable-offline-docs": _ALWAYS + ": /docs loads nothing from elsewhere",
     "--enable-per-request-metrics": "see /metrics and --otlp-traces-endpoint",
     "--enable-prompt-tokens-details": _ALWAYS,
@@ -118,25 +115,22 @@ INSTEAD: Mapping[str, str] = {
     "--exclude-tools-when-tool-choice-none": _NONE,
     "--fingerprint-mode": _NONE,
     "--fingerprint-value": _NONE,
-    "--generation-config": "leave it out: generation_config.json of the model's directory is read",
     "--grpc": "there is no gRPC",
     "--grpc-port": "there is no gRPC",
     "--h11-max-header-count": "headers have bounds of their own, which are fixed",
     "--h11-max-incomplete-event-size": "headers have bounds of their own, which are fixed",
     "--headless": "a worker without HTTP is `inlay worker`",
     "--hf-token": "set HF_TOKEN in the environment",
-    "--log-error-stack": "leave it out, errors inside the server are logged with their stack",
+    "--log-error-stack": "errors inside the server are logged with their stack",
     "--log-level": _NONE + "; see --log-format and --no-log-requests",
     "--max-log-len": "prompts are never logged",
     "--max-num-queued-reqs": "see --max-inflight-requests",
     "--middleware": "put a proxy in front",
-    "--model": "MODEL is given by its place, without --model",
     "--pooler-config": "see --pooling and --matryoshka-dimensions",
     "--response-role": "the role of answers is assistant",
     "--return-tokens-as-token-ids": "requests ask for it",
     "--runner": "see --task: generate, embed or score",
     "--seed": "requests give their own seed",
-    "--shutdown-timeout": "see --drain-timeout",
     "--skip-tokenizer-init": "every server has text to read or to write",
     "--sse-keep-alive-interval": _NONE,
     "--ssl-ciphers": "put a proxy in front",
@@ -154,19 +148,89 @@ INSTEAD: Mapping[str, str] = {
 
 REMOVED: Mapping[str, str] = {
     "--collect-model-forward-time": "see --otlp-traces-endpoint",
-    "--disable-log-requests": "write --no-log-requests",
     "--enable-lora-bias": _NONE,
     "--enable-reasoning": "see --reasoning-parser",
-    "--guided-decoding-backend": "leave it out: grammars are llguidance's",
-    "--max-seq-len-to-capture": "leave it out, the length of a sequence has no effect on CUDA "
-    "graphs",
+    "--guided-decoding-backend": "grammars are llguidance's",
+    "--max-seq-len-to-capture": "the length of a sequence has no effect on CUDA graphs",
     "--multi-step-stream-outputs": _ALWAYS,
-    "--num-scheduler-steps": "leave it out; see --async-scheduling",
-    "--preemption-mode": "leave it out, preempted requests are computed again",
-    "--swap-space": "leave it out, preempted requests are computed again",
+    "--num-scheduler-steps": "see --async-scheduling",
+    "--preemption-mode": "preempted requests are computed again",
+    "--swap-space": "preempted requests are computed again",
     "--use-v2-block-manager": _ALWAYS,
 }
 """Advice for flags that vLLM had before 0.32, and that old commands still have."""
+
+_LOGGED = "--log-requests"
+_UNLOGGED = "--no-log-requests"
+
+OURS: Mapping[str, str] = {
+    "--device-memory-utilization": "--gpu-memory-utilization",
+    "--disable-log-requests": _UNLOGGED,
+    "--disable-uvicorn-access-log": _UNLOGGED,
+    "--enable-log-requests": _LOGGED,
+    "--no-disable-log-requests": _LOGGED,
+    "--no-disable-uvicorn-access-log": _LOGGED,
+    "--no-enable-log-requests": _UNLOGGED,
+    "--shutdown-timeout": "--drain-timeout",
+}
+"""Flags that are read as another of inlay's, which means the same."""
+
+HARMLESS_SWITCHES = frozenset(
+    """
+    --disable-log-stats --enable-chunked-prefill --enable-log-deltas --enable-log-outputs
+    --enable-offline-docs --enable-prompt-tokens-details --enable-reasoning
+    --enable-request-id-headers --enable-server-load-tracking --log-error-stack
+    --multi-step-stream-outputs --use-v2-block-manager
+    """.split()  # noqa: SIM905 (as a list, a line for each)
+)
+"""Of `INSTEAD` and `REMOVED`, flags without a value that the server starts without."""
+
+HARMLESS_VALUES = frozenset(
+    """
+    --chat-template-content-format --disable-access-log-for-endpoints --guided-decoding-backend
+    --log-level --max-log-len --max-seq-len-to-capture --num-scheduler-steps --preemption-mode
+    --seed --swap-space --uvicorn-log-level
+    """.split()  # noqa: SIM905 (as a list, a line for each)
+)
+"""The same of flags with a value."""
+
+_TUNES = "it tunes vLLM, and answers are the same without it"
+
+WITHOUT_VLLM: Mapping[str, str] = {
+    **dict.fromkeys(
+        """
+        --aggregate-engine-logging --attention-backend --compilation-config --cudagraph-metrics
+        --disable-cascade-attn --disable-custom-all-reduce --distributed-executor-backend
+        --enable-flashinfer-autotune --kv-cache-metrics --max-cudagraph-capture-size
+        --max-parallel-loading-workers --mm-processor-cache-gb --mm-processor-cache-type
+        --moe-backend --optimization-level --performance-mode --safetensors-load-strategy
+        --stream-interval --use-tqdm-on-load
+        """.split(),  # noqa: SIM905 (as a list, a line for each)
+        _TUNES,
+    ),
+    "--trust-remote-code": "code in a model's directory is never run",
+}
+"""Of the engine's flags, those that a server with another engine than vLLM starts without."""
+
+NEUTRAL: Mapping[str, frozenset[str]] = {
+    "--api-server-count": frozenset({"1"}),
+    "--config-format": frozenset({"auto"}),
+    "--convert": frozenset({"auto", "none"}),
+    "--cpu-offload-gb": frozenset({"0"}),
+    "--data-parallel-size-local": frozenset({"1"}),
+    "--decode-context-parallel-size": frozenset({"1"}),
+    "--kv-cache-dtype": frozenset({"auto"}),
+    "--load-format": frozenset({"auto", "safetensors"}),
+    "--model-impl": frozenset({"auto"}),
+    "--nnodes": frozenset({"1"}),
+    "--node-rank": frozenset({"0"}),
+    "--pipeline-parallel-size": frozenset({"1"}),
+    "--prefill-context-parallel-size": frozenset({"1"}),
+    "--response-role": frozenset({"assistant"}),
+    "--runner": frozenset({"auto"}),
+    "--tokenizer-mode": frozenset({"auto", "hf"}),
+}
+"""Values of flags that ask for nothing but what holds here anyway."""
 
 
 class Unknown(NamedTuple):
@@ -179,6 +243,32 @@ class Unknown(NamedTuple):
 
     name: str
     value: str | None
+
+
+def num_values(name: str, following: int) -> int:
+    """The number of the `following` words that are values of a flag, by its long name."""
+    key = "--" + name.removeprefix("--").removeprefix("no-")
+    if key in HARMLESS_SWITCHES or key[2:] in ENGINE_SWITCHES:
+        return 0
+    # Values of the others are not known from MODEL: the command will not run.
+    passes = key in HARMLESS_VALUES or key in WITHOUT_VLLM or key in NEUTRAL
+    return min(following, 1) if passes else following
+
+
+def passed_over(flag: Unknown, engine: str | None) -> str | None:
+    """The reason that a server may start without a flag it does not have; None where it may not.
+
+    Args:
+        flag: as it was written.
+        engine: that the command runs, or None.
+    """
+    name, value = _long(flag)
+    key = "--" + name.removeprefix("--").removeprefix("no-")
+    if key in HARMLESS_SWITCHES or key in HARMLESS_VALUES:
+        return INSTEAD[key] if key in INSTEAD else REMOVED[key]
+    if value is not None and value in NEUTRAL.get(key, ()):
+        return f"{value} asks for what holds anyway"
+    return None if engine == "vllm" else WITHOUT_VLLM.get(key)
 
 
 def advice(unknown: Sequence[Unknown], engine: str | None) -> tuple[list[str], list[Unknown]]:
@@ -201,8 +291,8 @@ def advice(unknown: Sequence[Unknown], engine: str | None) -> tuple[list[str], l
             words.append(name)
             if key in ENGINE_VALUES:
                 words.append(shlex.quote("VALUE" if value is None else value))
-        elif flag.name in SHORT:
-            said.append(f"{flag.name} is written {name}")
+        elif name in OURS or flag.name in SHORT:
+            said.append(f"{flag.name} is {OURS.get(name, name)}, which this command does not have")
         else:
             others.append(flag)
     if names:
@@ -226,7 +316,5 @@ def _for_engine(names: Sequence[str], words: str, engine: str | None) -> str:
 
 def _long(flag: Unknown) -> tuple[str, str | None]:
     """Its long name with dashes, and its value."""
-    if flag.name.startswith("-O") and flag.name[2:].isdigit():
-        return SHORT["-O"], flag.name[2:]
     head, dot, tail = SHORT.get(flag.name, flag.name).partition(".")
     return head.replace("_", "-") + dot + tail, flag.value

@@ -50,19 +50,30 @@ def dtype_name(settings: EngineSettings, directory: Path) -> str:
     return stored if stored in ("float32", "bfloat16", "float16") else "auto"
 
 
-def generation_config(directory: Path) -> dict[str, Any]:
-    """Read the file of a model directory; empty if there is none.
+def generation_config(settings: EngineSettings, directory: Path) -> dict[str, Any]:
+    """Read the file of a model directory, or of that which settings name; empty if there is none.
 
-    Raises `InvalidRequestError` if it is not JSON.
+    Sampling is off in it where settings ask for the API's own defaults.
+
+    Raises:
+        InvalidRequestError: it is not JSON, or a directory that settings name has none.
     """
-    path = directory / "generation_config.json"
+    named = settings.generation_config
+    other = named not in ("auto", "none", "vllm")
+    path = (Path(named).expanduser() if other else directory) / "generation_config.json"
     if not path.is_file():
+        if other:
+            raise InvalidRequestError(
+                f"--generation-config {named}: there is no {path}; allowed: auto, vllm, none, or a "
+                "directory with that file",
+                param="generation_config",
+            )
         return {}
     try:
         generation: dict[str, Any] = json.loads(path.read_bytes())
     except ValueError as error:
         raise InvalidRequestError(f"{path} is not JSON: {error}") from error
-    return generation
+    return generation | {"do_sample": False} if named in ("none", "vllm") else generation
 
 
 def eos_token_ids(generation: dict[str, Any], of_config: int | list[int] | None) -> tuple[int, ...]:

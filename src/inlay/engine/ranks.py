@@ -61,7 +61,7 @@ _OTHERWISE = (
 )
 """Other vLLM flags that distribute ranks over processes."""
 
-_ATTACHED = re.compile(r"(-[a-z]+)([0-9]+)", re.ASCII)
+_ATTACHED = re.compile(r"(-[a-z]+|-O)([0-9]+)", re.ASCII)
 """A short flag with its number attached, which vLLM's parser accepts."""
 
 
@@ -84,7 +84,7 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
     kept: list[str] = []
     words = iter(engine.engine_arguments)
     for word in words:
-        flag, shown, value = _split(word)
+        flag, shown, value = split_flag(word)
         if flag in _OTHERWISE:
             raise InvalidRequestError(
                 f"{shown}: each data-parallel rank runs as an engine of its own here; "
@@ -104,7 +104,7 @@ def with_ranks(engine: EngineSettings) -> EngineSettings:
     return engine if not said else engine.model_copy(update={**said, "engine_arguments": kept})
 
 
-def _split(word: str) -> tuple[str, str, str | None]:
+def split_flag(word: str) -> tuple[str, str, str | None]:
     """Return an argument's flag in long form, as written, and its attached value.
 
     The value is None if the next argument holds it.
@@ -180,7 +180,7 @@ def _devices_each(words: Sequence[str]) -> int:
     said: dict[str, int] = {}
     rest = iter(words)
     for word in rest:
-        flag, shown, value = _split(word)
+        flag, shown, value = split_flag(word)
         if flag in _DEVICES:
             said[flag] = _number(shown, next(rest, "") if value is None else value)
     return prod(said.values())

@@ -2,6 +2,7 @@
 
 import json
 import os.path
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,11 +23,19 @@ DtypeName = Annotated[
 
 
 def _with_media_limits(value: str | None) -> str | None:
-    if value is not None:
-        try:
-            max_items_of(json.loads(value))
-        except (InvalidRequestError, RecursionError) as error:
-            raise ValueError(str(error)) from error
+    """The limits as JSON, also where they are written as vLLM once took them: image=4,video=1."""
+    if value is None:
+        return None
+    pairs = re.fullmatch(r"\s*(\w+=\d+)(\s*,\s*\w+=\d+)*\s*", value, re.ASCII)
+    if pairs is not None:
+        named = (pair.split("=") for pair in value.split(","))
+        value = json.dumps({kind.strip(): int(count) for kind, count in named})
+    try:
+        max_items_of(json.loads(value))
+    except (InvalidRequestError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    except ValueError as error:
+        raise ValueError(f'must be JSON, {{"image": 2}}, or image=2 ({error})') from error
     return value
 
 
@@ -95,6 +104,10 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     model's directory, or its name on the hub."""
     revision: str | None = None
     """Revision of a hub model."""
+    generation_config: str = "auto"
+    """Source of sampling's defaults and of end tokens: auto is the model's generation_config.json,
+    a directory is the one in it. With vllm or none sampling has the API's own defaults, and the
+    model's end tokens stay."""
     dtype: DtypeName = "auto"
     """Activation dtype; auto takes the checkpoint's, half is float16, float is float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -112,7 +125,7 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     context, within a quarter of free memory; on a GPU what gpu_memory_utilization leaves."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of a GPU's memory for weights, activations and KV cache together, if
-    kv_cache_memory_bytes is not set; 0.9 unless given."""
+    kv_cache_memory_bytes is not set; 0.9 unless given. Without effect on a CPU."""
     enable_prefix_caching: bool = True
     """Reuse the keys and values of equal prefixes."""
     enable_kv_fetch: bool = False
@@ -154,8 +167,8 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Publish the token ids of cached blocks, which disclose users' texts; unless set, keyed
     digests only."""
     limit_mm_per_prompt: Annotated[str | None, AfterValidator(_with_media_limits)] = None
-    """Maximum images of one prompt as JSON: {"image": 2}, or {"image": {"count": 2}}; unlimited
-    unless set."""
+    """Maximum images of one prompt as JSON: {"image": 2}, or {"image": {"count": 2}}, or as
+    image=2,video=1; unlimited unless set."""
     mm_processor_kwargs: Annotated[str | None, AfterValidator(_with_processor_kwargs)] = None
     """Settings of the image processor in place of the model's own, as JSON: {"max_pixels": 602112}.
     Those that decide how many rows an image has, by family: max_pixels, min_pixels, size,

@@ -240,6 +240,23 @@ def test_default_sampling_is_what_a_sampling_generation_config_says(tmp_path: Pa
     assert model.eos_token_ids == (2, 1)
 
 
+def test_sampling_defaults_may_be_the_apis_own_or_come_from_another_directory(
+    tmp_path: Path,
+) -> None:
+    directory, other = tmp_path / "model", tmp_path / "other"
+    shutil.copytree(tiny("qwen3"), directory)
+    other.mkdir()
+    said = {"do_sample": True, "temperature": 0.6, "eos_token_id": [2, 1]}
+    (directory / "generation_config.json").write_text(json.dumps(said))
+    (other / "generation_config.json").write_text(json.dumps({**said, "temperature": 0.3}))
+    for name, temperature in (("auto", 0.6), ("vllm", None), ("none", None), (str(other), 0.3)):
+        model = load(directory, generation_config=name)
+        assert model.default_sampling.get("temperature") == temperature
+        assert model.eos_token_ids == (2, 1)
+    with pytest.raises(InvalidRequestError, match=r"--generation-config gone: there is no gone/"):
+        load(directory, generation_config="gone")
+
+
 def changed(directory: Path, tmp_path: Path, **fields: Any) -> Path:
     copy = tmp_path / "changed"
     shutil.copytree(directory, copy)

@@ -10,16 +10,19 @@ import pytest
 
 NUMBERS = ["8", "8k", "8K", "25.6k", "1m", "2M", "1g", "3G", "1t", "1T", "0k"]
 
+OLD = ["--disable-log-requests"]
+"""Flags that vLLM had before."""
+
 TOLD = f"""
 import json
 from inlay.cli.commands import COMMANDS
 from inlay.cli.reading import expand_suffix
-from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD
+from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, OURS
 from inlay.engine.ranks import SHORT
 serve = next(command for command in COMMANDS if command.name == "serve")
 print(json.dumps({{
     "own": [option.flag for option in serve.options.flags],
-    "instead": list(INSTEAD),
+    "instead": [*INSTEAD, "--model", *(set(OURS) - set({OLD!r}))],
     "switches": sorted(ENGINE_SWITCHES),
     "values": sorted(ENGINE_VALUES),
     "short": dict(SHORT),
@@ -54,6 +57,7 @@ def long_names(action: Any) -> list[str]:
 def test_every_flag_of_vllm_is_ours_or_has_a_word_of_advice(known: dict[str, Any]) -> None:
     theirs = {name for action in actions() for name in long_names(action)}
     listed = {*known["instead"], *(f"--{name}" for name in (*known["switches"], *known["values"]))}
+    listed -= {name for name in listed if name.startswith("--no-")}
     assert sorted(theirs - set(known["own"]) - listed) == []
     assert sorted(listed - theirs) == []
     assert sorted(listed & set(known["own"])) == []

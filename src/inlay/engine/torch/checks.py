@@ -4,12 +4,14 @@ They take milliseconds and run before a model is loaded.
 """
 
 import ctypes
+import logging
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from inlay.engine.model_files import generation_config
 from inlay.engine.settings import EngineSettings
 from inlay.engine.speculation import speculative_config
 from inlay.engine.task import task_of
@@ -18,6 +20,8 @@ from inlay.engine.torch.weights.media_families import Family
 from inlay.engine.torch.weights.quantised.scheme import scheme_of
 from inlay.errors import InvalidRequestError
 from inlay.tensors.table import config_of
+
+_logger = logging.getLogger(__name__)
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -40,9 +44,14 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
             f"--device cuda: {lacks}; allowed here: auto, cpu", param="device"
         )
     on_cpu = settings.device == "cpu" or lacks is not None
-    refuse_gpu_settings(settings, on_cpu=on_cpu)
+    if on_cpu and settings.gpu_memory_utilization is not None:
+        _logger.warning(
+            "--gpu-memory-utilization has no effect: it is a share of a GPU's memory, and the "
+            "model runs on a CPU; --kv-cache-memory-bytes says how large the KV cache is"
+        )
     if directory is None:
         return
+    generation_config(settings, directory)
     config = config_of(directory)
     scheme_of(config)
     if on_cpu:
@@ -56,16 +65,6 @@ def check_settings(settings: EngineSettings, directory: Path | None) -> None:
     check_recurrent(settings, family)
     if family.language is None:
         context_length(settings.max_model_len, config)
-
-
-def refuse_gpu_settings(settings: EngineSettings, *, on_cpu: bool) -> None:
-    """Raise `InvalidRequestError` if a setting needs a GPU and the model runs on a CPU."""
-    if settings.gpu_memory_utilization is not None and on_cpu:
-        raise InvalidRequestError(
-            "--gpu-memory-utilization is a share of a GPU's memory, and the model runs on a CPU: "
-            "--kv-cache-memory-bytes says how large the KV cache is",
-            param="gpu_memory_utilization",
-        )
 
 
 def check_recurrent(settings: EngineSettings, family: Family) -> None:

@@ -35,7 +35,7 @@ from inlay.engine.torch.body_arguments import (
     rotary_positions,
 )
 from inlay.engine.torch.cache.kv_layout import PageGroup, group_layers
-from inlay.engine.torch.checks import check_recurrent, refuse_gpu_settings
+from inlay.engine.torch.checks import check_recurrent
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
@@ -110,6 +110,7 @@ class CausalModel:
         tower: Any,
         family: Family,
         directory: Path,
+        generation: dict[str, Any],
         max_model_len: int,
         check: ModuleCheck,
         lora: LoraBank | None = None,
@@ -146,7 +147,6 @@ class CausalModel:
             )
         self.lora = lora
         config = model.config.get_text_config()
-        generation = generation_config(directory)
         table = EmbeddingTable.open(directory)
         self._model = model
         self._head = head_of(model)
@@ -207,7 +207,6 @@ class CausalModel:
         config = config_of(directory)
         family = family_of(config)
         device = device_of(settings.device) if group is None else group.device
-        refuse_gpu_settings(settings, on_cpu=device.type == "cpu")
         check_recurrent(settings, family)
         if family.language is None:
             context_length(settings.max_model_len, config)
@@ -248,6 +247,7 @@ class CausalModel:
                 *parts,
                 family,
                 directory,
+                generation_config(settings, directory),
                 max_model_len,
                 check,
                 LoraBank(settings.step_loras, settings.max_lora_rank)

@@ -137,6 +137,10 @@ def _with_inlay_names(settings: EngineSettings, directory: Path) -> Iterator[str
         in_batch = slots + 1 if current_platform.is_cpu() else settings.step_loras
         yield from ("--enable-lora", "--max-loras", str(in_batch), "--max-lora-rank", str(rank))
         yield from ("--max-cpu-loras", str(max(slots, in_batch)))
+    if settings.generation_config != "auto":
+        # Its end tokens; sampling defaults are resolved in front of it.
+        none = settings.generation_config == "none"
+        yield from ("--generation-config", "vllm" if none else settings.generation_config)
     if "served_model_name" in given:
         yield from ("--served-model-name", *settings.served_model_name)
     if "dtype" in given or "--dtype" not in settings.engine_arguments:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.engine.torch.checks import refuse_gpu_settings
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.processing import BACKEND
 from inlay.engine.torch.media.readers import readers_of
@@ -67,7 +66,6 @@ def load_tower(settings: EngineSettings) -> LoadedTower:
     config = config_of(directory)
     family = _family(config)
     device = device_of(settings.device)
-    refuse_gpu_settings(settings, on_cpu=device.type == "cpu")
     if settings.enable_lora:
         raise InvalidRequestError(
             "--enable-lora is for the language model, which --task encode does not load",
