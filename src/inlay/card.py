@@ -326,6 +326,21 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float = 0.0
 
 
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker's part in a change of a model: see `inlay.router.shares`.
+
+    Attributes:
+        since: Unix time from which on some ready worker has had these weights under this name.
+        min_workers: ready workers with these weights that replace older ones; None: more than the
+            older ones have.
+        weight: explicit share, against 1 of weights that have none; 0 takes no requests.
+    """
+
+    since: float = 0.0
+    min_workers: int | None = None
+    weight: float | None = None
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a worker's model, announced when it is ready and when it changes.
 
@@ -373,6 +388,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
             not probed.
         secret_fingerprint: of the namespace's root secret.
         self_check: result of its check at start; None without one.
+        rollout: its part in a change of the model.
         embedding: of a model that makes vectors or scores.
         media: of a model that takes images, audio or video.
         stage: of a worker that is a stage of a pipeline.
@@ -418,6 +434,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     probe: Probe | None = None
     secret_fingerprint: str = ""
     self_check: SelfCheck | None = None
+    rollout: Rollout = Rollout()
     embedding: EmbeddingCard | None = None
     media: MediaSpec | None = None
     stage: StageCard | None = None

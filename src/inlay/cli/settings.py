@@ -65,6 +65,12 @@ class WorkerSettings(BaseModel, frozen=True, defer_build=True):
     health_process_timeout: float = Field(default=20.0, gt=0, title="Fleet")
     """Seconds after which an engine's process that answers nothing is ended and started again; time
     in which the whole machine stood still does not count."""
+    min_workers: int | None = Field(default=None, ge=1, title="Fleet")
+    """Ready workers with these weights that replace older weights of the same name; more than the
+    older ones have unless set."""
+    weight: float | None = Field(default=None, ge=0, le=1e6, allow_inf_nan=False, title="Fleet")
+    """Share of these weights in requests for their name, against 1 of weights without one: 0.05
+    takes 1 in 21, 0 none."""
     secret_file: Path | None = Field(default=None, title="Fleet")
     """File of the namespace's 32-byte secret, the same for all; one made and kept in NATS unless
     set."""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ import uvloop
 from inlay import liveness
 from inlay.cli.process import Console, on_signals
 from inlay.cli.settings import StatusSettings
+from inlay.router.shares import Weights, called, shares_of
 from inlay.transport.nats.discovery import LOADING, Discovery, FleetWorker
 from inlay.transport.nats.member import Member
 
@@ -21,7 +22,19 @@ _LISTEN_SECONDS = 0.6
 _ROLL_SECONDS = 0.15
 """Wait for the heartbeats of workers without a card: those that load their model."""
 _CLEAR = "\x1b[H\x1b[2J"
-_HEAD = ("WORKER", "MODEL", "TASK", "STATE", "RUNNING", "WAITING", "CACHE", "ADAPTERS", "ENGINE")
+_HEAD = (
+    "WORKER",
+    "MODEL",
+    "WEIGHTS",
+    "SHARE",
+    "TASK",
+    "STATE",
+    "RUNNING",
+    "WAITING",
+    "CACHE",
+    "ADAPTERS",
+    "ENGINE",
+)
 
 
 def run(settings: StatusSettings) -> int:
@@ -80,7 +93,9 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
 def fleet(discovery: Discovery, namespace: str) -> dict[str, Any]:
     """The state of a fleet, as `--output-json` prints it."""
     found = sorted(discovery.workers(), key=lambda worker: (worker.card.name, worker.id))
-    workers = [_worker(worker) for worker in found]
+    ready = [worker.card for worker in found if worker.ready]
+    shares = {name: shares_of(called(ready, name)) for name in {card.name for card in ready}}
+    workers = [_worker(worker, shares) for worker in found]
     unavailable = discovery.unavailable()
     loading = sorted(name for name, reason in unavailable.items() if reason == LOADING)
     return {
@@ -91,13 +106,15 @@ def fleet(discovery: Discovery, namespace: str) -> dict[str, Any]:
     }
 
 
-def _worker(worker: FleetWorker) -> dict[str, Any]:
+def _worker(worker: FleetWorker, shares: Mapping[str, Mapping[Weights, float]]) -> dict[str, Any]:
     card, beat, stats = worker.card, worker.beat, worker.stats
     state = "asleep" if beat.state == "ready" and card.asleep else beat.state
     return {
         "id": worker.id,
         "model": card.name,
         "aliases": list(card.aliases),
+        # Of all workers with these weights together.
+        "share": shares.get(card.name, {}).get(Weights.of(card), 0.0),
         "task": str(card.role),
         "role": card.phase,
         "tasks": [str(task) for task in card.tasks],
@@ -136,11 +153,13 @@ def table(seen: dict[str, Any]) -> str:
 
 def _row(worker: dict[str, Any]) -> Sequence[str]:
     if worker["state"] == "loading":
-        return (worker["id"], "-", "-", "loading", *["-"] * (len(_HEAD) - 4))
+        return (worker["id"], *["-"] * 4, "loading", *["-"] * (len(_HEAD) - 6))
     used, total = worker["blocks_used"], worker["blocks_total"]
     return (
         worker["id"],
         worker["model"],
+        worker["weights_id"][:8],
+        f"{worker['share']:.0%}",
         worker["task"] if worker["role"] == "both" else worker["role"],
         worker["state"],
         str(worker["running"]),

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, NoReturn
 
 import inlay
+from inlay.card import Rollout
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
 from inlay.cli.pipeline import is_graph, stage_engine
@@ -147,6 +148,7 @@ async def _place(
         engine,
         dial=engine.dial if settings.transport_dial else None,
         on_drain=on_drain,
+        rollout=Rollout(min_workers=settings.min_workers, weight=settings.weight),
     )
     await worker.start()
     running = asyncio.create_task(supervisor.run())

@@ -195,7 +195,8 @@ class Server:
             InlayError: as `Router.card`.
         """
         if name is not None:
-            found = self.router.model(name, *tasks[:1])
+            find = self.router.choose if tasks else self.router.model
+            found = find(name, *tasks[:1])
         else:
             cards = [card for card in self.router.models() if not card.is_inner]
             if not cards:

@@ -22,8 +22,9 @@ from inlay.router.placing import Placed, Placing, RouterStats, cancel
 from inlay.router.pool import Pool, PoolKey
 from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
+from inlay.router.shares import Weights
 from inlay.routing import WorkerLoad, routing_chain
-from inlay.transport.api import Drains, Plane, Reaches, Worker
+from inlay.transport.api import Announces, Drains, Plane, Reaches, Worker
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
@@ -64,7 +65,9 @@ class Router:
         self._secret = secret
         self._clock = clock
         self._fleet = Fleet(plane, settings, random or Random(), clock)
-        self._catalog = Catalog(self._fleet.workers, self._reasons, clock)
+        announced = plane.announced if isinstance(plane, Announces) else None
+        self._catalog = Catalog(self._fleet.workers, self._reasons, clock, announced)
+        self._random = random or Random()
         self._waiting: AdmissionQueue[_Line, list[Placed]] = AdmissionQueue(settings, cancel, clock)
         self._watching: asyncio.Task[None] | None = None
         self._places = Places(settings.router_queue_size)
@@ -122,6 +125,18 @@ class Router:
         With a `task`, as the workers show it that do this.
         """
         return self._catalog.model(name, task)
+
+    def choose(self, name: str, task: Task | None = None) -> ServedModel:
+        """As `model`, but for one request: of several weights, by their shares.
+
+        Raises also `OverloadedError` where none takes requests.
+        """
+        return self._catalog.model(name, task, self._random.random())
+
+    def shares(self) -> dict[str, Mapping[Weights, float]]:
+        """The share of each set of weights in the requests for each model with a ready worker."""
+        found = {card.name: self._catalog.shares(card.name) for card in self.models()}
+        return {name: shares for name, shares in found.items() if shares}
 
     def adapters(self, card: ModelCard) -> list[Adapter]:
         """The adapters that some worker of a model can use now.
@@ -207,14 +222,14 @@ class Router:
 
     async def send(
         self,
-        name: str,
+        model: str | ModelCard,
         requests: Sequence[Request],
         *,
         session: str | None = None,
         admitted: bool = False,
         failed_on: set[str] | None = None,
     ) -> list[ResumingStream]:
-        """Send requests to one worker of the model `name`, once there is room at one.
+        """Send requests to one worker of a model, once there is room at one.
 
         Clients take turns; one with less than its share at a worker need not wait for others'
         requests to end.
@@ -223,7 +238,7 @@ class Router:
         says.
 
         Args:
-            name: of the model, or an alias.
+            model: its name, or an alias; or a card, where the requests are for its weights.
             requests: equal but for id, seed and the like; at least one. Of a task other than
                 generating it is one.
             session: that they belong to: those of one session go to one worker, if it has not much
@@ -242,7 +257,10 @@ class Router:
             DeadlineExceededError: the requests' time was over before there was room.
         """
         first = requests[0]
-        base = self._catalog.base(name, first.task)
+        if isinstance(model, str):
+            name, base = model, self._catalog.draw(model, self._random.random(), first.task)
+        else:
+            name, base = model.name, self._catalog.same_weights(model, first.task)
         pool = self._fleet.pool(base)
         rows = pool.needs_rows(first)
         self._check(name, pool, first.adapter, rows)

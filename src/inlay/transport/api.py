@@ -163,6 +163,14 @@ class Reaches(Protocol):
 
 
 @runtime_checkable
+class Announces(Protocol):
+    """A plane that knows of ready workers by what all frontends hear, reached from here or not."""
+
+    def announced(self) -> Sequence[ModelCard]:
+        """Their cards; the same object until that has changed."""
+
+
+@runtime_checkable
 class Drains(Protocol):
     """A plane whose workers are processes that end by themselves once they have drained."""
 

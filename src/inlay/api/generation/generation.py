@@ -158,7 +158,7 @@ class Generation:
         each = self._per_prompt
         return [self.choices[start : start + each] for start in range(0, len(self.choices), each)]
 
-    async def start(self, router: Router, name: str, *, session: str | None) -> None:
+    async def start(self, router: Router, model: str | ModelCard, *, session: str | None) -> None:
         """Send the requests; return once those of the first prompt are at a worker.
 
         The requests of one prompt go to one worker. What its answer takes is made while it works.
@@ -170,12 +170,12 @@ class Generation:
             # The usual case; a task would cost one more iteration of the event loop.
             sent: asyncio.Future[list[ResumingStream]] = asyncio.get_running_loop().create_future()
             sent.set_result(
-                await router.send(name, prompts[0], session=session, admitted=self.admitted)
+                await router.send(model, prompts[0], session=session, admitted=self.admitted)
             )
             self._sending = [sent]
         else:
             self._sending = [
-                asyncio.create_task(router.send(name, requests, session=session))
+                asyncio.create_task(router.send(model, requests, session=session))
                 for requests in prompts
             ]
             await self._sending[0]

@@ -169,7 +169,7 @@ async def respond(
         async with RequestScope(call.server.inflight, call.receive, call.take_clock()):
             await call.server.awake(model.card.name)
             call.sent = time.perf_counter()
-            await generation.start(call.server.router, model.card.name, session=session)
+            await generation.start(call.server.router, model.card, session=session)
             shape = make_shape()
             if request.stream:
                 written = _Written(call, generation, shape, framing)

@@ -171,7 +171,7 @@ class _Encoding:
                 cache_salt=self._request.cache_salt,
                 priority=self._request.priority,
             )
-            (stream,) = await call.server.router.send(self._model.card.name, [request])
+            (stream,) = await call.server.router.send(self._model.card, [request])
             try:
                 found = {payload.port: payload for payload in await payloads_of(stream)}
             finally:

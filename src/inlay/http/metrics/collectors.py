@@ -83,6 +83,15 @@ def router_metrics(router: Router) -> Iterator[Metric]:
     for model in {card.name for card in router.models()} | set(held):
         waiting.add_metric([model], held.get(model, 0))
     yield waiting
+    share = GaugeMetricFamily(
+        "inlay:weights_share",
+        "Share of each set of weights in the requests for a model.",
+        labels=(*_MODEL, "weights_id", "dtype"),
+    )
+    for model, shares in router.shares().items():
+        for weights, part in shares.items():
+            share.add_metric([model, weights.weights_id, weights.dtype], part)
+    yield share
     yield GaugeMetricFamily(
         "inlay:discovery_reachable",
         "1 if what tells of workers (NATS) answers, else 0.",

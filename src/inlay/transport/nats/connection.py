@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -177,13 +177,25 @@ class Connection:
             self._outbox.append((subject, payload))
             self._filled.set()
 
-    async def subscribe(self, subject: str, take: Take) -> None:
-        """Hand every message on `subject` to `take`, in order, until the connection is closed."""
+    async def subscribe(self, subject: str, take: Take) -> Callable[[], Awaitable[None]]:
+        """Hand every message on `subject` to `take`, in order.
+
+        Returns a function that ends that; the end of the connection does, too.
+        """
 
         async def taken(message: Msg) -> None:
             take(message)
 
-        await self._client.subscribe(subject, cb=taken, pending_bytes_limit=_SUBSCRIPTION_BYTES)
+        subscription = await self._client.subscribe(
+            subject, cb=taken, pending_bytes_limit=_SUBSCRIPTION_BYTES
+        )
+
+        async def stop() -> None:
+            # What a closed or cut connection makes of it is nothing to whoever ends it.
+            with suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+        return stop
 
     async def settle(self) -> None:
         """Return when the server knows of all subscriptions so far.

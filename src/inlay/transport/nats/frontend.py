@@ -10,7 +10,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from inlay import liveness
-from inlay.card import PROTOCOL
+from inlay.card import PROTOCOL, ModelCard
 from inlay.digest import Secret
 from inlay.errors import (
     DeadlineExceededError,
@@ -99,6 +99,7 @@ class NatsPlane:
             protocol=protocol,
         )
         self._connected: dict[str, _Connected] = {}
+        self._announced: Sequence[ModelCard] = ()
         self._changed = asyncio.Event()
         self._on_events: Callable[[str, KvEvents], None] | None = None
         self._on_load: Callable[[FrontendLoad], None] | None = None
@@ -138,6 +139,10 @@ class NatsPlane:
             for worker in self._discovery.workers()
             if worker.ready and (link := self._link(worker)) is not None and link.ready
         ]
+
+    def announced(self) -> Sequence[ModelCard]:
+        """As `inlay.transport.api.Announces`."""
+        return self._announced
 
     def unavailable(self) -> Mapping[str, str]:
         """Reasons why workers are sent no requests, by participant."""
@@ -194,7 +199,9 @@ class NatsPlane:
 
     def _follow(self) -> None:
         """Connect to the workers there are; connections to others end by themselves."""
-        there = {worker.id: worker for worker in self._discovery.workers()}
+        found = self._discovery.workers()
+        there = {worker.id: worker for worker in found}
+        self._announced = tuple(worker.card for worker in found if worker.ready)
         for id_, connected in self._connected.items():
             connected.wanted = id_ in there
         for id_, worker in there.items():

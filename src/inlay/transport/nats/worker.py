@@ -10,13 +10,14 @@ import msgspec
 from nats.aio.msg import Msg
 
 from inlay import liveness
-from inlay.card import PROTOCOL, Address, ModelCard, Stats
+from inlay.card import PROTOCOL, Address, ModelCard, Rollout, Stats
 from inlay.commands import Command, Drain, ReadStats
 from inlay.errors import InlayError, OverloadedError
 from inlay.routing import KvEvents
 from inlay.transport.nats.cards import CARD_SECONDS
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.messages import Beat, CacheEvents, Invitation
+from inlay.transport.nats.presence import present_since
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ QUIET_SECONDS = 1.0
 _REFRESH_SECONDS = CARD_SECONDS / 3
 
 R = TypeVar("R")
+
+_PLAIN = Rollout()
 
 _encode = msgspec.msgpack.Encoder().encode
 _invitations = msgspec.msgpack.Decoder(Invitation)
@@ -64,6 +67,7 @@ class NatsWorker:
         engine: whose card has an address, or says that it dials.
         dial: connects the engine to a frontend, with the token of its invitation.
         on_drain: called when a frontend has been told to have this worker drain and end.
+        rollout: what the worker asks for in a change of its model; `since` is found out.
         protocol: the version that is announced.
     """
 
@@ -74,6 +78,7 @@ class NatsWorker:
         *,
         dial: Callable[[Address, bytes], None] | None = None,
         on_drain: Callable[[], None] | None = None,
+        rollout: Rollout = _PLAIN,
         protocol: int = PROTOCOL,
     ) -> None:
         self._member = member
@@ -81,6 +86,9 @@ class NatsWorker:
         self._on_drain = on_drain
         self._engine = engine
         self._protocol = protocol
+        self._rollout = rollout
+        self._returned = False
+        self._finding: tuple[str, asyncio.Task[float]] | None = None
         self._answering_roll: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._card: ModelCard | None = None
@@ -125,16 +133,21 @@ class NatsWorker:
 
     def announce(self, card: ModelCard) -> None:
         """Publish a new card. After `away` it is a new incarnation."""
-        if self._state == "away":
+        if self._state == "away" and not self._returned:
             self._incarnation += 1
-            self._state = "ready"
+            self._returned = True
         self._card = card
         self._unpublished.set()
 
     def away(self) -> None:
         """Say that there is no engine until the next `announce`."""
+        self._returned = False
         if self._state == "ready":
             self._state = "away"
+            # While the engine starts again.
+            if self._card is not None:
+                finding = asyncio.create_task(present_since(self._member, self._card))
+                self._finding = self._card.weights_id, finding
             self._beat()
 
     async def start_drain(self) -> int:
@@ -181,11 +194,12 @@ class NatsWorker:
         """Leave: frontends send further requests elsewhere."""
         self._state = "left"
         self._beat()
-        for task in self._tasks:
+        tasks = [*self._tasks, *([] if self._finding is None else [self._finding[1]])]
+        for task in tasks:
             task.cancel()
         if self._answering_roll is not None:
             self._answering_roll.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(InlayError):
             await self._member.cards.remove(self.id)
         await self._member.leave()
@@ -243,7 +257,9 @@ class NatsWorker:
             if self._card is None:
                 continue
             try:
-                self._revision = await self._member.cards.put(self.id, self._card)
+                await self._come(self._card)
+                card = msgspec.structs.replace(self._card, rollout=self._rollout)
+                self._revision = await self._member.cards.put(self.id, card)
             except OverloadedError as error:
                 # Once for each reason: it is tried again until it succeeds.
                 if error.message != said:
@@ -255,6 +271,25 @@ class NatsWorker:
             said = ""
             self._published.set()
             self._beat()
+
+    async def _come(self, card: ModelCard) -> None:
+        """Be ready with a new engine, once it is known since when there are its weights.
+
+        They begin anew where no other worker has them: see `inlay.router.shares`.
+        """
+        if not self._is_coming():
+            return
+        finding, self._finding = self._finding, None
+        if finding is not None and finding[0] == card.weights_id:
+            since = await finding[1]
+        else:
+            since = await present_since(self._member, card)
+        self._rollout = msgspec.structs.replace(self._rollout, since=since)
+        if self._is_coming():
+            self._state = "ready"
+
+    def _is_coming(self) -> bool:
+        return self._returned and self._state == "away"
 
     async def _read_stats(self) -> None:
         while True:

@@ -114,7 +114,7 @@ class Gathering:
                 cache_salt=self._request.cache_salt,
                 priority=self._request.priority,
             )
-            (stream,) = await server.router.send(self._model.card.name, [request])
+            (stream,) = await server.router.send(self._model.card, [request])
             try:
                 answer = await payload_of(stream, PORTS[self._task])
             finally:
