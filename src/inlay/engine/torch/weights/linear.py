@@ -315,7 +315,7 @@ def _offset_of_weight(module: nn.Module, weight: Tensor, eps: float) -> int | No
     rows *= torch.tensor([[1.0], [1e3], [eps**0.5], [0.0]], device=weight.device)
     with torch.inference_mode():
         found = probe(rows)
-        ones = RMSNorm(torch.ones_like(given), eps)(rows)
+        ones = rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
     for offset in (0, 1):
         if found.dtype == ones.dtype and differ(found, ones * (offset + given)) <= _SAME_FORMULA:
             return offset

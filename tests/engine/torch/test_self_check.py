@@ -1,0 +1,291 @@
+"""A model that computes other numbers than its own code is not served as it is."""
+
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inlay.engine.embed import encoder
+from inlay.engine.embed.encoder import Encoder
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.attention.native import NativeAttention
+from inlay.engine.torch.attention.paged import Projection
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.native import kernels
+from inlay.engine.torch.self_check import fingerprint
+from inlay.engine.torch.self_check.fingerprint import Fingerprint
+from inlay.engine.torch.self_check.judgement import BOUND, mean_ratio
+from inlay.engine.torch.self_check.prompts import COUNT, scattered_pages, spread_positions
+from inlay.engine.torch.self_check.reference import Reference
+from inlay.engine.torch.weights.linear import RMSNorm
+from inlay.errors import EngineError
+from tests.embedding_models import tiny_embedding
+from tests.models import tiny
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's references are kept."""
+    monkeypatch.setattr(fingerprint, "_path", lambda key: tmp_path / "kept" / f"{key}.msgpack")
+    return tmp_path / "kept"
+
+
+def load(family: str = "qwen3", mode: Any = "start", **settings: Any) -> CausalModel:
+    return CausalModel.load(
+        EngineSettings(
+            model=str(tiny(family)),
+            device="cpu",
+            num_threads=1,
+            dtype="bfloat16",
+            self_check=mode,
+            **settings,
+        )
+    )
+
+
+def needs_kernels() -> None:
+    native = kernels()
+    if native is None or not native.serve(torch.bfloat16):
+        pytest.skip("no native kernels for bfloat16 here")
+
+
+def test_the_result_says_what_was_compared_with_what() -> None:
+    found = load().self_check
+    assert found is not None
+    assert found.result == "passed"
+    assert found.reference.startswith("transformers ")
+    assert found.reference.endswith("sdpa bfloat16")
+    assert set(found.distances) == {
+        f"{prompt}, {step}" for prompt in ("random", "text") for step in ("chunks", "decoding")
+    }
+    assert 0 < found.distance == max(found.distances.values()) <= found.bound == BOUND
+    assert len(found.layers) == len(load(mode="off").decoder_layers)
+    assert found.num_modules > 10
+    assert found.left_out == ()
+
+
+def test_off_compares_nothing(own_cache: Path) -> None:
+    assert load(mode="off").self_check is None
+    assert not own_cache.exists()
+
+
+def test_one_module_that_differs_is_left_as_it_is_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual, made = RMSNorm.forward, []
+
+    def forward(self: RMSNorm, x: Tensor) -> Tensor:
+        if self not in made:
+            made.append(self)
+        found = usual(self, x)
+        return -found if made.index(self) == 4 else found
+
+    monkeypatch.setattr(RMSNorm, "forward", forward)
+    with caplog.at_level(logging.WARNING):
+        found = load().self_check
+    assert found is not None
+    assert found.result == "reduced"
+    assert len(found.left_out) == 1
+    assert "norm" in found.left_out[0]
+    assert f"{found.left_out[0]} is left as it is" in caplog.text
+    assert found.distance <= BOUND
+
+
+def test_strict_refuses_a_module_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RMSNorm, "forward", lambda self, x: torch.zeros_like(x))
+    with pytest.raises(EngineError, match=r"--self-check strict: .*norm.* differ"):
+        load(mode="strict")
+
+
+def _exchanged_heads(usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def attend(self: Any, layer: int, projection: Projection, scoring: Any) -> Tensor:
+        found = usual(self, layer, projection, scoring)
+        return found.flip(1) if layer == 1 else found
+
+    return attend
+
+
+def test_what_is_wrong_between_modules_is_served_without_faster_ones(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    needs_kernels()
+    usual = NativeAttention.attend_projected
+    monkeypatch.setattr(NativeAttention, "attend_projected", _exchanged_heads(usual))
+    with caplog.at_level(logging.WARNING):
+        found = load().self_check
+    assert found is not None
+    assert found.result == "plain"
+    assert found.distance <= BOUND
+    assert "wrong with faster modules" in caplog.text
+    assert "layer 1 by" in caplog.text
+    with pytest.raises(EngineError, match="not those of its own code"):
+        load(mode="strict")
+
+
+def test_what_is_wrong_without_them_too_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = CausalModel.logits
+
+    def shifted(self: CausalModel, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        return usual(self, hidden, out).roll(1, -1)
+
+    monkeypatch.setattr(CausalModel, "logits", shifted)
+    with pytest.raises(EngineError, match=r"not those of its own code \(transformers .*logits \("):
+        load()
+
+
+def test_numbers_that_are_not_finite_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = CausalModel.hidden
+
+    def broken(self: CausalModel, *given: Any, **named: Any) -> Tensor:
+        found = usual(self, *given, **named).clone()
+        found[-1] = torch.nan
+        return found
+
+    monkeypatch.setattr(CausalModel, "hidden", broken)
+    with pytest.raises(EngineError, match="nan"):
+        load()
+
+
+def _raise(*_: object, **__: object) -> Reference:
+    raise AssertionError("the model's own code ran")
+
+
+def test_a_later_start_runs_no_code_but_ours(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    first = load().self_check
+    assert len(list(own_cache.iterdir())) == 1
+    monkeypatch.setattr(Reference, "of", _raise)
+    later = load().self_check
+    assert first is not None
+    assert later is not None
+    assert later.reference == f"{first.reference}, kept"
+    assert later.distances == first.distances
+    assert later.num_modules == first.num_modules
+    with pytest.raises(AssertionError):
+        load(mode="full")
+
+
+def test_other_code_compares_its_modules_with_made_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = load().self_check
+    monkeypatch.setattr(Reference, "of", _raise)
+    monkeypatch.setattr("inlay.__version__", "another")
+    later = load().self_check
+    assert first is not None
+    assert later is not None
+    assert later.num_modules == first.num_modules
+
+
+def test_a_later_start_that_is_wrong_is_compared_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs_kernels()
+    load()
+    usual = NativeAttention.attend_projected
+    monkeypatch.setattr(NativeAttention, "attend_projected", _exchanged_heads(usual))
+    found = load().self_check
+    assert found is not None
+    assert found.result == "plain"
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:99], lambda data: b"", lambda data: b"\xff" * 64]
+)
+def test_a_damaged_file_is_not_used(damage: Callable[[bytes], bytes], own_cache: Path) -> None:
+    load()
+    (path,) = own_cache.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    found = load().self_check
+    assert found is not None
+    assert not found.reference.endswith("kept")
+
+
+def test_parts_of_different_lengths_are_no_reference() -> None:
+    kept = Fingerprint(
+        by="", prompts=(("text", (1,) * COUNT, (), tuple(range(COUNT))),),
+        ids=bytes(4 * COUNT), logits=bytes(4 * COUNT), log_sum=bytes(4), noise=bytes(4 * COUNT),
+        compared_by="", num_modules=0, left_out=(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="another number of positions"):
+        kept.reference(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "deepseek_v3", "qwen3_next"])
+def test_families_pass_in_both_dtypes(family: str) -> None:
+    for dtype in ("float32", "bfloat16"):
+        settings = EngineSettings(
+            model=str(tiny(family)), device="cpu", num_threads=1, dtype=dtype, self_check="strict"
+        )
+        found = CausalModel.load(settings).self_check
+        assert found is not None
+        assert found.result == "passed"
+
+
+def test_adapters_and_a_smaller_context_are_compared_too() -> None:
+    found = load(enable_lora=True, max_model_len=64).self_check
+    assert found is not None
+    assert found.result == "passed"
+
+
+def test_an_embedder_with_another_activation_is_not_served_with_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def embedder(**more: Any) -> Encoder:
+        path = tiny_embedding("bert")
+        settings = EngineSettings(model=str(path), task="embed", dtype="bfloat16", **more)
+        return Encoder.load(settings)
+
+    first = embedder().self_check
+    assert first is not None
+    assert (first.result, set(first.distances)) == ("passed", {"random", "text"})
+    usual = encoder.fuse_gelu
+
+    def wrong(model: Any, place: Any) -> None:
+        usual(model, place)
+        for module in model.modules():
+            if type(module).__name__.endswith(place[0]):
+                setattr(module, place[1], torch.nn.ReLU())
+
+    monkeypatch.setattr(encoder, "fuse_gelu", wrong)
+    monkeypatch.setattr(encoder, "tiles_serve", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        found = embedder(self_check="full").self_check
+    assert found is not None
+    assert found.result == "plain"
+    assert "wrong with faster modules" in caplog.text
+
+
+@given(st.integers(1, 1 << 21))
+def test_positions_grow_from_zero_to_the_last_of_the_context(length: int) -> None:
+    found = spread_positions(length)
+    assert len(found) == COUNT
+    assert found[:4] == (0, 1, 2, 3)
+    assert all(before < after for before, after in pairwise(found))
+    assert found[-1] == max(length, COUNT) - 1
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
+def test_pages_are_each_ones_own(sequences: int, groups: int, each: int) -> None:
+    found = [
+        page for own in scattered_pages(sequences, groups, each) for run in own for page in run
+    ]
+    assert sorted(found) == list(range(1, 1 + sequences * groups * each))
+
+
+def test_one_position_where_rounding_decides_moves_a_distance_little() -> None:
+    noise = torch.full((16,), 0.02)
+    error = noise.clone()
+    error[5] = 1.0
+    assert mean_ratio(error, noise, 1e-3) == pytest.approx(1.0)
+    assert mean_ratio(10 * noise, noise, 1e-3) > BOUND
+    error[5] = torch.nan
+    assert mean_ratio(error, noise, 1e-3) != mean_ratio(error, noise, 1e-3)
