@@ -166,8 +166,15 @@ def _row(worker: dict[str, Any]) -> Sequence[str]:
         str(worker["waiting"]),
         f"{100 * used // total}% of {total}" if total else "-",
         ", ".join(worker["adapters"]) or "-",
-        worker["engine"],
+        f"{worker['engine']}{_checked(worker['self_check'])}",
     )
+
+
+def _checked(self_check: dict[str, Any] | None) -> str:
+    """Return what a worker's check at start left to say."""
+    if self_check is None or self_check["result"] == "passed":
+        return ""
+    return f" (self-check: {self_check['result']})"
 
 
 def _missing(missing: dict[str, str]) -> Iterator[str]:

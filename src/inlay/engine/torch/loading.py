@@ -154,6 +154,7 @@ def draft_source_of(
             dtype=settings.dtype,
             device=settings.device,
             num_threads=settings.num_threads,
+            self_check=settings.self_check,
         )
     )
     check_draft_model(draft, model)
