@@ -301,7 +301,7 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         result: "passed"; "reduced", some modules were left as they were; "plain", all were;
-            "noise", the model's own numbers are rounding.
+            "noise", the model's own numbers are rounding; "partial", its own code does not run.
         reference: library, version, attention and dtype that it was compared with.
         distance: largest error over the reference's own rounding; 1 is as near as rounding.
         bound: over which it is not served as it is.

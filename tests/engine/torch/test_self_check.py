@@ -169,8 +169,22 @@ def test_a_later_start_runs_no_code_but_ours(
     assert later.reference == f"{first.reference}, kept"
     assert later.distances == first.distances
     assert later.num_modules == first.num_modules
-    with pytest.raises(AssertionError):
-        load(mode="full")
+    full = load(mode="full").self_check
+    assert full is not None
+    assert full.result == "partial"
+
+
+def test_a_model_whose_own_code_does_not_run_is_compared_by_module(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Reference, "of", _raise)
+    found = load().self_check
+    assert found is not None
+    assert found.result == "partial"
+    assert found.num_modules > 10
+    assert "the model's own code ran" in caplog.text
+    with pytest.raises(EngineError, match="own code does not run here: the model's own code ran"):
+        load(mode="strict")
 
 
 def test_other_code_compares_its_modules_with_made_inputs(

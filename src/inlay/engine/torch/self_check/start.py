@@ -108,7 +108,15 @@ def _as_before(known: Fingerprint, subject: Subject, steps: Steps[Checked]) -> C
 def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Checked]) -> Checked:
     read = steps.read()
     begun = time.monotonic()
-    reference = steps.reference(read)
+    try:
+        reference = steps.reference(read)
+    except Exception as error:  # a model's own code may raise anything
+        if mode == "strict":
+            raise EngineError(
+                f"--self-check strict: the model's own code does not run here: {error}"
+            ) from error
+        _logger.exception("self-check: the model's own code does not run here")
+        return _modules_alone(read, steps)
     seconds = time.monotonic() - begun
     check = ModuleCheck(reference.modules)
     found = steps.wrap(read, check)
@@ -147,6 +155,22 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
         keep(key, Fingerprint.of(reference, compared_by, check.checked, tuple(check.left_out)))
     found.self_check = _result(check, judgement, reference.by, seconds)
     _tell(found.self_check)
+    return found
+
+
+def _modules_alone(read: Any, steps: Steps[Checked]) -> Checked:
+    """Replace modules that agree on made inputs, where there is nothing else to compare with."""
+    check = ModuleCheck()
+    found = steps.wrap(read, check)
+    left_out = tuple(check.left_out)
+    found.self_check = SelfCheck(
+        result="partial", reference="", num_modules=check.checked, left_out=left_out
+    )
+    _logger.warning(
+        "self-check: partial: %d modules compared, %d left as they were; the model as a whole was "
+        "not compared with its own code",
+        check.checked, len(left_out),
+    )  # fmt: skip
     return found
 
 
