@@ -96,3 +96,9 @@ class NatsServer:
         """Go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+    def empty(self) -> None:
+        """Start it again with nothing of what it kept."""
+        self.kill()
+        shutil.rmtree(self._config.parent / "store", ignore_errors=True)
+        self.start()

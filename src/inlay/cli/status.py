@@ -62,7 +62,8 @@ async def _show(settings: StatusSettings, console: Console) -> None:
             async with liveness.timeout(_LISTEN_SECONDS):
                 await _everybody(discovery, member)
         while True:
-            seen = fleet(discovery, settings.fleet.namespace)
+            secret = await member.recorded_fingerprint()
+            seen = fleet(discovery, settings.fleet.namespace, secret)
             shown = json.dumps(seen) + "\n" if as_json else table(seen)
             console.out((_CLEAR if clears else "") + shown)
             if not settings.watch or stop.is_set():
@@ -90,20 +91,31 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
             await stop.wait()
 
 
-def fleet(discovery: Discovery, namespace: str) -> dict[str, Any]:
-    """The state of a fleet, as `--output-json` prints it."""
+def fleet(discovery: Discovery, namespace: str, secret: str | None = None) -> dict[str, Any]:
+    """The state of a fleet, as `--output-json` prints it; `secret` is the namespace's."""
     found = sorted(discovery.workers(), key=lambda worker: (worker.card.name, worker.id))
     ready = [worker.card for worker in found if worker.ready]
     shares = {name: shares_of(called(ready, name)) for name in {card.name for card in ready}}
     workers = [_worker(worker, shares) for worker in found]
+    strangers = [worker for worker in found if secret not in (None, worker.card.secret_fingerprint)]
     unavailable = discovery.unavailable()
     loading = sorted(name for name, reason in unavailable.items() if reason == LOADING)
     return {
         "namespace": namespace,
         # All that is known of a worker before it has loaded its model.
         "workers": [*workers, *({"id": name, "state": "loading"} for name in loading)],
-        "missing": {name: why for name, why in unavailable.items() if name not in loading},
+        "missing": {
+            **{name: why for name, why in unavailable.items() if name not in loading},
+            **{worker.id: _other_secret(worker, secret) for worker in strangers},
+        },
     }
+
+
+def _other_secret(worker: FleetWorker, secret: str | None) -> str:
+    return (
+        f"it has the secret {worker.card.secret_fingerprint or 'of nobody'}, the namespace {secret}: "
+        "start it again"
+    )
 
 
 def _worker(worker: FleetWorker, shares: Mapping[str, Mapping[Weights, float]]) -> dict[str, Any]:

@@ -146,7 +146,9 @@ class NatsPlane:
 
     def unavailable(self) -> Mapping[str, str]:
         """Reasons why workers are sent no requests, by participant."""
-        return self._discovery.unavailable()
+        stranger = self._member.stranger
+        found = self._discovery.unavailable()
+        return found if stranger is None else {**found, self._member.id: stranger}
 
     def unreachable(self) -> str | None:
         """As `inlay.transport.api.Reaches`."""

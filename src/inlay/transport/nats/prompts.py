@@ -96,7 +96,11 @@ class NatsPrompts:
             OverloadedError: it does not answer.
         """
         name, replicas = member.subjects.prompts, member.replicas
-        records = await bucket(member.control, name, replicas=replicas, seconds=None)
+
+        async def made() -> KeyValue:
+            records = await bucket(member.control, name, replicas=replicas, seconds=None)
+            await storage(member.control, name, objects)
+            return records
 
         async def objects(jetstream: JetStreamContext) -> None:
             try:
@@ -104,7 +108,8 @@ class NatsPrompts:
             except nats.js.errors.NotFoundError:
                 await jetstream.create_object_store(name, ObjectStoreConfig(replicas=replicas))
 
-        await storage(member.control, name, objects)
+        records = await made()
+        member.keep(made)
         # Contents go over a connection of their own: they must not delay heartbeats.
         bulk = await member.connect("bulk")
         return cls(member.control, bulk, records, name, member.subjects.deleted_prompts)

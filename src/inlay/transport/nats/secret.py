@@ -1,9 +1,12 @@
 """The root secret of a namespace.
 
-In a file that every member has, or made by the first and kept in NATS.
+In a file that every member has, or made by the first and kept in NATS. Members that run write it
+back where the store has lost it. If another was made meanwhile the older one stays: those who have
+the younger say so, and have to be started again.
 """
 
 import secrets
+import time
 
 import msgspec
 import nats.errors
@@ -17,18 +20,26 @@ _KEY = "secret"
 _TRIES = 3
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """The namespace's record of its secret; `root` is empty where it is in files."""
+class Kept(msgspec.Struct, frozen=True):
+    """The namespace's record of its secret.
+
+    Attributes:
+        fingerprint: of the secret.
+        root: of 32 bytes; empty where it is in files.
+        since: Unix time at which it was recorded first; 0 in records of earlier versions.
+    """
 
     fingerprint: str
     root: bytes = b""
+    since: float = 0.0
 
 
-_decoder = msgspec.msgpack.Decoder(_Kept)
+_decoder = msgspec.msgpack.Decoder(Kept)
+_encode = msgspec.msgpack.encode
 
 
-async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> Secret:
-    """The secret of the namespace.
+async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> tuple[Secret, Kept]:
+    """The secret of the namespace, and its record.
 
     Of those who come at the same time the first decides, by compare-and-set.
 
@@ -41,26 +52,71 @@ async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> Secret
         InvalidRequestError: the namespace has another secret, or one that is only in files.
         OverloadedError: NATS does not answer.
     """
-    offered = _Kept(own.fingerprint) if own is not None else None
     for _ in range(_TRIES):
-        try:
-            kept = _decoder.decode((await storage.get(_KEY)).value or b"")
-        except nats.js.errors.KeyNotFoundError:
-            new = Secret(secrets.token_bytes(32))
-            kept = offered or _Kept(new.fingerprint, new.root)
-            try:
-                await storage.create(_KEY, msgspec.msgpack.encode(kept))
-            except nats.js.errors.KeyWrongLastSequenceError:
+        found = await _read(storage)
+        if found is None:
+            new = own or Secret(secrets.token_bytes(32))
+            kept = Kept(new.fingerprint, b"" if own else new.root, time.time())
+            if not await _write(storage, kept, None):
                 continue
-        except (nats.errors.Error, TimeoutError) as error:
-            raise OverloadedError(
-                f"NATS does not show the secret: {error}", retry_after=1
-            ) from error
-        return _checked(kept, own, namespace)
+        else:
+            kept = found[0]
+        return _checked(kept, own, namespace), kept
     raise OverloadedError("NATS does not settle on a secret", retry_after=1)
 
 
-def _checked(kept: _Kept, own: Secret | None, namespace: str) -> Secret:
+async def uphold(storage: KeyValue, kept: Kept) -> str | None:
+    """Write a secret in use back where the namespace's record is lost, or of a younger one.
+
+    Returns the fingerprint of another secret that is older and stays; None: it is this one.
+
+    Raises `OverloadedError` when NATS does not answer.
+    """
+    for _ in range(_TRIES):
+        found = await _read(storage)
+        if found is not None:
+            other = found[0]
+            if other.fingerprint == kept.fingerprint:
+                return None
+            if (other.since, other.fingerprint) < (kept.since, kept.fingerprint):
+                return other.fingerprint
+        if await _write(storage, kept, None if found is None else found[1]):
+            return None
+    raise OverloadedError("NATS does not settle on a secret", retry_after=1)
+
+
+async def recorded(storage: KeyValue) -> str | None:
+    """The fingerprint of the namespace's secret, if it has one. Raises `OverloadedError`."""
+    found = await _read(storage)
+    return None if found is None else found[0].fingerprint
+
+
+async def _read(storage: KeyValue) -> tuple[Kept, int | None] | None:
+    """The record and its revision."""
+    try:
+        entry = await storage.get(_KEY)
+    except nats.js.errors.KeyNotFoundError:
+        return None
+    except (nats.errors.Error, TimeoutError) as error:
+        raise OverloadedError(f"NATS does not show the secret: {error}", retry_after=1) from error
+    return _decoder.decode(entry.value or b""), entry.revision
+
+
+async def _write(storage: KeyValue, kept: Kept, revision: int | None) -> bool:
+    """Replace the record of that revision; None: there is none. False if it is another now."""
+    try:
+        if revision is None:
+            await storage.create(_KEY, _encode(kept))
+        else:
+            await storage.update(_KEY, _encode(kept), last=revision)
+    except nats.js.errors.KeyWrongLastSequenceError:
+        return False
+    except (nats.errors.Error, TimeoutError) as error:
+        raise OverloadedError(f"NATS does not keep the secret: {error}", retry_after=1) from error
+    return True
+
+
+def _checked(kept: Kept, own: Secret | None, namespace: str) -> Secret:
     if own is None:
         if not kept.root:
             raise InvalidRequestError(
