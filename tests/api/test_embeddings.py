@@ -199,6 +199,21 @@ def test_long_texts_are_refused_or_cut_as_asked(url: str) -> None:
     refused(post(url, input="x", truncate_prompt_tokens=65), "truncate_prompt_tokens", "1 to 64")
 
 
+@pytest.mark.parametrize(("setting", "kept"), [(-1, 64), (9, 9), (500, 64)])
+def test_a_server_may_cut_long_texts_of_requests_that_do_not_say(
+    bert: Fleet, setting: int, kept: int
+) -> None:
+    url = bert.serve(truncate_prompt_tokens=setting)
+    long = " ".join(["the hill"] * MAX_LENGTH)
+    whole = ids_of(long)
+    response = post(url, input=[long, "x"])
+    assert response.json()["usage"]["prompt_tokens"] == kept + len(ids_of("x"))
+    wanted = expected([*whole[: kept - 1], whole[-1]])
+    assert reference.cosine(vectors(response)[0], wanted) > 0.99999
+    own = post(url, input=long, truncate_prompt_tokens=5)
+    assert own.json()["usage"]["prompt_tokens"] == 5
+
+
 @pytest.mark.parametrize(
     ("body", "param", "phrase"),
     [

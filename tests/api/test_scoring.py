@@ -9,7 +9,7 @@ import pytest
 
 from tests import embedding_reference as reference
 from tests.embedding_models import tiny_embedding, tiny_scoring
-from tests.live import fleet
+from tests.live import Fleet, fleet
 
 QUERY = "how many ships"
 DOCUMENTS = [
@@ -21,9 +21,14 @@ DOCUMENTS = [
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def bert() -> Iterator[Fleet]:
     with fleet(tiny_scoring("bert"), task="score") as running:
-        yield running.serve()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def url(bert: Fleet) -> str:
+    return bert.serve()
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +182,12 @@ def test_what_cannot_be_scored_is_refused_by_name(
 
 def test_long_pairs_are_cut_as_asked(url: str) -> None:
     body = post(url, "/score", text_1=QUERY, text_2="the hill " * 200, truncate_prompt_tokens=-1)
+    assert body["usage"]["prompt_tokens"] == 64
+
+
+def test_a_server_may_cut_long_pairs_of_requests_that_do_not_say(bert: Fleet) -> None:
+    url = bert.serve(truncate_prompt_tokens=-1)
+    body = post(url, "/score", text_1=QUERY, text_2="the hill " * 200)
     assert body["usage"]["prompt_tokens"] == 64
 
 

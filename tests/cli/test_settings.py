@@ -63,7 +63,7 @@ def test_the_commands_for_deepseek_are_ones_inlay_takes(words: list[str]) -> Non
     assert (got.engine.engine, got.frontend.enable_prompt_embeds) == ("vllm", True)
     # A body that holds the largest prompt in base64 is not refused for its size, and there is room
     # for several.
-    if got.frontend.max_prompt_embeds_bytes != 10 << 20:
+    if got.frontend.max_prompt_embeds_bytes != "auto":
         assert isinstance(got.frontend.max_prompt_embeds_bytes, int)
         assert got.frontend.max_request_embeds_bytes >= got.frontend.max_prompt_embeds_bytes
         assert got.frontend.max_body_bytes > got.frontend.max_prompt_embeds_bytes * 4 / 3
@@ -145,6 +145,7 @@ def test_a_file_may_hold_lists_switches_and_a_single_value_for_a_list(tmp_path: 
             ("m", "--max-prompt-embeds-bytes", "all"),
             "--max-prompt-embeds-bytes: must be an integer or 'auto', got 'all'",
         ),
+        (("m", "--truncate-prompt-tokens", "0"), "must be -1 or at least 1, got '0'"),
         (("m", "--gpu-memory-utilization", "x"), "must be a number, got 'x'"),
         (
             ("m", "--dtype", "int8"),

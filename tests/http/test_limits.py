@@ -15,8 +15,12 @@ import pytest
 
 from inlay.api.generation.logprobs import BYTES
 from inlay.api.openai.completions.shape import CompletionShape
-from inlay.http.bodies.accounting import ByteBudget
+from inlay.card import Limits, ModelCard
+from inlay.errors import EmbeddingsError
+from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits
+from inlay.http.settings import FrontendSettings
 from inlay.tensors import write
+from inlay.tensors.tensor import check_size
 from tests.live import Fleet, fleet, until
 from tests.models import tiny
 from tests.payloads import HIDDEN, b64, constant, error, post
@@ -222,20 +226,88 @@ def test_a_body_that_would_be_too_much_parsed_is_refused_before_it_is(llama: Fle
     assert ask(url).status_code == 200
 
 
-def test_auto_is_what_the_context_holds(llama: Fleet) -> None:
-    url = llama.serve(enable_prompt_embeds=True, max_prompt_embeds_bytes="auto")
+def card(max_model_len: int) -> ModelCard:
+    limits = Limits(max_model_len=max_model_len, max_num_seqs=1)
+    return ModelCard(
+        name="m",
+        path="",
+        weights_id="",
+        dtype="bfloat16",
+        vocab_size=9,
+        hidden_size=1536,
+        limits=limits,
+        engine="torch",
+        engine_version="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "fields", "size", "flag"),
+    [
+        (8192, {}, 8192 * 1536 * 4 + 64 * 1024, "--max-prompt-embeds-bytes"),
+        (8192, {"max_prompt_embeds_bytes": "auto"}, 8192 * 1536 * 4 + 64 * 1024, "--max-prompt-"),
+        (512, {}, 10 * MIB, "--max-prompt-embeds-bytes"),
+        (8192, {"max_prompt_embeds_bytes": 500}, 500, "--max-prompt-embeds-bytes"),
+        (32768, {}, 64 * MIB, "--max-request-embeds-bytes"),
+        (32768, {"max_request_embeds_bytes": 256 * MIB}, 64 * MIB, "--max-body-bytes"),
+        (32768, {"max_inflight_bytes": 9 * MIB}, 9 * MIB, "--max-inflight-bytes"),
+        (32768, {"max_client_bytes": 8 * MIB}, 8 * MIB, "--max-client-bytes"),
+    ],
+)
+def test_by_default_a_prompt_may_be_the_whole_context_within_the_budget(
+    context: int, fields: dict[str, Any], size: int, flag: str
+) -> None:
+    served = card(context)
+    limits = EmbedsLimits(FrontendSettings(**fields), lambda: [card(16), served])
+    for found in (limits.of(served), limits.any):
+        assert found.max_bytes == size
+        assert found.flag.startswith(flag)
+        with pytest.raises(EmbeddingsError, match=rf"exceeds maximum size of .*\({flag}"):
+            check_size(size + 1, limits=found)
+
+
+def test_a_prompt_of_the_whole_context_is_taken_and_a_longer_one_told_so(llama: Fleet) -> None:
+    url = llama.serve(enable_prompt_embeds=True)
     limits = httpx.get(url + "/v1/models").json()["data"][0]["limits"]
-    assert limits["max_prompt_embeds_bytes"] == 512 * HIDDEN * 4 + 64 * 1024
+    assert limits["max_prompt_embeds_bytes"] == 10 * MIB
     assert ask(url, prompt_embeds=constant(0.5, rows=500)).status_code == 200
-    assert (
-        "maximum context length"
-        in error(ask(url, prompt_embeds=constant(0.5, rows=600)))["message"]
+    longer = error(ask(url, prompt_embeds=constant(0.5, rows=600)))["message"]
+    assert "maximum context length is 512" in longer
+    assert "(--max-model-len)" in longer
+
+
+def test_a_limit_that_refuses_names_its_flag_and_what_is_allowed(llama: Fleet) -> None:
+    url = llama.serve(
+        enable_prompt_embeds=True,
+        max_prompt_embeds_bytes=4000,
+        max_prompt_embeds_parts=2,
+        max_request_embeds_bytes=5000,
+        max_body_bytes=20_000,
+        max_json_bytes=12_000,
+        max_choices=2,
     )
-    refused = ask(url, prompt_embeds=constant(0.5, rows=900))
-    assert (refused.status_code, "exceeds maximum size of 160KB" in error(refused)["message"]) == (
-        400,
-        True,
-    )
+    for fields, status, *said in (
+        (
+            {"prompt_embeds": constant(0.5, rows=25)},
+            400,
+            "4000 bytes: got 4888",
+            "-prompt-embeds-bytes",
+        ),
+        ({"prompt_embeds": [constant(0.5)] * 3}, 400, "at most 2", "--max-prompt-embeds-parts"),
+        (
+            {"prompt_embeds": [constant(0.5, rows=15)] * 2},
+            413,
+            "5000",
+            "--max-request-embeds-bytes",
+        ),
+        ({"prompt": "a" * 30_000}, 413, "20000 bytes", "--max-body-bytes"),
+        ({"prompt": "a" * 15_000}, 413, "12000 bytes", "--max-json-bytes"),
+        ({"n": 3}, 400, "at most 2", "--max-choices"),
+    ):
+        refused = ask(url, **fields)
+        message = error(refused)["message"]
+        assert (refused.status_code, message) == (status, message)
+        assert all(phrase in message for phrase in said), message
 
 
 def test_the_embeds_of_a_request_have_a_number_and_a_sum(llama: Fleet) -> None:

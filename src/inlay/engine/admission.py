@@ -45,7 +45,7 @@ class MaxModelLen:
         if prompt + max(1, wanted) > self.max_model_len:
             raise ContextLengthError(
                 f"the maximum context length is {self.max_model_len} positions; got a prompt of "
-                f"{prompt} and max_tokens of {wanted}, together {prompt + wanted}"
+                f"{prompt} and max_tokens of {wanted}, together {prompt + wanted} (--max-model-len)"
             )
         if request.prompt.atomic_bounds():
             raise InvalidRequestError(

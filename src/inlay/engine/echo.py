@@ -121,7 +121,8 @@ class EchoEngine:
         if length + request.sampling.max_tokens > limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens; the prompt has {length} "
-                f"and {request.sampling.max_tokens} more were asked for."
+                f"and {request.sampling.max_tokens} more were asked for "
+                "(--max-model-len)."
             )
         prompt_logprobs = _prompt_logprobs(request)
         if not request.sampling.max_tokens:
@@ -154,7 +155,7 @@ class EchoEngine:
         if longest > limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {limit} tokens; the longest input has "
-                f"{longest}.",
+                f"{longest} (--max-model-len).",
                 param="input",
             )
         answers = (

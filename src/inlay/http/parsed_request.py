@@ -391,7 +391,8 @@ def body_limit(settings: FrontendSettings) -> Callable[[int], None]:
     def check(size: int) -> None:
         if size > settings.max_body_bytes:
             raise BodyTooLargeError(
-                f"the body of {size} bytes is over the limit of {settings.max_body_bytes} bytes"
+                f"the body of {size} bytes is over the limit of {settings.max_body_bytes} bytes "
+                "(--max-body-bytes)"
             )
 
     return check

@@ -103,7 +103,9 @@ class Inflight:
             raise shutting_down()
         if self.count >= self._limit:
             raise OverloadedError(
-                f"{self.count} requests are under way, which is the limit", retry_after=RETRY_AFTER
+                f"{self.count} requests are under way, which is the limit "
+                "(--max-inflight-requests)",
+                retry_after=RETRY_AFTER,
             )
         self.count += 1
         return self

@@ -25,6 +25,12 @@ def _origin(value: str) -> str:
     return value
 
 
+def _kept(value: int) -> int:
+    if value < -1 or value == 0:
+        raise ValueError("must be -1 or at least 1")
+    return value
+
+
 def _with_slash(value: str) -> str:
     return f"/{value.strip('/')}".removesuffix("/")
 
@@ -65,9 +71,10 @@ class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     SIGHUP."""
     enable_prompt_embeds: bool = False
     """Accept embeddings as prompts."""
-    max_prompt_embeds_bytes: Annotated[int, Field(ge=100)] | Literal["auto"] = 10 * MIB
+    max_prompt_embeds_bytes: Annotated[int, Field(ge=100)] | Literal["auto"] = AUTO
     """Maximum bytes of one tensor file, decoded; at least 100. auto is the size of the model's
-    whole context in its dtype."""
+    whole context in float32, at least 10 MB, and no more than max_request_embeds_bytes,
+    max_body_bytes and what one client may hold; /v1/models shows it."""
     max_prompt_embeds_parts: int = Field(default=128, ge=1)
     """Maximum embeddings in one request, references included."""
     max_request_embeds_bytes: int = Field(default=64 * MIB, ge=100)
@@ -116,6 +123,9 @@ class FrontendSettings(BaseModel, frozen=True, defer_build=True):
     """Maximum choices of one request, over all its prompts."""
     max_embedding_inputs: int = Field(default=2048, ge=1)
     """Maximum texts, or pairs of texts, to embed or score in one request."""
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_kept)] | None = None
+    """Positions kept of inputs to embed, score or classify whose request does not say it; -1 keeps
+    as many as the model takes. Longer inputs are refused unless set."""
     embedding_cache_bytes: int = Field(default=0, ge=0)
     """Bytes of the cache of embeddings for repeated texts; 0 disables it. Equal texts in running
     requests are always computed once."""

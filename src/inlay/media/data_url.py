@@ -51,7 +51,9 @@ def decode_data_url(url: str, *, max_bytes: int) -> bytes | bytearray:
     start = data_url_body(url)
     found = _decoded(url[start:], "a data: URL", max_bytes)
     if len(found) > max_bytes:
-        raise InvalidRequestError(f"a data: URL holds {len(found)} bytes; allowed: {max_bytes}")
+        raise InvalidRequestError(
+            f"a data: URL holds {len(found)} bytes; allowed: {max_bytes} (--max-media-bytes)"
+        )
     return found
 
 
@@ -96,7 +98,8 @@ def _forgiven(text: str, what: str, max_bytes: int) -> bytearray:
         left = letters[whole:]
         if len(found) > max_bytes:
             raise InvalidRequestError(
-                f"{what} holds about {len(text) // 4 * 3} bytes; allowed: {max_bytes}"
+                f"{what} holds about {len(text) // 4 * 3} bytes; allowed: {max_bytes} "
+                "(--max-media-bytes)"
             )
     last = left.rstrip(b"=")
     if len(last) == 1:

@@ -182,7 +182,8 @@ class Fetcher:
         return InvalidRequestError(
             f"media of {target.host[:100]} cannot be fetched; a URL must lead to a public host "
             f"that answers 200 within {settings.seconds:g} s with at most {settings.max_bytes} "
-            f"bytes, after at most {settings.redirects} redirections"
+            f"bytes (--media-timeout, --max-media-bytes), after at most {settings.redirects} "
+            "redirections"
         )
 
     def _parse(self, url: str) -> _Target:

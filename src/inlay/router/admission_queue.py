@@ -170,13 +170,13 @@ class AdmissionQueue(Generic[L, P]):
         if own and own + num_requests > share and waiting + num_requests <= size:
             raise RateLimitedError(
                 f"{own} of your requests' choices wait for a worker; {num_requests} more would "
-                f"pass your share of {share}",
+                f"pass your share of {share} (half of --router-queue-size)",
                 retry_after=self.retry_after(),
             )
         if waiting + num_requests > size and (waiting or not size):
             raise OverloadedError(
                 f"all workers are full and {waiting} choices wait; {num_requests} more would pass "
-                f"the limit of {size}",
+                f"the limit of {size} (--router-queue-size)",
                 retry_after=self.retry_after(),
             )
 

@@ -27,7 +27,7 @@ from inlay.store.entry import (
     cost,
 )
 from inlay.store.file_format import DamagedFileError, FileFormat, LockedFileError
-from inlay.store.index import LONGEST_WAIT
+from inlay.store.index import LONGEST_WAIT, TENANT_FLAG
 from inlay.store.names import Key, Names
 from inlay.store.prompts import Threads, nothing
 from inlay.store.reaper import PERIOD_SECONDS, Reaper
@@ -185,8 +185,8 @@ class FleetStore:
         if max(size, self._format.file_size(description.num_bytes)) > largest:
             raise BodyTooLargeError(
                 f"prompt_embeds of {description.num_bytes} bytes take {size} in the store, which "
-                f"may hold {self._limits.max_bytes}"
-                + ("" if share is None else f", and {share} for one caller")
+                f"may hold {self._limits.max_bytes} (--prompt-store-nats-bytes)"
+                + ("" if share is None else f", and {share} for one caller ({TENANT_FLAG})")
             )
 
     async def _written(

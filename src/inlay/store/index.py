@@ -19,6 +19,7 @@ from inlay.prompt import Buffer, Rows
 from inlay.store.entry import Entry, StoredFile, Target, cost
 from inlay.store.names import Key
 
+TENANT_FLAG = "--prompt-store-tenant-bytes"
 LONGEST_WAIT = 60.0
 """Bound of `Retry-After` of a refused upload, in seconds."""
 
@@ -136,14 +137,14 @@ class StoreIndex:
         if size > min(largest, largest if share is None else share):
             raise BodyTooLargeError(
                 f"prompt_embeds of {num_bytes} bytes take {size} in the store, which may hold "
-                f"{largest}" + ("" if share is None else f", and {share} for one caller")
+                f"{largest} (--prompt-store-memory-bytes, --prompt-store-disk-bytes)"
+                + ("" if share is None else f", and {share} for one caller ({TENANT_FLAG})")
             )
         used = self._tenants.get(tenant, 0)
         if share is not None and used + size > share:
             raise RateLimitedError(
                 f"your stored prompt_embeds take {used} bytes; {size} more would pass your share "
-                f"of {share}: delete some, "
-                "or wait until they expire",
+                f"of {share} ({TENANT_FLAG}): delete some, or wait until they expire",
                 retry_after=self._wait,
             )
         while len(self._entries) + self._admitted >= limits.max_entries:

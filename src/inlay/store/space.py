@@ -10,7 +10,7 @@ import msgspec
 
 from inlay.errors import OverloadedError, RateLimitedError
 from inlay.store.entry import Description, cost
-from inlay.store.index import LONGEST_WAIT
+from inlay.store.index import LONGEST_WAIT, TENANT_FLAG
 from inlay.store.names import Key
 from inlay.store.reaper import Reaper
 from inlay.store.shared import Shared, listed
@@ -154,7 +154,6 @@ class TenantQuotas:
         if used + size > share:
             raise RateLimitedError(
                 f"your stored prompt_embeds take {used} bytes; {size} more would pass your share "
-                f"of {share}: delete some, "
-                "or wait until they expire",
+                f"of {share} ({TENANT_FLAG}): delete some, or wait until they expire",
                 retry_after=self._wait,
             )

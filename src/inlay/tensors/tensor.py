@@ -53,9 +53,11 @@ class ReadLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         max_bytes: container bytes of one tensor file, after base64.
+        flag: option of the server that sets the limit.
     """
 
     max_bytes: int = 10 * _MIB
+    flag: str = "--max-prompt-embeds-bytes"
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ def check_size(num_bytes: int, *, limits: ReadLimits) -> None:
     if num_bytes > limits.max_bytes:
         raise EmbeddingsError(
             f"prompt_embeds exceeds maximum size of {_size(limits.max_bytes)}: got {num_bytes} "
-            "bytes after decoding",
+            f"bytes after decoding ({limits.flag})",
             reason="too_large",
         )
 

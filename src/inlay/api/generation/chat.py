@@ -247,7 +247,8 @@ def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:
 def _check_chat(request: ChatRequest, max_choices: int) -> None:
     if (request.n or 1) > max_choices:
         raise InvalidRequestError(
-            f"the request asks for {request.n} choices; at most {max_choices} are allowed",
+            f"the request asks for {request.n} choices; at most {max_choices} are allowed "
+            "(--max-choices)",
             param="n",
         )
     if request.top_logprobs is not None and not request.logprobs:

@@ -214,7 +214,7 @@ def sampling_of(
     if len(prompts) * candidates > settings.max_choices:
         raise InvalidRequestError(
             f"the request asks for {len(prompts) * candidates} choices; at most "
-            f"{settings.max_choices} are allowed",
+            f"{settings.max_choices} are allowed (--max-choices)",
             param="n" if request.best_of is None else "best_of",
         )
     card = model.card
@@ -363,13 +363,13 @@ def check_length(length: int, max_tokens: int | None, limit: int) -> None:
     if length + least > limit:
         raise ContextLengthError(
             f"This model's maximum context length is {limit} tokens; the prompt has {length}, and "
-            "needs room for at least one more.",
+            "needs room for at least one more (--max-model-len).",
             param="prompt",
         )
     if max_tokens is not None and length + max_tokens > limit:
         raise ContextLengthError(
             f"This model's maximum context length is {limit} tokens; the prompt has {length} and "
-            f"max_tokens asks for {max_tokens} more.",
+            f"max_tokens asks for {max_tokens} more (--max-model-len).",
             param="max_tokens",
         )
 

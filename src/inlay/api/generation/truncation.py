@@ -75,7 +75,7 @@ class Truncation(NamedTuple):
         if length > self.limit:
             raise ContextLengthError(
                 f"This model's maximum context length is {self.limit} tokens; {param} has "
-                f"{length}. Shorten it, or send truncate_prompt_tokens.",
+                f"{length} (--max-model-len). Shorten it, or send truncate_prompt_tokens.",
                 param=param,
             )
 

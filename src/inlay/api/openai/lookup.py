@@ -148,7 +148,7 @@ async def _ids(call: Call, request: EncodePromptRequest, card: ModelCard) -> Seq
     if len(ids) > card.limits.max_model_len:
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens, and the model's maximum context length is "
-            f"{card.limits.max_model_len}",
+            f"{card.limits.max_model_len} (--max-model-len)",
             param="prompt",
         )
     return ids

@@ -75,7 +75,7 @@ async def detokenize(call: Call) -> None:
     if len(ids) > card.limits.max_model_len:
         raise InvalidRequestError(
             f"tokens has {len(ids)} ids; at most {card.limits.max_model_len} are allowed, the "
-            "model's maximum context length",
+            "model's maximum context length (--max-model-len)",
             param="tokens",
         )
     check_ids(ids, card.vocab_size, "tokens")

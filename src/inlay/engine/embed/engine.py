@@ -149,7 +149,7 @@ class EmbedEngine:
         if waiting and waiting + request.num_positions > most:
             raise OverloadedError(
                 f"{waiting} positions wait to be embedded; {request.num_positions} more would pass "
-                f"the limit of {most}",
+                f"the limit of {most} (--max-num-queued-tokens)",
                 retry_after=RETRY_AFTER,
             )
         expires = None if request.deadline is None else time.monotonic() + request.deadline
@@ -212,7 +212,7 @@ class EmbedEngine:
             if not 0 < len(prompt) <= limit:
                 raise ContextLengthError(
                     f"This model's maximum context length is {limit} tokens; an input has "
-                    f"{len(prompt)}, and one at least is needed.",
+                    f"{len(prompt)}, and one at least is needed (--max-model-len).",
                     param="input",
                 )
             self._admission.check_prompt(prompt, "input")

@@ -13,8 +13,8 @@ import msgspec
 from inlay.card import EMBEDS_OFF, ModelCard
 from inlay.errors import BodyTooLargeError, InvalidRequestError, OverloadedError, RateLimitedError
 from inlay.http.bodies.structure import Counts, check_structure, count
-from inlay.http.callers.clients import RETRY_AFTER, Client
-from inlay.http.settings import AUTO, FrontendSettings
+from inlay.http.callers.clients import RETRY_AFTER, Client, default_share
+from inlay.http.settings import AUTO, MIB, FrontendSettings
 from inlay.pace import yield_gil
 from inlay.prompt import DTYPE_SIZES, Media, Prompt, Rows
 from inlay.tensors import ReadLimits
@@ -23,6 +23,17 @@ OVERHEAD_BYTES = 64 * 1024
 """Allowance for a container's bytes beside the elements.
 
 Zip entries padded to 64 bytes, a header, metadata.
+"""
+
+_TOTAL_FLAG = "--max-request-embeds-bytes"
+_BODY_FLAG = "--max-body-bytes"
+_BUDGET_FLAG = "--max-inflight-bytes"
+_SHARE_FLAG = "--max-client-bytes"
+
+_LEAST_AUTO = 10 * MIB
+"""Smallest limit that `auto` means.
+
+A file may hold several prompts, and one somewhat longer than the context is told so.
 """
 
 
@@ -41,6 +52,14 @@ class EmbedsLimits:
         self, settings: FrontendSettings, models: Callable[[], Iterable[ModelCard]]
     ) -> None:
         self._max_bytes = settings.max_prompt_embeds_bytes
+        share = default_share(settings).max_bytes
+        self._most = min(
+            ReadLimits(max_bytes=settings.max_request_embeds_bytes, flag=_TOTAL_FLAG),
+            ReadLimits(max_bytes=settings.max_body_bytes, flag=_BODY_FLAG),
+            ReadLimits(max_bytes=settings.max_inflight_bytes, flag=_BUDGET_FLAG),
+            ReadLimits(max_bytes=share or settings.max_inflight_bytes, flag=_SHARE_FLAG),
+            key=lambda limits: limits.max_bytes,
+        )
         self._max_parts = settings.max_prompt_embeds_parts
         self._max_total = settings.max_request_embeds_bytes
         self._max_json = settings.max_json_bytes
@@ -55,20 +74,22 @@ class EmbedsLimits:
 
     def of(self, card: ModelCard) -> ReadLimits:
         """Return the limits of one tensor file for a model."""
-        return ReadLimits(max_bytes=self._bytes(card))
+        if self._max_bytes != AUTO:
+            return ReadLimits(max_bytes=self._max_bytes)
+        rows = card.limits.max_model_len * card.hidden_size * DTYPE_SIZES["float32"]
+        size = max(rows + OVERHEAD_BYTES, _LEAST_AUTO)
+        return self._most if size > self._most.max_bytes else ReadLimits(max_bytes=size)
 
     @property
     def any(self) -> ReadLimits:
         """Limits of a tensor file whose model is not known yet: the largest of all models."""
         if self._max_bytes != AUTO:
             return ReadLimits(max_bytes=self._max_bytes)
-        return ReadLimits(max_bytes=max(map(self._bytes, self._models()), default=OVERHEAD_BYTES))
-
-    def _bytes(self, card: ModelCard) -> int:
-        if self._max_bytes != AUTO:
-            return self._max_bytes
-        rows = card.limits.max_model_len * card.hidden_size * DTYPE_SIZES[card.dtype]
-        return rows + OVERHEAD_BYTES
+        return max(
+            map(self.of, self._models()),
+            key=lambda limits: limits.max_bytes,
+            default=ReadLimits(max_bytes=OVERHEAD_BYTES),
+        )
 
     def check_count(self, kinds: Sequence[str], param: Callable[[int], str]) -> None:
         """Check the number of embeddings and media of one request.
@@ -85,7 +106,8 @@ class EmbedsLimits:
         counts = " and ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())
         together = "together " if len(set(kinds)) > 1 else ""
         raise InvalidRequestError(
-            f"the request has {counts}; {together}at most {self._max_parts} are allowed",
+            f"the request has {counts}; {together}at most {self._max_parts} are allowed "
+            "(--max-prompt-embeds-parts)",
             param=param(self._max_parts),
         )
 
@@ -94,7 +116,7 @@ class EmbedsLimits:
         if num_bytes > self._max_total:
             raise BodyTooLargeError(
                 f"the prompt_embeds of the request, with images, come to {num_bytes} bytes; at "
-                f"most {self._max_total} are allowed",
+                f"most {self._max_total} are allowed ({_TOTAL_FLAG})",
                 param="prompt_embeds",
             )
 
@@ -103,7 +125,7 @@ class EmbedsLimits:
         if num_bytes > self._max_json:
             raise BodyTooLargeError(
                 f"the body has {num_bytes} bytes of JSON text or more, which is over the limit of "
-                f"{self._max_json} bytes. Only strings of tensor data in base64 (`prompt_embeds`, "
+                f"{self._max_json} bytes (--max-json-bytes). Only strings of tensor data in base64 (`prompt_embeds`, "
                 "`data`) and data: URLs of 64 KB or more do not count; other base64 is text"
             )
 
@@ -178,18 +200,18 @@ class Reservation:
         if size > share:
             raise BodyTooLargeError(
                 f"the request takes {size} bytes with what it decodes to; one client may hold "
-                f"{share}"
+                f"{share} ({_BUDGET_FLAG if share == budget.limit else _SHARE_FLAG})"
             )
         if client is not None and share < budget.limit and client.bytes + more > share:
             raise RateLimitedError(
                 f"your requests hold {client.bytes} bytes; {more} more would pass your share of "
-                f"{share}",
+                f"{share} ({_SHARE_FLAG})",
                 retry_after=RETRY_AFTER,
             )
         if budget.used + more > budget.limit:
             raise OverloadedError(
                 f"the server holds {budget.used} bytes of requests; {more} more would pass its "
-                f"limit of {budget.limit}",
+                f"limit of {budget.limit} ({_BUDGET_FLAG})",
                 retry_after=RETRY_AFTER,
             )
 

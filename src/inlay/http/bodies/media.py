@@ -89,7 +89,9 @@ class MediaSource(NamedTuple):
         if data is None:
             return Buffer(decode_data_url(self.url or "", max_bytes=max_bytes))
         if len(data) > max_bytes:
-            raise InvalidRequestError(f"a data: URL holds {len(data)} bytes; allowed: {max_bytes}")
+            raise InvalidRequestError(
+                f"a data: URL holds {len(data)} bytes; allowed: {max_bytes} (--max-media-bytes)"
+            )
         return data
 
 

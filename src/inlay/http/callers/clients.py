@@ -50,7 +50,8 @@ class Client:
         most = self.share.max_requests
         if most is not None and self.requests >= most:
             raise RateLimitedError(
-                f"you have {self.requests} requests under way, which is your share",
+                f"you have {self.requests} requests under way, which is your share "
+                "(--max-client-requests)",
                 retry_after=RETRY_AFTER,
             )
         if self.bucket is not None:
@@ -58,7 +59,7 @@ class Client:
             if wait:
                 raise RateLimitedError(
                     f"you may make {self.bucket.rate:g} requests a minute; ask again in {wait:.1f} "
-                    "s",
+                    "s (--max-client-rate)",
                     retry_after=wait,
                 )
         self.requests += 1

@@ -301,6 +301,7 @@ def _other(items: Sequence[object]) -> object:
 def _check_count(count: int, most: int) -> None:
     if count > most:
         raise InvalidRequestError(
-            f"the request asks for {count} prompts; at most {most} choices are allowed",
+            f"the request asks for {count} prompts; at most {most} choices are allowed "
+            "(--max-choices)",
             param="prompt",
         )

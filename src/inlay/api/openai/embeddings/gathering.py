@@ -40,7 +40,8 @@ def check_count(call: Call, count: int, param: str) -> None:
     most = call.server.settings.max_embedding_inputs
     if count > most:
         raise InvalidRequestError(
-            f"{param} has {count} inputs; at most {most} are allowed", param=param
+            f"{param} has {count} inputs; at most {most} are allowed (--max-embedding-inputs)",
+            param=param,
         )
 
 

@@ -45,10 +45,15 @@ async def inputs_of(call: Call, incoming: ParsedRequest[Any], model: ServedModel
     return await server.prepare(incoming.size, _inputs, call, request, model, renderer, rows)
 
 
-def cut_of(request: TextsRequest, limit: int) -> Truncation:
-    """Return a request's truncation. Raises `InvalidRequestError` beyond the model's length."""
-    side = request.truncation_side or "right"
-    return Truncation.of(request.truncate_prompt_tokens, side, limit)
+def cut_of(call: Call, request: TextsRequest, limit: int) -> Truncation:
+    """Return a request's truncation, or the server's where the request has none.
+
+    Raises `InvalidRequestError` beyond the model's length.
+    """
+    keep = request.truncate_prompt_tokens
+    if keep is None and (default := call.server.settings.truncate_prompt_tokens) is not None:
+        keep = min(default, limit)
+    return Truncation.of(keep, request.truncation_side or "right", limit)
 
 
 def _inputs(
@@ -59,7 +64,7 @@ def _inputs(
     embeddings: Embeddings,
 ) -> Inputs:
     """Return the inputs of a request. CPU work."""
-    cut = cut_of(request, model.max_len)
+    cut = cut_of(call, request, model.max_len)
     has_rows = request.prompt_embeds not in (None, [])
     given = [
         name

@@ -136,7 +136,7 @@ async def _scores(
             param="model",
         )
     renderer = await server.renderers.of(model.card)
-    cut = cut_of(request, model.max_len)
+    cut = cut_of(call, request, model.max_len)
     clips = _clips(request, model.max_len)
     gathering = Gathering(call, model, request)
     if scores_pairs:

@@ -35,7 +35,8 @@ class TextsRequest(InputsRequest, kw_only=True):
 
     Attributes:
         truncate_prompt_tokens: positions of an input that are kept, special tokens included, 1 to
-            the model's limit, which -1 stands for. When absent a longer input is refused.
+            the model's limit, which -1 stands for. When absent --truncate-prompt-tokens decides,
+            and without it a longer input is refused.
         truncation_side: "right" keeps the first positions, as when absent; "left" the last.
         use_activation: apply the model's last step: probabilities from logits, true when absent;
             length 1 of embeddings, the model's setting when absent.
