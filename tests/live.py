@@ -112,7 +112,7 @@ def fleet(path: Path, *, workers: int = 1, **engine: Any) -> Iterator[Fleet]:
 
     async def life() -> None:
         # Tests look at what engines count.
-        given = {"health_probe_interval": 0, **engine}
+        given = {"health_probe_interval": 0, "self_check_interval": 0, **engine}
         settings = EngineSettings(model=str(path), served_model_name=["tiny", "org/tiny"], **given)
         processes = [await spawn(settings, SECRET) for _ in range(workers)]
         plane = LocalPlane([process.channel for process in processes])

@@ -341,6 +341,37 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float | None = None
 
 
+class CanaryResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of asking again for what a worker answered first (`--self-check-interval`).
+
+    Attributes:
+        at: Unix time, on the worker's clock.
+        distance: relative, of the logprobs from the first ones; infinite where one is no number.
+        bound: distance that rounding explains; 0: they must be equal bit for bit.
+        failures: wrong answers since the start.
+        in_a_row: wrong answers since the last right one.
+    """
+
+    at: float
+    distance: float
+    bound: float
+    failures: int = 0
+    in_a_row: int = 0
+
+    @property
+    def wrong(self) -> bool:
+        """True after two wrong answers in a row: the worker is not well."""
+        return self.in_a_row >= 2
+
+    @property
+    def reason(self) -> str:
+        """Description of a wrong answer."""
+        return (
+            "the answer to the worker's own request differs from its first one by "
+            f"{self.distance:.3g} (allowed: {self.bound:.3g}), {self.in_a_row} times in a row"
+        )
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a worker's model, announced when it is ready and when it changes.
 
@@ -389,6 +420,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         secret_fingerprint: of the namespace's root secret.
         self_check: result of its check at start; None without one.
         rollout: its part in a change of the model.
+        canary: result of the last one; None before, and while the worker sleeps.
         embedding: of a model that makes vectors or scores.
         media: of a model that takes images, audio or video.
         stage: of a worker that is a stage of a pipeline.
@@ -435,6 +467,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     secret_fingerprint: str = ""
     self_check: SelfCheck | None = None
     rollout: Rollout = Rollout()
+    canary: CanaryResult | None = None
     embedding: EmbeddingCard | None = None
     media: MediaSpec | None = None
     stage: StageCard | None = None

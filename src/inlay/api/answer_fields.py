@@ -344,6 +344,10 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "WorkerSleep.id": ("id of the worker.", "w-5d0f"),
     "WorkerHealth.id": ("id of the worker.", "w-5d0f"),
     "WorkerHealth.state": ("state of its engine.", "ok"),
+    "WorkerHealth.canary": (
+        "reason why its numbers are wrong, if they are.",
+        "the answer to the worker's own request differs from its first one by 0.4",
+    ),
     "Status.status": ("`live` or `ready`.", "ready"),
     "version": ("version of inlay.", "0.2.0"),
     "server_load": ("requests that are running.", 3),

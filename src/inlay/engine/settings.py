@@ -240,6 +240,9 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     before it is ready: start leaves out what differs, refuses to serve wrong numbers and uses what
     an earlier start found; full compares everything again; strict also refuses where anything had
     to be left out; off compares nothing (engine torch)."""
+    self_check_interval: float = Field(default=600.0, ge=0)
+    """Seconds between requests of a worker to itself whose answer must be that of the start, also
+    sent after a wake-up and changes of adapters; 0, and self_check off, disable them."""
     enable_sleep_mode: bool = False
     """Let admins put the worker to sleep, which releases its memory, and wake it."""
     health_probe_interval: float = Field(default=30.0, ge=0)

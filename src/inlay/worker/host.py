@@ -54,6 +54,7 @@ from inlay.stages.graph import StageCard
 from inlay.telemetry import Tracing
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry
+from inlay.worker.canary import Canary
 from inlay.worker.held import HeldPayloads
 from inlay.worker.kv_feed import KvFeed
 from inlay.worker.leased import LeasedInputs
@@ -86,6 +87,8 @@ class EngineHost:
         sleep_mode: whether the engine may be put to sleep.
         probe_interval: seconds between probes of the engine, 0 for none.
         probe_timeout: seconds after which an engine that does not answer one is stuck.
+        canary_interval: seconds between canaries, 0 for none.
+        batch_invariant: the engine was told to be so: canaries are compared bit for bit.
         tracing: makes spans of requests that belong to one, or None.
         embeds_cache: of stored prompts that came over direct connections.
         prompt_embeds: whether requests may have rows; those of adapters do in any case.
@@ -101,6 +104,8 @@ class EngineHost:
         sleep_mode: bool = False,
         probe_interval: float = 0,
         probe_timeout: float = 60,
+        canary_interval: float = 0,
+        batch_invariant: bool = False,
         tracing: Tracing | None = None,
         prompt_embeds: bool = True,
         embeds_cache: EmbedsCache | None = None,
@@ -126,6 +131,14 @@ class EngineHost:
         self._probing = EngineProber(
             engine, self._sleeping, interval=probe_interval, timeout=probe_timeout, tell=self._tell
         )
+        self._canary = Canary(
+            engine,
+            self.submit,
+            self.abort,
+            interval=canary_interval,
+            invariant=batch_invariant,
+            tell=self._tell,
+        )
         if adapters is not None:
             adapters.watch(self._tell, self._sleeping)
 
@@ -134,6 +147,7 @@ class EngineHost:
         """The engine's, with the adapters, its sleep, its state, and whether rows are taken."""
         level = self._sleeping.level
         card = replace(self._engine.card, asleep=level, probe=None if level else self._probing.last)
+        card = replace(card, canary=None if level else self._canary.last)
         card = replace(card, kv_events=self._tells, address=self._address, dials=self._dials)
         card = replace(card, stage=self._stage)
         if not self._prompt_embeds:
@@ -295,6 +309,10 @@ class EngineHost:
         """Try the engine on a timer until cancelled."""
         await self._probing.run()
 
+    async def watch_numbers(self) -> NoReturn:
+        """Send canaries on a timer until cancelled."""
+        await self._canary.run()
+
     async def close(self) -> None:
         """Let go of the adapters' files. The engine is closed by whoever started it."""
         if self._adapters is not None:
@@ -348,9 +366,12 @@ class EngineHost:
                 )
             case LoadAdapter():
                 self._sleeping.check_awake()
-                return AdapterLoaded((await self._lending().load(command)).content_id)
+                content_id = (await self._lending().load(command)).content_id
+                self._canary.soon()
+                return AdapterLoaded(content_id)
             case UnloadAdapter(name, seconds):
                 await self._lending().unload(name, seconds)
+                self._canary.soon()
                 return AdapterUnloaded()
             case ListAdapters():
                 statuses = [] if self._adapters is None else self._adapters.statuses()
@@ -358,7 +379,9 @@ class EngineHost:
             case Sleep(level, mode, wait):
                 return Slept(await self._sleeping.sleep(level, mode, wait))
             case WakeUp(tags):
-                return Woken(await self._sleeping.wake_up(tags))
+                awake = await self._sleeping.wake_up(tags)
+                self._canary.soon()
+                return Woken(awake)
             case Drain(give_up):
                 self._draining = True
                 for request_id in tuple(self._requests.ids) if give_up else ():
@@ -414,6 +437,8 @@ async def host_of(
         sleep_mode=settings.enable_sleep_mode,
         probe_interval=settings.health_probe_interval,
         probe_timeout=settings.health_probe_timeout,
+        canary_interval=0 if settings.self_check == "off" else settings.self_check_interval,
+        batch_invariant=settings.batch_invariant is True,
         tracing=tracing,
         prompt_embeds=prompt_embeds,
         embeds_cache=embeds_cache,

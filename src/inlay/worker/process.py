@@ -294,7 +294,11 @@ async def run(
         await host.first_probe()
         async with _listening(boot.listen, host, secret, cache) as endpoint:
             await _until_first(
-                _serve(channel, host, endpoint), stop.wait(), _failed(runner), host.probe()
+                _serve(channel, host, endpoint),
+                stop.wait(),
+                _failed(runner),
+                host.probe(),
+                host.watch_numbers(),
             )
     except InlayError as error:
         return await _fail(channel, error)

@@ -143,6 +143,7 @@ class EngineMetrics(Collector):
                 labels = [ready.card.name, ready.id, check.result]
                 distance.add_metric(labels, check.distance)
         yield distance
+        yield from _canaries(self._workers())
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, field in rows:
                 metric = family(name, text, labels=_LABELS)
@@ -150,6 +151,26 @@ class EngineMetrics(Collector):
                     if worker.stats is not None:
                         metric.add_metric([worker.model, worker.id], _value(worker.stats, field))
                 yield metric
+
+
+def _canaries(workers: Sequence[Worker]) -> Iterator[Metric]:
+    failures = CounterMetricFamily(
+        "inlay:self_check_canary_failures",
+        "Wrong answers of a worker to its own request.",
+        labels=_LABELS,
+    )
+    distance = GaugeMetricFamily(
+        "inlay:self_check_canary_distance",
+        "Relative distance of a worker's last answer to its own request from its first one.",
+        labels=_LABELS,
+    )
+    for worker in workers:
+        if (canary := worker.card.canary) is not None:
+            labels = [worker.card.name, worker.id]
+            failures.add_metric(labels, canary.failures)
+            distance.add_metric(labels, canary.distance)
+    yield failures
+    yield distance
 
 
 def _value(stats: Stats, field: str) -> float:

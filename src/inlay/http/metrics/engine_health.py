@@ -12,7 +12,7 @@ from inlay.errors import ErrorBody
 from inlay.transport.api import Silences, Worker
 
 State = Literal["ok", "unprobed", "asleep", "failing", "silent"]
-"""State of a worker. `failing`: its last probe failed.
+"""State of a worker. `failing`: its last probe failed, or its last two canaries.
 
 `silent`: it owes an answer, or the next probe is long overdue, so the worker process itself is
 stuck.
@@ -40,6 +40,7 @@ class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
         state: as `State` says.
         last_probe: of its engine, if there was one.
         silence: seconds for which its process has owed an answer, if those are too many.
+        canary: reason why its numbers are wrong, if they are.
     """
 
     id: str
@@ -47,6 +48,7 @@ class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     state: State
     last_probe: LastProbe | None = None
     silence: float | None = None
+    canary: str | None = None
 
     @property
     def well(self) -> bool:
@@ -57,6 +59,8 @@ class WorkerHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     def reason(self) -> str:
         """Cause of a bad state."""
         probe = self.last_probe
+        if self.canary is not None:
+            return f"{self.id}: {self.canary}"
         if self.silence is not None:
             return f"{self.id} has not answered for {self.silence:.0f} s"
         if probe is None or self.well:
@@ -98,6 +102,8 @@ def health_of(worker: Worker) -> WorkerHealth:
             state = "silent"
     silence = worker.silence() if isinstance(worker, Silences) else 0.0
     if silence <= SILENT_SECONDS:
+        if state in _WELL and card.canary is not None and card.canary.wrong:
+            return WorkerHealth(worker.id, card.name, "failing", last, canary=card.canary.reason)
         return WorkerHealth(worker.id, card.name, state, last)
     return WorkerHealth(worker.id, card.name, "silent", last, round(silence, 3))
 

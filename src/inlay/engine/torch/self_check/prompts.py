@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from inlay.engine.check_text import text_ids
 from inlay.prompt import Buffer, Rows, Segment, Tokens
 
 COUNT = 20
@@ -25,11 +25,6 @@ ROWS = slice(10, 16)
 
 WINDOW = 8
 """Positions that a layer with a sliding window sees in the check, at most."""
-
-_TEXT = (
-    "The capital of France is Paris. def add(a, b): return a + b  # 2 + 2 = 4, and so on; "
-    "every morning she walks along the river to the old mill."
-)
 
 
 class CheckPrompt(NamedTuple):
@@ -97,22 +92,11 @@ def check_prompts(
     drawn: list[tuple[int, ...]] = [
         tuple(torch.randint(vocab_size, (COUNT,), generator=generator).tolist()) for _ in range(3)
     ]
-    text = _text_ids(directory / "tokenizer.json", vocab_size) or drawn[1]
+    text = text_ids(directory, vocab_size, COUNT) or drawn[1]
     return (
         CheckPrompt("random", drawn[0], (), spread_positions(max_model_len)),
         CheckPrompt("text", text, drawn[2][ROWS] if rows else (), tuple(range(COUNT))),
     )
-
-
-def _text_ids(file: Path, vocab_size: int) -> tuple[int, ...]:
-    if not file.is_file():
-        return ()
-    try:
-        found = Tokenizer.from_file(str(file)).encode(_TEXT).ids[:COUNT]
-    except Exception:  # tokenizers raises nothing narrower
-        # The frontend, which needs it, says what is wrong with it.
-        return ()
-    return tuple(found) if len(found) == COUNT and max(found) < vocab_size else ()
 
 
 def spread_positions(max_model_len: int) -> tuple[int, ...]:

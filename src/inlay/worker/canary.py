@@ -1,0 +1,245 @@
+"""A canary: the same short request again and again, whose answer must stay what it was at first.
+
+Bad memory, damaged weights and stale pages change the numbers of a model that was right at its
+start. Only requests are used, so it is the same with every engine. They come behind all others.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, NoReturn
+from uuid import uuid4
+
+from inlay import liveness
+from inlay.card import CanaryResult, Exactness, ModelCard
+from inlay.engine.api import Engine
+from inlay.engine.check_text import text_ids
+from inlay.engine.probe import last_output
+from inlay.errors import InvalidRequestError
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Emit, Output, Request, Sampling, Task, TokenLogprobs
+
+log = logging.getLogger(__name__)
+
+LAST = 2**31
+"""A priority behind every client's."""
+
+_POSITIONS, _TOKENS, _TOP = 20, 5, 20
+"""Of the prompt, more than one page of 16; of the answer; and alternatives at each of its tokens.
+"""
+
+_SECONDS = 60.0
+"""That an answer may take; then the canary is aborted, and comes again."""
+
+_AGAIN = 30.0
+"""Seconds until the next canary, after one that had no room or a wrong answer."""
+
+_ALLOWED = 3.0
+"""Distance over the typical rounding of the model."""
+
+_ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.05}
+"""Rounding of a model that was not measured at its start."""
+
+_LEAST_ROUNDING = 1e-4
+
+_numbers = count()
+
+
+class Answer(NamedTuple):
+    """Ids of an output and their logprobs, one for each."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+def distance(first: Answer, now: Answer) -> float:
+    """Return the relative distance of two answers to one prompt.
+
+    The median over the tokens, up to the first where another was chosen, of the root mean square of
+    what the logprobs of the most likely ids differ by, over that of the logprobs themselves, which
+    counts as at least 1. An id that only one answer names is taken to have, in the other, the
+    lowest of the logprobs named there, or its own if that is lower: no more is known.
+
+    Infinite where a logprob is not a number, or an answer is shorter than the other.
+    """
+    found: list[float] = []
+    for mine, own, other, its in zip(*first, *now, strict=False):
+        found.append(_difference(_named(mine, own), _named(other, its)))
+        if mine != other:
+            break
+    else:
+        if len(first.ids) != len(now.ids):
+            return math.inf
+    return median(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def _named(id_: int, logprobs: TokenLogprobs) -> dict[int, float]:
+    return {id_: logprobs.logprob, **dict(logprobs.top)}
+
+
+def _difference(first: dict[int, float], now: dict[int, float]) -> float:
+    low, its_low = min(first.values()), min(now.values())
+    pairs = [
+        (first.get(id_, min(low, now.get(id_, low))), now.get(id_, min(its_low, first.get(id_, 0))))
+        for id_ in first.keys() | now.keys()
+    ]
+    error = math.hypot(*(mine - other for mine, other in pairs)) / math.sqrt(len(pairs))
+    size = math.hypot(*first.values()) / math.sqrt(len(first))
+    return error / max(size, 1.0)
+
+
+def bound_of(card: ModelCard, *, invariant: bool = False) -> float:
+    """Return the distance that rounding explains.
+
+    0 where the numbers of a position do not depend on what is computed beside it, as was asked for
+    (`invariant`) or as an engine in 16 bits says: all must be as it was, bit for bit.
+    """
+    if invariant or (card.dtype != "float32" and card.resuming.get("greedy") is Exactness.EXACT):
+        return 0.0
+    measured = 0.0 if card.self_check is None else card.self_check.noise
+    return _ALLOWED * max(measured or _ROUNDING.get(card.dtype, 0.05), _LEAST_ROUNDING)
+
+
+class Canary:
+    """Canaries of one engine.
+
+    Args:
+        engine: started.
+        submit: admits a request of the engine, or emits why not.
+        abort: stops one.
+        interval: seconds between two; 0 for none.
+        invariant: the engine was told to be batch invariant.
+        tell: called after each.
+
+    Attributes:
+        last: result of the last one that was compared, or None.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        submit: Callable[[Request, Emit], None],
+        abort: Callable[[str], None],
+        *,
+        interval: float,
+        invariant: bool,
+        tell: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._submit = submit
+        self._abort = abort
+        self._interval = interval
+        self._invariant = invariant
+        self._tell = tell
+        self._due = asyncio.Event()
+        self._ids: tuple[int, ...] = ()
+        self._first: Answer | None = None
+        self.last: CanaryResult | None = None
+
+    def soon(self) -> None:
+        """Have the next one come at once: something of the engine has changed."""
+        self._due.set()
+
+    async def run(self) -> NoReturn:
+        """Send canaries until cancelled."""
+        card = self._engine.card
+        length = min(_POSITIONS, card.limits.max_model_len - _TOKENS)
+        # A part of a request in a room is not a whole one.
+        if self._interval and Task.GENERATE in card.tasks and not card.kv_rooms and length > 0:
+            self._ids = await asyncio.to_thread(_prompt, Path(card.path), card.vocab_size, length)
+        while self._ids:
+            self._due.clear()
+            try:
+                well = await self._try(card)
+            except InvalidRequestError as error:
+                log.info("no canary is sent to this model: %s", error.message)
+                break
+            except Exception:  # what fails here must not end the worker, which others use
+                log.exception("a canary failed; no more are sent")
+                break
+            try:
+                async with asyncio.timeout(self._interval if well else min(_AGAIN, self._interval)):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+        await asyncio.Event().wait()
+        raise AssertionError  # an event that nobody sets
+
+    async def _try(self, card: ModelCard) -> bool:
+        """Send one if there is room; False if it is to come again before its time."""
+        stats = self._engine.stats()
+        if stats.waiting or stats.running >= card.limits.max_num_seqs:
+            return False
+        answer = await self._ask(min(_TOP, card.limits.max_logprobs))
+        if answer is None:
+            return False
+        if self._first is None:
+            self._first = answer
+        return self._compare(self._first, answer, bound_of(card, invariant=self._invariant))
+
+    async def _ask(self, top: int) -> Answer | None:
+        """Return the answer; None if none came.
+
+        Raises `InvalidRequestError` if the engine does not take it.
+        """
+        request = Request(
+            id=f"canary-{next(_numbers)}",
+            prompts=(Prompt.of(Tokens(self._ids)),),
+            params=Sampling(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True, logprobs=top),
+            # A salt of its own: everything is computed, and nobody finds it in the cache.
+            salt=uuid4().hex,
+            priority=LAST,
+            deadline=_SECONDS,
+        )
+        outputs: list[Output] = []
+
+        def submit(emit: Emit) -> None:
+            def collect(output: Output) -> None:
+                outputs.append(output)
+                emit(output)
+
+            self._submit(request, collect)
+
+        try:
+            async with liveness.timeout(_SECONDS):
+                last = await last_output(request.id, submit, self._abort)
+        except TimeoutError:
+            return None
+        if last.error is not None:
+            error = last.error.to_error()
+            if isinstance(error, InvalidRequestError):
+                raise error
+        if last.finish_reason != "length":
+            return None
+        return Answer(
+            tuple(id_ for output in outputs for id_ in output.token_ids),
+            tuple(each for output in outputs for each in output.logprobs),
+        )
+
+    def _compare(self, first: Answer, answer: Answer, bound: float) -> bool:
+        found = distance(first, answer)
+        right = found <= bound and (bound > 0 or answer == first)
+        before = self.last or CanaryResult(at=0, distance=0, bound=bound)
+        self.last = CanaryResult(
+            at=time.time(),
+            distance=found,
+            bound=bound,
+            failures=before.failures + (not right),
+            in_a_row=0 if right else before.in_a_row + 1,
+        )
+        if (self.last.wrong and not before.wrong) or (not right and not before.in_a_row):
+            log.error("canary: %s", self.last.reason)
+        elif right and before.in_a_row:
+            log.warning("canary: the answer is as at the start again")
+        self._tell()
+        return right
+
+
+def _prompt(directory: Path, vocab_size: int, length: int) -> tuple[int, ...]:
+    found = text_ids(directory, vocab_size, length)
+    return found or tuple((place + 1) * 7919 % vocab_size for place in range(length))

@@ -1,0 +1,265 @@
+"""A worker asks itself again for what it answered first, and tells when that has changed."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from msgspec.structs import replace
+
+from inlay import demo
+from inlay.card import CanaryResult, Exactness, ModelCard, SelfCheck, Stats
+from inlay.digest import Secret
+from inlay.engine.api import Engine
+from inlay.engine.echo import EchoEngine
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.native import kernels
+from inlay.http.metrics.engine_health import health_of
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Emit, Output, Request, Sampling, TokenLogprobs
+from inlay.worker.canary import LAST, Answer, bound_of, distance
+from inlay.worker.host import EngineHost
+from tests.live import fleet
+from tests.models import tiny
+
+SECRET = Secret(bytes(32))
+
+
+def echo() -> EngineSettings:
+    return EngineSettings(model=str(tiny("llama")), engine="echo")
+
+
+class Changing(EchoEngine):
+    """One whose logprobs can change, and which can be busy."""
+
+    def __init__(self) -> None:
+        super().__init__(echo(), SECRET)
+        self.logprob = 0.0
+        self.waiting = 0
+        self.looked: asyncio.Queue[int] = asyncio.Queue()
+        self.asked: list[Request] = []
+
+    def submit(self, request: Request, emit: Emit) -> None:
+        self.asked.append(request)
+
+        def changed(output: Output) -> None:
+            logprobs = (TokenLogprobs(self.logprob, ((7, self.logprob),)),) * len(output.token_ids)
+            emit(replace(output, logprobs=logprobs))
+
+        super().submit(request, changed)
+
+    def stats(self) -> Stats:
+        self.looked.put_nowait(self.waiting)
+        return replace(super().stats(), waiting=self.waiting)
+
+
+@asynccontextmanager
+async def watched(engine: Engine, **given: bool) -> AsyncIterator["asyncio.Queue[ModelCard]"]:
+    """The cards of a worker that sends canaries all the time."""
+    await engine.start()
+    host = EngineHost(engine, canary_interval=0.01, **given)  # type: ignore[arg-type]
+    cards: asyncio.Queue[ModelCard] = asyncio.Queue()
+    host.watch(cards.put_nowait)
+    task = asyncio.create_task(host.watch_numbers())
+    try:
+        yield cards
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await engine.close()
+
+
+async def seen(
+    cards: "asyncio.Queue[ModelCard]", judge: Callable[[CanaryResult], bool]
+) -> ModelCard:
+    """The next card with a result that `judge` finds so."""
+    async with asyncio.timeout(60):
+        while True:
+            card = await cards.get()
+            if card.canary is not None and judge(card.canary):
+                return card
+
+
+class Seen:
+    """A worker as a frontend sees it."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self.id = "w"
+        self.card = card
+
+
+async def test_an_answer_that_changes_shows_after_two_and_goes_when_it_is_right_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Changing()
+    async with watched(engine) as cards:
+        card = await seen(cards, lambda canary: True)
+        assert card.canary is not None
+        assert (card.canary.distance, card.canary.failures) == (0.0, 0)
+        engine.logprob = -3.0
+        once = await seen(cards, lambda canary: canary.in_a_row == 1)
+        assert health_of(Seen(once)).well  # type: ignore[arg-type]
+        twice = await seen(cards, lambda canary: canary.in_a_row == 2)
+        health = health_of(Seen(twice))  # type: ignore[arg-type]
+        assert (health.state, health.well) == ("failing", False)
+        assert "differs from its first one by 3 " in health.reason
+        await seen(cards, lambda canary: canary.in_a_row == 5)
+        engine.logprob = 0.0
+        card = await seen(cards, lambda canary: canary.in_a_row == 0)
+        assert card.canary is not None
+        assert card.canary.failures >= 5
+        assert health_of(Seen(card)).well  # type: ignore[arg-type]
+    # At each change, and when it is not well: not at each wrong answer.
+    assert sum("canary" in record.message for record in caplog.records) == 3
+
+
+async def test_it_comes_behind_all_others_with_a_salt_of_its_own() -> None:
+    engine = Changing()
+    async with watched(engine) as cards:
+        for _ in range(3):
+            await seen(cards, lambda canary: True)
+    first, second = engine.asked[:2]
+    assert first.priority == LAST > 2**31 - 1
+    assert first.prompt == second.prompt
+    assert len(first.prompt) == 20
+    assert first.salt != second.salt
+    assert first.sampling.temperature == 0
+    assert first.deadline is not None
+
+
+async def test_none_is_sent_while_requests_wait() -> None:
+    engine = Changing()
+    async with watched(engine) as cards:
+        await seen(cards, lambda canary: True)
+        engine.waiting, asked = 1, len(engine.asked)
+        for _ in range(3):
+            while not await engine.looked.get():
+                pass
+        assert len(engine.asked) == asked
+        engine.waiting = 0
+        while not cards.empty():
+            cards.get_nowait()
+        await seen(cards, lambda canary: True)
+        assert len(engine.asked) > asked
+
+
+def torch_settings(**changes: Any) -> EngineSettings:
+    given: dict[str, Any] = {"model": str(tiny("llama")), "num_threads": 1}
+    return EngineSettings(device="cpu", **given | changes)
+
+
+@pytest.mark.skipif(
+    (native := kernels()) is None or not native.products.pairs,
+    reason="no products of pairs of bfloat16 here",
+)
+async def test_it_is_the_same_bit_for_bit_beside_other_requests() -> None:
+    engine = TorchEngine(torch_settings(model=str(demo.model_dir()), batch_invariant=True), SECRET)
+    async with watched(engine, batch_invariant=True) as cards:
+        first = await seen(cards, lambda canary: True)
+        assert first.canary is not None
+        assert first.canary.bound == 0.0
+        done = asyncio.Event()
+
+        def emit(output: Output) -> None:
+            if output.finish_reason is not None:
+                running.discard(output.request_id)
+                if not running:
+                    done.set()
+
+        running = {f"client-{number}" for number in range(4)}
+        for number, id_ in enumerate(sorted(running)):
+            prompt = Prompt.of(Tokens(tuple(range(5 + number, 30 + 3 * number))))
+            params = Sampling(max_tokens=100, temperature=1.0, seed=number, ignore_eos=True)
+            engine.submit(Request(id=id_, prompts=(prompt,), params=params), emit)
+        await done.wait()
+        found = await seen(cards, lambda canary: canary.at > 0)
+        assert found.canary is not None
+        assert (found.canary.distance, found.canary.failures) == (0.0, 0)
+        # What it computed is found by nobody, itself included.
+        assert engine.stats().cached_tokens == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_weights_that_are_damaged_while_it_serves_are_seen(dtype: str) -> None:
+    engine = TorchEngine(torch_settings(dtype=dtype, batch_invariant=False), SECRET)
+    async with watched(engine) as cards:
+        card = await seen(cards, lambda canary: True)
+        assert card.canary is not None
+        assert card.canary.bound > 0
+        assert engine._model is not None
+        norm = next(module for module in engine._model.modules() if "Norm" in type(module).__name__)
+        with torch.inference_mode():
+            norm.weight.mul_(-1)  # type: ignore[operator]
+        card = await seen(cards, lambda canary: canary.wrong)
+        assert card.canary is not None
+        assert card.canary.distance > card.canary.bound
+
+
+def test_a_worker_asks_itself_after_it_wakes() -> None:
+    with fleet(
+        tiny("llama"), num_threads=1, self_check_interval=600, enable_sleep_mode=True
+    ) as running:
+        url = running.serve(admin_api_key=["chief"])
+        (worker,) = running.plane.workers()
+
+        async def came(after: float) -> float:
+            async with asyncio.timeout(120):
+                while True:
+                    (worker,) = running.plane.workers()
+                    if worker.card.canary is not None and worker.card.canary.at > after:
+                        assert worker.card.canary.failures == 0
+                        return worker.card.canary.at
+                    await asyncio.sleep(0.02)
+
+        first = running.run(came(0))
+        for path in ("/sleep", "/wake_up"):
+            headers = {"authorization": "Bearer chief"}
+            httpx.post(url + path, headers=headers, timeout=180).raise_for_status()
+        assert running.run(came(first)) > first
+        labels = f'{{engine="{worker.id}",model_name="tiny"}}'
+        metrics = httpx.get(url + "/metrics").text
+        assert f"inlay:self_check_canary_failures_total{labels} 0.0" in metrics
+        assert f"inlay:self_check_canary_distance{labels} " in metrics
+
+
+def answer(*tokens: tuple[int, dict[int, float]]) -> Answer:
+    return Answer(
+        tuple(id_ for id_, _ in tokens),
+        tuple(TokenLogprobs(named[id_], tuple(named.items())) for id_, named in tokens),
+    )
+
+
+def test_distance_is_relative_and_ends_where_another_token_was_chosen() -> None:
+    first = answer((1, {1: -1.0, 2: -2.0}), (3, {3: -2.0, 4: -4.0}), (5, {5: -1.0}))
+    assert distance(first, first) == 0.0
+    near = answer((1, {1: -1.1, 2: -2.2}), (3, {3: -2.2, 4: -4.4}), (5, {5: -1.1}))
+    assert distance(first, near) == pytest.approx(0.1)
+    # A near tie: beyond it the answers are to other prompts.
+    other = answer((2, {2: -1.0, 1: -2.0}), (9, {9: -70.0}), (9, {9: -70.0}))
+    assert distance(first, other) == pytest.approx(1 / math.sqrt(2.5))
+    # What only one of them names is no lower than is known.
+    cut = answer((1, {1: -1.0, 7: -2.0}))
+    assert distance(answer((1, {1: -1.0, 2: -2.0})), cut) == 0.0
+
+
+def test_what_is_no_number_or_missing_is_infinitely_far() -> None:
+    first = answer((1, {1: -1.0}), (2, {2: -1.0}))
+    assert distance(first, answer((1, {1: math.nan}), (2, {2: -1.0}))) == math.inf
+    assert distance(first, answer((1, {1: -1.0}))) == math.inf
+
+
+async def test_the_bound_is_what_the_start_measured() -> None:
+    engine = EchoEngine(echo(), SECRET)
+    await engine.start()
+    card = replace(engine.card, resuming={"greedy": Exactness.ROUNDED}, dtype="bfloat16")
+    checked = SelfCheck(result="passed", reference="", noise=0.02)
+    assert bound_of(replace(card, self_check=checked)) == pytest.approx(0.06)
+    assert bound_of(card) == pytest.approx(0.15)
+    assert bound_of(card, invariant=True) == 0.0
+    assert bound_of(engine.card) == pytest.approx(3e-4)
+    assert bound_of(replace(card, resuming={"greedy": Exactness.EXACT})) == 0.0
