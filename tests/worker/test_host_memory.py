@@ -55,6 +55,7 @@ async def test_pages_that_were_kept_outlive_a_killed_engine() -> None:
         max_model_len=160,
         kv_offloading_size=0.004,
         health_probe_interval=0,
+        self_check_interval=0,
     )
     begin = starting(Rank(settings), SECRET, TelemetrySettings())
     processes: list[WorkerProcess] = []

@@ -54,7 +54,12 @@ COUNT = 12
 
 
 def settings_of(directory: Path, role: Phase, **changes: Any) -> EngineSettings:
-    given: dict[str, Any] = {**FLAGS, "health_probe_interval": 0, **changes}
+    given: dict[str, Any] = {
+        **FLAGS,
+        "health_probe_interval": 0,
+        "self_check_interval": 0,
+        **changes,
+    }
     return EngineSettings(model=str(directory), served_model_name=["m"], role=role, **given)
 
 
