@@ -126,8 +126,8 @@ class EmbedsLimits:
             raise BodyTooLargeError(
                 f"the body has {num_bytes} bytes of JSON text or more, which is over the limit of "
                 f"{self._max_json} bytes (--max-json-bytes). Only strings of tensor data in base64 "
-                "(`prompt_embeds`, `data`) and data: URLs of 64 KB or more do not count; other base64 "
-                "is text"
+                "(`prompt_embeds`, `data`) and data: URLs of 64 KB or more do not count; other "
+                "base64 is text"
             )
 
 
