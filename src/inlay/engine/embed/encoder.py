@@ -118,6 +118,7 @@ class Encoder:
         self.scores = scores
         self.vocab_size: int = hidden.vocab_size
         self.hidden_size: int = hidden.hidden_size
+        self.check_width = self.hidden_size
         self.max_model_len = facts.max_model_len(
             settings.max_model_len, config, hidden, self._first
         )

@@ -160,6 +160,7 @@ class CausalModel:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.vocab_size: int = config.vocab_size
+        self.check_width = self.vocab_size
         self.hidden_size: int = config.hidden_size
         self.max_model_len = max_model_len
         self.recurrent = keep_states(model)
@@ -324,7 +325,7 @@ class CausalModel:
 
     def forget_workspace(self) -> None:
         """Free the buffers of earlier steps."""
-        self._workspace = Workspace()
+        self._workspace, self._unsettled = Workspace(), None
 
     def forward(self, batch: Batch, pages: Pages) -> Tensor:
         """Compute the logits of sampled positions: float32 [spans that sample, vocab_size].

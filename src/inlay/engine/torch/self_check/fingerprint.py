@@ -18,13 +18,14 @@ from blake3 import blake3
 from torch import Tensor
 
 import inlay
+from inlay.engine.torch.native import kernels
 from inlay.engine.torch.native.build import cpu_features
 from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt
 from inlay.engine.torch.self_check.reference import Reference
 
 _logger = logging.getLogger(__name__)
 
-_FORM = 1
+_FORM = 2
 """Changes with the prompts, with what is compared and with the form of the file."""
 
 _MOST_BYTES = 8 << 20
@@ -43,6 +44,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         logits: float32 [P, M].
         log_sum: float32 [P].
         noise: float32 [P].
+        routed: as in `Reference`.
         compared_by: release and machine that compared modules.
         num_modules: how many it compared.
         left_out: paths of modules that differed there.
@@ -54,6 +56,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     logits: bytes
     log_sum: bytes
     noise: bytes
+    routed: bool
     compared_by: str
     num_modules: int
     left_out: tuple[str, ...]
@@ -70,16 +73,22 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
             logits=_bytes(reference.logits),
             log_sum=_bytes(reference.log_sum),
             noise=_bytes(reference.noise),
+            routed=reference.routed,
             compared_by=compared_by,
             num_modules=num_modules,
             left_out=left_out,
         )
 
-    def reference(self, device: torch.device) -> Reference:
+    def reference(self, device: torch.device, vocab_size: int, width: int) -> Reference:
         """Return the reference on `device`, without modules and layers.
 
+        Args:
+            device: of the model.
+            vocab_size: ids of tokens are below it.
+            width: numbers at a position, some of which are compared: logits, or channels.
+
         Raises:
-            ValueError: its parts do not go together.
+            ValueError: its parts do not go together, or not with the model.
         """
         prompts = tuple(CheckPrompt(*prompt) for prompt in self.prompts)
         positions = COUNT * len(prompts)
@@ -87,16 +96,28 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         logits, log_sum, noise = (
             _array(part, np.float32) for part in (self.logits, self.log_sum, self.noise)
         )
-        if len(log_sum) != positions or len(noise) != positions:
-            raise ValueError("a fingerprint of another number of positions")
+        tokens = [token for prompt in prompts for token in (*prompt.ids, *prompt.others)]
+        if (
+            any(len(prompt.ids) != COUNT or len(prompt.positions) != COUNT for prompt in prompts)
+            or logits.size != ids.size
+            or {len(log_sum), len(noise)} != {positions}
+            or not all(np.isfinite(part).all() for part in (logits, log_sum, noise))
+        ):
+            raise ValueError("its parts do not go together")
+        if (
+            not 0 <= min(tokens) <= max(tokens) < vocab_size
+            or not 0 <= ids.min() <= ids.max() < width
+        ):
+            raise ValueError("it has ids that the model does not have")
         return Reference(
             prompts,
             self.by,
-            torch.from_numpy(ids).long().to(device),
-            torch.from_numpy(logits.reshape(ids.shape)).to(device),
-            torch.from_numpy(log_sum).to(device),
-            torch.from_numpy(noise).to(device),
-        )
+            torch.from_numpy(ids).long(),
+            torch.from_numpy(logits.reshape(ids.shape)),
+            torch.from_numpy(log_sum),
+            torch.from_numpy(noise),
+            self.routed,
+        ).moved(device)
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -116,15 +137,17 @@ def key_of(weights_id: str, dtype: torch.dtype, *more: object) -> str:
 def comparer(*settings: object) -> str:
     """Identify the code that replaces modules, where it runs, and `settings` that change it."""
     flags = ",".join(sorted(cpu_features()))
-    parts = (inlay.__version__, torch.__version__, _sources(), flags, *settings)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    compiled = kernels() is not None
+    parts = (inlay.__version__, torch.__version__, _sources(), flags, compiled, gpu, *settings)
     return blake3(repr(tuple(map(str, parts))).encode()).digest(16).hex()
 
 
 def _sources() -> str:
     """Return a digest of the sources of the engine: a release is not all that may change them."""
-    root = Path(inlay.__file__).parent / "engine" / "torch"
+    root = Path(inlay.__file__).parent / "engine"
     found = blake3()
-    for part in ("native", "weights", "attention"):
+    for part in ("torch", "torch/native", "torch/weights", "torch/attention", "embed"):
         for file in sorted((root / part).iterdir()):
             if file.suffix in (".py", ".cpp", ".h"):
                 found.update(file.read_bytes())
@@ -135,7 +158,8 @@ def find(key: str) -> Fingerprint | None:
     """Return a kept fingerprint; None if there is none that can be read."""
     try:
         path = _path(key)
-        if path.stat().st_size > _MOST_BYTES:
+        status = path.stat()
+        if status.st_size > _MOST_BYTES or status.st_uid != os.getuid():
             return None
         return msgspec.msgpack.decode(path.read_bytes(), type=Fingerprint)
     # RuntimeError: a user without a home directory, as in containers.
@@ -158,7 +182,7 @@ def keep(key: str, fingerprint: Fingerprint) -> None:
             Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
-        kept = sorted(path.parent.glob("*.msgpack"), key=lambda file: file.stat().st_mtime)
+        kept = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)
         for old in kept[:-_MOST_FILES]:
             old.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:

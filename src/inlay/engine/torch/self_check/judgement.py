@@ -6,7 +6,7 @@ fault, which moves all, cannot hide behind one that is noisy by itself.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,14 @@ from torch import Tensor
 
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
-from inlay.engine.torch.self_check.prompts import COUNT, DECODED, WINDOW, scattered_pages
+from inlay.engine.torch.self_check.prompts import (
+    COUNT,
+    DECODED,
+    ROWS,
+    WINDOW,
+    CheckPrompt,
+    scattered_pages,
+)
 from inlay.engine.torch.self_check.reference import Reference, centred, relative
 from inlay.engine.torch.weights.invariance import RotaryTable
 
@@ -56,9 +63,12 @@ class Judgement(NamedTuple):
     @property
     def distance(self) -> float:
         """The largest of a group; not a number if one is not."""
-        return (
-            math.nan if any(map(math.isnan, found := list(self.distances.values()))) else max(found)
-        )
+        return _largest(self.distances.values())
+
+    @property
+    def finite(self) -> bool:
+        """True if all numbers are."""
+        return all(map(math.isfinite, (*self.distances.values(), *self.layers)))
 
     @property
     def right(self) -> bool:
@@ -97,24 +107,42 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
     with _fresh_tables(model), torch.inference_mode():
         logits = centred(_logits(model, reference))
         layers = _layers(model, reference, floor)
+    model.forget_workspace()
     error = relative(logits, reference.logits, reference.logits).view(-1, COUNT)
     noise = reference.noise.view(-1, COUNT)
     found: dict[str, float] = {}
     for prompt, own, usual in zip(reference.prompts, error, noise, strict=True):
-        for name, part in (("chunks", slice(COUNT - DECODED)), ("decoding", slice(-DECODED, None))):
-            found[f"{prompt.kind}, {name}"] = mean_ratio(own[part], usual[part], floor)
+        for name, part in _parts(prompt).items():
+            found[f"{prompt.kind}, {name}"] = mean_ratio(
+                own[part], usual[part], floor, routed=reference.routed
+            )
     return Judgement(found, layers, float(noise.median()))
 
 
-def mean_ratio(error: Tensor, noise: Tensor, floor: float) -> float:
+def _parts(prompt: CheckPrompt) -> dict[str, slice]:
+    """Return the positions of a prompt that are judged together."""
+    decoding = slice(COUNT - DECODED, COUNT)
+    if not prompt.others:
+        return {"chunks": slice(COUNT - DECODED), "decoding": decoding}
+    return {"chunks": slice(ROWS.start), "rows": ROWS, "decoding": decoding}
+
+
+def mean_ratio(error: Tensor, noise: Tensor, floor: float, *, routed: bool = False) -> float:
     """Return the geometric mean of error over noise, both at least about `floor`.
 
-    Without the largest: where experts are chosen, rounding may choose others at one position, and
-    be right.
+    Where experts are chosen (`routed`), rounding may choose others at one position and be right:
+    the largest is left out.
     """
-    ratios = (error + floor).log() - (noise + floor).log()
+    ratios = ((error + floor).log() - (noise + floor).log()).sort().values
     # What is not a number is sorted as the largest, and must not be left out.
-    return float(ratios.sort().values[:-1].mean().exp()) if ratios.isfinite().all() else math.nan
+    if not ratios.isfinite().all():
+        return math.nan
+    return float(ratios[: -1 if routed else None].mean().exp())
+
+
+def _largest(found: Iterable[float]) -> float:
+    """Return the largest; not a number if one is not, which `max` may pass over."""
+    return max(found, key=lambda each: (math.isnan(each), each))
 
 
 def _logits(model: "CausalModel", reference: Reference) -> Tensor:
@@ -136,10 +164,10 @@ def _logits(model: "CausalModel", reference: Reference) -> Tensor:
 def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[float, ...]:
     """Compute the distance of each layer, given the reference's input; whole prompts at once.
 
-    Empty if the reference has none, or if other ranks would be given their own input.
+    Empty if the reference has others or none, or if other ranks would be given their own input.
     """
     layers = reference.layers
-    if not layers.inputs or model.group is not None:
+    if len(layers.inputs) != len(model.decoder_layers) or model.group is not None:
         return ()
     pages, runs, size = _pages(model, len(reference.prompts))
     found: list[Tensor] = []
@@ -154,7 +182,8 @@ def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[f
     ):
         error = relative(own, wanted, wanted.float() - given.float())
         parts = zip(error.view(-1, COUNT), noise.view(-1, COUNT), strict=True)
-        distances.append(max(mean_ratio(*part, floor) for part in parts))
+        own_parts = [mean_ratio(*part, floor, routed=reference.routed) for part in parts]
+        distances.append(_largest(own_parts))
     return tuple(distances)
 
 

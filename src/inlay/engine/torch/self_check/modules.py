@@ -52,7 +52,7 @@ class ModuleCheck:
         expected: Compute,
         *,
         roundings: int = 1,
-        outputs_kept: bool = True,
+        whole: str | None = None,
     ) -> bool:
         """Return True if `found` computes what `expected` does, rounded otherwise.
 
@@ -64,20 +64,26 @@ class ModuleCheck:
             found: the replacement.
             expected: the module itself.
             roundings: of its intermediate results too, one after another.
-            outputs_kept: what was kept of `paths` are outputs of `expected`, not its inputs alone.
+            whole: path of one module that `found` replaces, which gets the input that `paths` have,
+                and whose output is not theirs.
         """
+        name = paths[0] if whole is None else whole
+        if whole is None and len(paths) > 1:
+            name = " + ".join([paths[0], *(path.rpartition(".")[2] for path in paths[1:])])
         allowed = roundings * TOLERANCE[like.dtype]
         if self.plain:
             return False
         if self.known is not None:
-            return not any(path in self.known for path in paths)
+            return name not in self.known
         kept = [self._kept[path] for path in paths if path in self._kept]
         given = kept[0][0] if kept else None
         if given is None or given.shape[1] != size or given.dtype != like.dtype:
             given, kept = _made(size, like), []
+        # The model's own code may have run elsewhere, before the model was divided.
+        given, kept = given.to(like.device), [(x, y.to(like.device)) for x, y in kept]
         with torch.inference_mode():
             own = found(given)
-            wanted = torch.cat([rows for _, rows in kept], -1) if kept and outputs_kept else None
+            wanted = torch.cat([rows for _, rows in kept], -1) if kept and whole is None else None
             # Not so where another rank has the rest of them.
             if wanted is None or wanted.shape != own.shape:
                 wanted = expected(given)
@@ -89,12 +95,11 @@ class ModuleCheck:
         if error <= allowed and slope <= _SLOPE:
             return True
         worst, allowed = (error, allowed) if not error <= allowed else (slope, _SLOPE)
-        for path in paths:
-            self.left_out[path] = worst
-            _logger.warning(
-                "%s is left as it is: its faster form differs by %.3g (allowed: %.3g)",
-                path, worst, allowed,
-            )  # fmt: skip
+        self.left_out[name] = worst
+        _logger.warning(
+            "%s is left as it is: its faster form differs by %.3g (allowed: %.3g)",
+            name, worst, allowed,
+        )  # fmt: skip
         return False
 
 

@@ -11,7 +11,7 @@ Shapes: V variants, K prompts, T positions of a prompt, P = K * T, C hidden size
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class Reference:
         logits: float32 [P, M], centred.
         log_sum: float32 [P], logarithm of the sum of exponentials of all logits, centred likewise.
         noise: float32 [P], distance of the `free` variant.
+        routed: experts are chosen, which rounding may change.
         layers: of decoder layers; empty if they are not known.
         modules: rows of the inputs [R, in] and outputs [R, out] of linears and norms, by path.
     """
@@ -91,6 +92,7 @@ class Reference:
     logits: Tensor
     log_sum: Tensor
     noise: Tensor
+    routed: bool = False
     layers: Layers = field(default_factory=Layers)
     modules: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -130,13 +132,36 @@ class Reference:
             noise = relative(centred(free.gather(1, ids)), logits, logits)
             capture.keep_head(hidden[0])
         by = computed_by(attention, model.dtype)
-        return cls(prompts, by, ids, logits, log_sum, noise, capture.layers, capture.modules)
+        return cls(
+            prompts,
+            by,
+            ids,
+            logits,
+            log_sum,
+            noise,
+            has_experts(model.config.get_text_config()),
+            capture.layers,
+            capture.modules,
+        )
+
+    def moved(self, device: torch.device) -> "Reference":
+        """Return the same on `device`, where the model is that it is compared with."""
+        ids, logits, log_sum, noise = (
+            part.to(device) for part in (self.ids, self.logits, self.log_sum, self.noise)
+        )
+        return replace(self, ids=ids, logits=logits, log_sum=log_sum, noise=noise)
 
 
 def computed_by(attention: str, dtype: torch.dtype) -> str:
     """Return the name of what computed a reference."""
     name = str(dtype).removeprefix("torch.")
     return f"transformers {transformers.__version__} {attention} {name}"
+
+
+def has_experts(config: Any) -> bool:
+    """Return True if positions choose experts."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any(getattr(config, name, None) for name in names)
 
 
 def model_width(model: Any) -> int:

@@ -1,6 +1,7 @@
 """The self-check at the start of a model."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -20,9 +21,14 @@ Checked = TypeVar("Checked", bound="HasCheck")
 
 
 class HasCheck(Protocol):
-    """A loaded model: it keeps the result of its check."""
+    """A loaded model, which keeps the result of its check.
+
+    `check_width` is the numbers at a position of which some are compared: logits, or channels.
+    """
 
     device: torch.device
+    vocab_size: int
+    check_width: int
     self_check: SelfCheck | None
 
 
@@ -90,7 +96,7 @@ def _as_before(known: Fingerprint, subject: Subject, steps: Steps[Checked]) -> C
     model = steps.wrap(steps.read(), check)
     begun = time.monotonic()
     try:
-        reference = known.reference(model.device)
+        reference = known.reference(model.device, model.vocab_size, model.check_width)
     except ValueError as error:
         _logger.info("the self-check of an earlier start is not used: %s", error)
         return None
@@ -123,6 +129,7 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
     del read
     reference.modules.clear()
     begun = time.monotonic()
+    reference = reference.moved(found.device)
     judgement = steps.judge(found, reference)
     seconds += time.monotonic() - begun
     if mode == "strict" and check.left_out:
@@ -130,7 +137,8 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
             f"--self-check strict: {_named(check)} of this model differ in their faster form; "
             "--self-check start serves it without"
         )
-    if not judgement.right and not _is_noise(judgement):
+    # Where the reference is noise, no bound says anything; but its numbers are numbers.
+    if not judgement.right and not (judgement.finite and mode != "strict" and _is_noise(judgement)):
         if mode == "strict":
             raise EngineError(
                 "--self-check strict: the model's numbers are not those of its own code "
@@ -145,7 +153,7 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
         check = ModuleCheck(plain=True)
         found = steps.wrap(steps.read(), check)
         judgement = steps.judge(found, reference)
-        if not judgement.right:
+        if not judgement.right and not (judgement.finite and _is_noise(judgement)):
             raise EngineError(
                 f"the model's numbers are not those of its own code ({reference.by}): "
                 f"{judgement.reason}; --self-check off serves it nevertheless"
@@ -195,15 +203,20 @@ def _result(check: ModuleCheck, judgement: Judgement, by: str, seconds: float) -
     return SelfCheck(
         result=result,
         reference=by,
-        distance=round(judgement.distance, 3),
+        distance=_rounded(judgement.distance),
         bound=BOUND,
-        distances={place: round(found, 3) for place, found in judgement.distances.items()},
-        layers=tuple(round(layer, 3) for layer in judgement.layers),
-        noise=round(judgement.noise, 7),
+        distances={place: _rounded(found) for place, found in judgement.distances.items()},
+        layers=tuple(_rounded(layer) for layer in judgement.layers),
+        noise=_rounded(judgement.noise, 7),
         num_modules=check.checked,
         left_out=tuple(check.left_out),
         seconds=round(seconds, 2),
     )
+
+
+def _rounded(number: float, digits: int = 3) -> float:
+    """Round; JSON has no number for what is not one, for which -1 stands."""
+    return round(number, digits) if math.isfinite(number) else -1.0
 
 
 def _tell(found: SelfCheck) -> None:

@@ -185,7 +185,7 @@ def _replace(
                 paths = [f"{path}.{name}.{part}" for part in ("gate_proj", "gate_up_proj")]
                 if check.agrees(
                     paths, like.shape[1], like, fused_gated, child,
-                    roundings=_GATED_ROUNDINGS, outputs_kept=False,
+                    roundings=_GATED_ROUNDINGS, whole=f"{path}.{name}",
                 ):  # fmt: skip
                     setattr(parent, name, fused_gated)
 
