@@ -1,7 +1,7 @@
 """`inlay doctor`: what this machine has, and what a server here would lack.
 
-Starts no engine, and imports one only to compare a model with its own code. A finding is `ok`, `note` (slower or smaller than it could be) or
-`fails`; with a failure the exit status is 1.
+Starts no engine, and imports one only to compare a model with its own code. A finding is `ok`,
+`note` (slower or smaller than it could be) or `fails`; with a failure the exit status is 1.
 """
 
 import asyncio

@@ -112,10 +112,8 @@ def fleet(discovery: Discovery, namespace: str, secret: str | None = None) -> di
 
 
 def _other_secret(worker: FleetWorker, secret: str | None) -> str:
-    return (
-        f"it has the secret {worker.card.secret_fingerprint or 'of nobody'}, the namespace {secret}: "
-        "start it again"
-    )
+    own = worker.card.secret_fingerprint or "of nobody"
+    return f"it has the secret {own}, the namespace {secret}: start it again"
 
 
 def _worker(worker: FleetWorker, shares: Mapping[str, Mapping[Weights, float]]) -> dict[str, Any]:

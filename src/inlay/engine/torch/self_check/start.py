@@ -33,7 +33,7 @@ class HasCheck(Protocol):
 
 
 class Subject(NamedTuple):
-    """What determines the numbers of a model that is to be loaded.
+    """Traits that determine the numbers of a model that is to be loaded.
 
     Attributes:
         weights_id: identity of its weights.
