@@ -244,7 +244,7 @@ def test_frames_that_take_too_long_together_are_refused() -> None:
 
 def test_without_the_extra_the_answer_is_how_to_get_it() -> None:
     for name, kind in (("h264", "MP4"), ("vp8", "WEBM")):
-        with pytest.raises(InvalidRequestError, match=rf"a file of {kind}; .*'inlay\[video\]'"):
+        with pytest.raises(InvalidRequestError, match=rf"a file of {kind}; .*'[\w-]+\[video\]'"):
             read_video_header(file(name), max_frames=64, max_pixels=1 << 20)
 
 

@@ -328,6 +328,7 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "max_num_seqs": ("sequences that it computes at a time.", 64),
     "adapters": ("names of its loaded adapters.", ["my-adapter"]),
     "last_probe": ("last probe of its engine.", None),
+    "silence": ("", 12.0),
     "age": ("seconds since then.", 1.5),
     "seconds": ("seconds that it took.", 0.02),
     "LastProbe.error": ("error, if it failed.", "no token within 20 s"),

@@ -11,7 +11,7 @@ from inlay.request import Task
 
 
 class Weights(NamedTuple):
-    """What workers must have in common to answer alike."""
+    """Traits that workers must share to answer alike."""
 
     name: str
     weights_id: str

@@ -90,7 +90,7 @@ class Member:
 
     @property
     def stranger(self) -> str | None:
-        """Why this member cannot meet others of the namespace; None while it can."""
+        """Reason for which this member cannot meet others of the namespace; None while it can."""
         return self._stranger
 
     def keep(self, make: Callable[[], Awaitable[object]]) -> None:

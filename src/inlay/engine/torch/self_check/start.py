@@ -49,7 +49,7 @@ class Subject(NamedTuple):
 
 
 class Steps(NamedTuple, Generic[Checked]):
-    """How a model is loaded and compared.
+    """Steps in which a model is loaded and compared.
 
     Attributes:
         read: returns the model as transformers reads it; called again to load it again.
