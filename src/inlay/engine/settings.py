@@ -239,7 +239,7 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Compare the loaded model with its own code in transformers, module by module and as a whole,
     before it is ready: start leaves out what differs, refuses to serve wrong numbers and uses what
     an earlier start found; full compares everything again; strict also refuses where anything had
-    to be left out; off compares nothing (engine torch)."""
+    to be left out; off compares modules on made inputs alone (engine torch)."""
     self_check_interval: float = Field(default=600.0, ge=0)
     """Seconds between requests of a worker to itself whose answer must be that of the start, also
     sent after a wake-up and changes of adapters; 0, and self_check off, disable them."""

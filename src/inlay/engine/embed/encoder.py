@@ -37,7 +37,7 @@ from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import encoder_of
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.self_check.judgement import Judgement
+from inlay.engine.torch.self_check.judgement import FLOOR, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.start import Steps, Subject, checked
@@ -129,6 +129,9 @@ class Encoder:
         self.card = facts.card_of(settings, config, hidden, self._modes)
         self.weights_id = facts.identity(config, self._modes)
         self.self_check: SelfCheck | None = None
+        # What was asked for: products of about 16 bits.
+        coarse = self.dtype == torch.float32 and settings.float32_matmul_precision == "high"
+        self._floor = FLOOR[torch.bfloat16 if coarse else self.dtype]
         self.refuses_rows: str | None = None
         self.embedding_table_id, self.embedding_abs_max = "", 0.0
         if family.causal and not scores:
@@ -189,7 +192,7 @@ class Encoder:
         prompts = prompts_of(reference)
         with torch.inference_mode():
             states = self._hidden(prompts, [len(prompt) for prompt in prompts], ())
-        return judge_states(states, reference, self.dtype)
+        return judge_states(states, reference, self._floor)
 
     def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
         """Compute the vector or logits of each prompt: float32 [S, size], on the host.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.self_check.judgement import FLOOR, Judgement, mean_ratio
+from inlay.engine.torch.self_check.judgement import Judgement, mean_ratio
 from inlay.engine.torch.self_check.prompts import COUNT, check_prompts
 from inlay.engine.torch.self_check.reference import (
     VARIANTS,
@@ -62,13 +62,16 @@ def embedding_reference(base: Any, directory: Path, vocab_size: int, *, causal: 
     )
 
 
-def judge_states(states: Tensor, reference: Reference, dtype: torch.dtype) -> Judgement:
-    """Compare states [P, C] of the prompts of `reference`, laid end to end, with its own."""
+def judge_states(states: Tensor, reference: Reference, floor: float) -> Judgement:
+    """Compare states [P, C] of the prompts of `reference`, laid end to end, with its own.
+
+    Errors below about `floor` do not count.
+    """
     own = states.float().gather(1, reference.ids)
     error = _distance(own, reference.logits, _scale(reference.logits)).view(-1, COUNT)
     noise = reference.noise.view(-1, COUNT)
     found = {
-        prompt.kind: mean_ratio(part, usual, FLOOR[dtype])
+        prompt.kind: mean_ratio(part, usual, floor)
         for prompt, part, usual in zip(reference.prompts, error, noise, strict=True)
     }
     return Judgement(found, (), float(noise.median()))

@@ -314,7 +314,11 @@ def _offset_of_weight(module: nn.Module, weight: Tensor, eps: float) -> int | No
     rows = torch.randn(4, *size, generator=generator).to(weight.device)
     rows *= torch.tensor([[1.0], [1e3], [eps**0.5], [0.0]], device=weight.device)
     with torch.inference_mode():
-        found = probe(rows)
+        try:
+            found = probe(rows)
+        except TypeError:
+            # It takes more than rows: a gate, as some recurrent layers have.
+            return None
         ones = rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
     for offset in (0, 1):
         if found.dtype == ones.dtype and differ(found, ones * (offset + given)) <= _SAME_FORMULA:
