@@ -29,9 +29,15 @@ class Probed(msgspec.Struct, frozen=True, tag="probe"):
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag="load_adapter"):
-    """The `Adapter.content_id` of an adapter that takes requests now."""
+    """An adapter takes requests now.
+
+    Attributes:
+        content_id: as `Adapter.content_id`.
+        already: it did before.
+    """
 
     content_id: str
+    already: bool = False
 
 
 class AdapterUnloaded(msgspec.Struct, frozen=True, tag="unload_adapter"):
@@ -107,6 +113,7 @@ class LoadAdapter(Command[AdapterLoaded], frozen=True, tag="load_adapter"):
         in_place: it may take the place of another of that name.
         base_model: name of the model it is for, or None.
         content_id: what it must be where it is loaded again after a restart, or None.
+        recorded: the namespace has it; where it cannot be loaded it is listed as failed.
     """
 
     name: str
@@ -115,6 +122,7 @@ class LoadAdapter(Command[AdapterLoaded], frozen=True, tag="load_adapter"):
     in_place: bool = False
     base_model: str | None = None
     content_id: str | None = None
+    recorded: bool = False
 
     def is_same(self, other: "LoadAdapter") -> bool:
         """True if both give the same adapter the same name."""

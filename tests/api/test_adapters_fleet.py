@@ -27,11 +27,10 @@ SECRET = Secret(bytes(32))
 CHIEF = {"authorization": "Bearer chief"}
 
 
-def engine_of(directory: Path, *names: str) -> AdaptingEcho:
+def engine_of(directory: Path, *names: str, weights: str = "") -> AdaptingEcho:
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(
-        json.dumps({"vocab_size": 99, "hidden_size": HIDDEN, "max_position_embeddings": 1000})
-    )
+    sizes = {"vocab_size": 99, "hidden_size": HIDDEN, "max_position_embeddings": 1000}
+    (directory / "config.json").write_text(json.dumps({**sizes, "weights": weights}))
     settings = EngineSettings(
         model=str(directory), engine="echo", served_model_name=list(names), max_cpu_loras=2
     )
@@ -125,19 +124,32 @@ async def test_where_undoing_fails_too_the_answer_says_where_it_is(
     assert await three.listed() == []
 
 
-async def test_a_worker_that_lacks_it_gets_it_in_place_and_the_others_keep_theirs(
-    three: Fleet, tmp_path: Path
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_a_worker_that_lacks_it_gets_it_and_the_others_keep_theirs(
+    three: Fleet, tmp_path: Path, in_place: bool
 ) -> None:
     path = write_lora(tmp_path / "a")
     await three.load("a", path)
     (late,) = three.router.workers("m")[2:]
     await late.call(UnloadAdapter("a"))
     assert len(await three.listed()) == 2
-    assert (await three.load("a", path)).status_code == 400
+    other = write_lora(tmp_path / "b", seed=2)
+    assert (await three.load("a", other)).status_code == 400
     assert len(await three.listed()) == 2
-    assert (await three.load("a", path, load_inplace=True)).status_code == 200
+    assert (await three.load("a", path, load_inplace=in_place)).status_code == 200
     assert len(await three.listed()) == 3
     assert [engine.loads for engine in three.engines][:2] == [1, 1]
+
+
+async def test_where_loading_again_fails_those_that_had_it_keep_it(
+    three: Fleet, tmp_path: Path
+) -> None:
+    path = write_lora(tmp_path / "a")
+    await three.load("a", path)
+    await three.router.workers("m")[2].call(UnloadAdapter("a"))
+    three.engines[2].failing.add("load_adapter")
+    assert (await three.load("a", path)).status_code == 500
+    assert [worker for worker, *_ in await three.listed()] == ["local-0", "local-1"]
 
 
 async def test_of_several_models_it_must_be_said_which_it_is_for(

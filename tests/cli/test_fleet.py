@@ -26,6 +26,7 @@ from tests.parts import Part, running, workers_of
 from tests.preloaded import started
 from tests.serving import Served, free_port, serving
 from tests.transport.nats_server import NatsServer
+from tests.worker.test_adapters import write_prompt
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 90
@@ -411,6 +412,28 @@ def test_a_worker_that_loads_its_model_is_shown_as_loading_and_not_as_missing(na
         looks.kill()
         looks.wait()
         looks.stdout.close()
+
+
+def test_an_adapter_loaded_at_run_time_is_there_after_a_rolling_update(
+    nats: str, tmp_path: Path
+) -> None:
+    names = ("--nats", nats, "--namespace", "adapters")
+    options = ("--namespace", "adapters", "--served-model-name", "m")
+    config = json.loads((tiny("llama") / "config.json").read_text())
+    path = write_prompt(tmp_path / "a", hidden=config["hidden_size"])
+    order = {"lora_name": "a", "lora_path": str(path)}
+    chief = {"authorization": "Bearer chief"}
+    with serving(*names, "--admin-api-key", "chief", command="frontend") as server:
+        route = server.v1 + "/load_lora_adapter"
+        with worker(nats, *options) as old:
+            # A frontend hears of it a moment after it has said so itself.
+            while (answer := httpx.post(route, json=order, headers=chief)).status_code == 503:
+                time.sleep(0.1)
+            assert answer.status_code == 200, answer.text
+            with worker(nats, *options) as new:
+                old.send(signal.SIGTERM)
+                assert old.wait() == 0
+                assert any("loaded adapter 'a' from" in line for line in new.said)
 
 
 def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:

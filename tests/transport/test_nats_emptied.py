@@ -64,7 +64,7 @@ async def test_the_older_of_two_secrets_stays_and_who_has_the_younger_says_so(
     member = await Member.join(settings, "worker")
     secret = await member.secret(None)
     # The store is emptied, and somebody comes before any member has looked.
-    await (await member._facts()).purge("secret")
+    await (await member.facts()).purge("secret")
     newcomer = await Member.join(settings, "frontend")
     other = await newcomer.secret(None)
     assert other.root != secret.root

@@ -188,9 +188,8 @@ async def test_a_name_that_is_taken_is_a_collision_whatever_state_it_is_in(
     with pytest.raises(InvalidRequestError, match="is being loaded from"):
         await adapters.load(LoadAdapter("a", str(other)))
     await loading
-    for path in (one, other):
-        with pytest.raises(InvalidRequestError, match="has already been loaded"):
-            await adapters.load(LoadAdapter("a", str(path)))
+    with pytest.raises(InvalidRequestError, match="has already been loaded"):
+        await adapters.load(LoadAdapter("a", str(other)))
     for name in ("m", "alias"):
         with pytest.raises(InvalidRequestError, match="conflicts with a served base model"):
             await adapters.load(LoadAdapter(name, str(one)))

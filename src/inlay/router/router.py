@@ -24,7 +24,7 @@ from inlay.router.resume import ResumingStream, Sent
 from inlay.router.settings import RouterSettings
 from inlay.router.shares import Weights
 from inlay.routing import WorkerLoad, routing_chain
-from inlay.transport.api import Announces, Drains, Plane, Reaches, Worker
+from inlay.transport.api import Announces, Drains, Plane, Reaches, RecordsAdapters, Worker
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
@@ -156,6 +156,10 @@ class Router:
     def drains(self) -> Drains | None:
         """The plane, where its workers can be told to drain."""
         return self._plane if isinstance(self._plane, Drains) else None
+
+    def adapter_record(self) -> RecordsAdapters | None:
+        """The plane, where workers that come later load what was loaded before."""
+        return self._plane if isinstance(self._plane, RecordsAdapters) else None
 
     def _reasons(self) -> Mapping[str, str]:
         """Reasons why workers are not ready, by worker; those of the plane go first."""

@@ -1,10 +1,10 @@
 """Protocols of a transport: planes, workers and streams."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from inlay.card import ModelCard
-from inlay.commands import Command
+from inlay.commands import Command, LoadAdapter
 from inlay.request import Emit, Output, Request
 from inlay.transport.lent import Lent, Place
 
@@ -181,3 +181,18 @@ class Drains(Protocol):
             NotFoundError: no such worker is ready.
             DeadlineExceededError: it did not say in time that it drains.
         """
+
+
+@runtime_checkable
+class RecordsAdapters(Protocol):
+    """A plane whose workers load, when they come, what has been recorded for their model.
+
+    Both raise `OverloadedError` when nothing can be recorded now, and `InvalidRequestError` if what
+    is there is not understood.
+    """
+
+    async def record_adapter(self, model: str, order: LoadAdapter) -> None:
+        """Have workers of a model that come later load an adapter from where `order` says."""
+
+    async def forget_adapter(self, models: Iterable[str], name: str) -> bool:
+        """Have workers that come later not load it any more; True if it was recorded."""

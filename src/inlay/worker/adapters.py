@@ -14,6 +14,8 @@ unloaded again.
 
 The engine knows an adapter by name and content, so another content may take a name's place while
 the first still runs.
+
+One that the namespace has recorded and that cannot be loaded is listed as failed.
 """
 
 import asyncio
@@ -147,6 +149,7 @@ class AdapterRegistry:
         self._loading: dict[str, _LoadedAdapter] = {}
         self._loads: SingleFlight[str, Adapter] = SingleFlight(finishes=True)
         self._leaving: dict[_LoadedAdapter, asyncio.Task[None]] = {}
+        self._missing: dict[str, AdapterStatus] = {}
         self._changed: Callable[[], None] = lambda: None
         self._sleeping: SleepControl | None = None
 
@@ -162,10 +165,10 @@ class AdapterRegistry:
     def statuses(self) -> list[AdapterStatus]:
         """All of them, whatever their state."""
         every = (*self._ready.values(), *self._loading.values(), *self._leaving)
-        return [held.status() for held in every]
+        return [*(held.status() for held in every), *self._missing.values()]
 
     async def load(self, order: LoadAdapter) -> Adapter:
-        """Load what is ordered. Whoever orders the same while it is loading gets the same answer.
+        """Load what is ordered. Whoever orders the same again gets the same answer.
 
         Raises:
             InvalidRequestError: the name is taken, there is no room, or the adapter will not do.
@@ -173,9 +176,27 @@ class AdapterRegistry:
             EngineError: the engine failed to load it.
             OverloadedError: the engine sleeps.
         """
+        try:
+            adapter = await self._load_once(order)
+        except InlayError as error:
+            if order.recorded:
+                self._missing[order.name] = AdapterStatus(
+                    name=order.name, path=order.path, state="failed", reason=error.message
+                )
+            raise
+        self._missing.pop(order.name, None)
+        return adapter
+
+    async def _load_once(self, order: LoadAdapter) -> Adapter:
         held = self._loading.get(order.name)
         if held is None:
             self._check(order)
+            ready = self._ready.get(order.name)
+            rereads = order.in_place and not order.recorded
+            if ready is not None and ready.order.is_same(order) and not rereads:
+                if ready.adapter is None:
+                    raise AssertionError("what is ready has been described")
+                return ready.adapter
             held = self._loading[order.name] = _LoadedAdapter(order)
         elif not held.order.is_same(order):
             raise InvalidRequestError(
@@ -199,13 +220,14 @@ class AdapterRegistry:
             with suppress(InlayError):
                 await self.load(self._loading[name].order)
         seconds = self._drain_seconds if drain_seconds is None else drain_seconds
+        missing = self._missing.pop(name, None)
         held = self._ready.pop(name, None)
         if held is not None:
             self._changed()
             await asyncio.shield(self._leave(held, seconds))
             return
         leaving = [held for held in self._leaving if held.order.name == name]
-        if not leaving:
+        if not leaving and missing is None:
             raise NotFoundError(f"The lora adapter '{name}' cannot be found.", param="lora_name")
         for held in leaving:
             task = self._leave(held, seconds) if held.state == "failed" else self._leaving[held]
@@ -266,13 +288,9 @@ class AdapterRegistry:
                 f"worker serves '{card.name}'",
                 param="base_model_name",
             )
-        if name in self._ready and not order.in_place:
-            raise InvalidRequestError(
-                f"The lora adapter '{name}' has already been loaded. If you want to load the "
-                "adapter in place, set "
-                "'load_inplace' to True.",
-                param="lora_name",
-            )
+        ready = self._ready.get(name)
+        if ready is not None and ready.order.path != order.path and not order.in_place:
+            raise _taken(name)
         count = len(self._ready) + len(self._loading) + len(self._leaving)
         if count >= self._most + (name in self._ready):
             raise InvalidRequestError(
@@ -295,7 +313,10 @@ class AdapterRegistry:
                 and before.adapter.content_id == adapter.content_id
             ):
                 held.close()
+                before.order = order
                 return before.adapter
+            if before is not None and not order.in_place:
+                raise _taken(order.name)
             held.adapter = adapter
             if isinstance(opened.files, PromptFiles):
                 if Task.GENERATE not in self._engine.card.tasks:
@@ -438,6 +459,14 @@ class AdapterRegistry:
             raise EngineError(
                 f"{len(held.requests)} aborted requests did not end within {ABORT_SECONDS:g} s"
             ) from None
+
+
+def _taken(name: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in "
+        "place, set 'load_inplace' to True.",
+        param="lora_name",
+    )
 
 
 def _described(order: LoadAdapter, opened: Opened) -> Adapter:

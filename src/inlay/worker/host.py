@@ -366,9 +366,10 @@ class EngineHost:
                 )
             case LoadAdapter():
                 self._sleeping.check_awake()
+                before = self._adapter_contents()
                 content_id = (await self._lending().load(command)).content_id
                 self._canary.soon()
-                return AdapterLoaded(content_id)
+                return AdapterLoaded(content_id, (command.name, content_id) in before)
             case UnloadAdapter(name, seconds):
                 await self._lending().unload(name, seconds)
                 self._canary.soon()

@@ -1,6 +1,6 @@
 """`POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `GET /v1/loras`.
 
-An adapter is loaded on every worker of a model.
+An adapter is loaded on every worker of a model, and in a fleet recorded for those that come later.
 """
 
 import asyncio
@@ -62,18 +62,26 @@ async def load_lora_adapter(call: Call) -> None:
     card = _model(call, request.base_model_name)
     _check_name(call, card, name)
     command = LoadAdapter(name, path, sha256, request.load_inplace)
-    workers = call.server.router.workers(card.name)
+    router = call.server.router
+    # Of all weights that have the name now.
+    workers = [
+        worker
+        for worker in router.asked()
+        if (worker.card.name, worker.card.role) == (card.name, card.role)
+    ]
     if not workers:
-        raise call.server.router.unready()
+        raise router.unready()
     answers = await asyncio.gather(*(_send(worker, command) for worker in workers))
     failed = [answer for answer in answers if isinstance(answer, InlayError)]
     if failed:
         done = [
             worker
             for worker, answer in zip(workers, answers, strict=True)
-            if not isinstance(answer, InlayError)
+            if not isinstance(answer, InlayError) and not answer.already
         ]
         raise await _undone(request, done, workers, failed)
+    if (record := router.adapter_record()) is not None:
+        await record.record_adapter(card.name, command)
     await call.bytes(f"Success: LoRA adapter '{name}' added successfully.".encode(), _TEXT)
 
 
@@ -130,14 +138,18 @@ async def unload_lora_adapter(call: Call) -> None:
             f"drain_timeout must be from 0 to {MAX_DRAIN:g} seconds, got {seconds:g}",
             param="drain_timeout",
         )
-    workers = call.server.router.ready()
+    router = call.server.router
+    workers = router.ready()
     if not workers:
-        raise call.server.router.unready()
+        raise router.unready()
+    record, models = router.adapter_record(), {worker.card.name for worker in workers}
+    # First, so that nobody who comes meanwhile loads it.
+    recorded = record is not None and await record.forget_adapter(models, name)
     command = UnloadAdapter(name, seconds)
     answers = await asyncio.gather(*(_send(worker, command) for worker in workers))
     failed = [answer for answer in answers if isinstance(answer, InlayError)]
     unknown = [answer for answer in failed if isinstance(answer, NotFoundError)]
-    if len(unknown) == len(workers):
+    if len(unknown) == len(workers) and not recorded:
         raise unknown[0]
     for error in failed:
         if not isinstance(error, NotFoundError):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 
 from inlay import liveness
 from inlay.card import PROTOCOL, ModelCard
+from inlay.commands import LoadAdapter
 from inlay.digest import Secret
 from inlay.errors import (
     DeadlineExceededError,
@@ -24,6 +25,7 @@ from inlay.transport.link import GONE, Link
 from inlay.transport.listener import dial
 from inlay.transport.memory import ReceiveMemory
 from inlay.transport.messages import FromWorker
+from inlay.transport.nats.adapters import AdapterRecord, RecordedAdapter
 from inlay.transport.nats.discovery import Discovery, FleetWorker
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.messages import CacheEvents, Invitation
@@ -98,6 +100,8 @@ class NatsPlane:
             changed=self._follow,
             protocol=protocol,
         )
+        self._record = AdapterRecord(member)
+        member.keep(self._record.uphold)
         self._connected: dict[str, _Connected] = {}
         self._announced: Sequence[ModelCard] = ()
         self._changed = asyncio.Event()
@@ -174,6 +178,14 @@ class NatsPlane:
             raise DeadlineExceededError(
                 f"{worker_id} did not say within {DRAIN_SECONDS:g} s that it drains"
             ) from error
+
+    async def record_adapter(self, model: str, order: LoadAdapter) -> None:
+        """As `inlay.transport.api.RecordsAdapters`."""
+        await self._record.add(model, RecordedAdapter(order.name, order.path, order.sha256))
+
+    async def forget_adapter(self, models: Iterable[str], name: str) -> bool:
+        """As `inlay.transport.api.RecordsAdapters`."""
+        return await self._record.drop(models, name)
 
     async def changed(self) -> None:
         """Return at the next change of the set of ready workers or of a card."""

@@ -76,7 +76,7 @@ class Member:
 
         From then on this member writes back what an emptied store has lost.
         """
-        secret, kept = await agree(await self._facts(), own, self._settings.namespace)
+        secret, kept = await agree(await self.facts(), own, self._settings.namespace)
         if self._keeping is None:
             self.keep(lambda: self._uphold(kept))
             lost = asyncio.Event()
@@ -86,7 +86,7 @@ class Member:
 
     async def recorded_fingerprint(self) -> str | None:
         """The fingerprint of the namespace's secret, if it has one. Raises as `secret`."""
-        return await recorded(await self._facts())
+        return await recorded(await self.facts())
 
     @property
     def stranger(self) -> str | None:
@@ -97,7 +97,8 @@ class Member:
         """Have `make` make something of the namespace again where its store was emptied."""
         self._keeps.append(make)
 
-    async def _facts(self) -> KeyValue:
+    async def facts(self) -> KeyValue:
+        """The bucket of what all of the namespace share. Raises as `cards.bucket`."""
         name = self.subjects.namespace_facts
         return await bucket(self.control, name, replicas=self.replicas, seconds=None)
 
@@ -105,7 +106,7 @@ class Member:
         return await _cards(self.control, self.subjects, self._settings)
 
     async def _uphold(self, kept: Kept) -> None:
-        other = await uphold(await self._facts(), kept)
+        other = await uphold(await self.facts(), kept)
         reason = None
         if other is not None:
             reason = (

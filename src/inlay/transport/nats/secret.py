@@ -9,15 +9,14 @@ import secrets
 import time
 
 import msgspec
-import nats.errors
-import nats.js.errors
 from nats.js.kv import KeyValue
 
 from inlay.digest import Secret
 from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.transport.nats.facts import TRIES, read, write
 
 _KEY = "secret"
-_TRIES = 3
+_WHAT = "the secret"
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ async def agree(storage: KeyValue, own: Secret | None, namespace: str) -> tuple[
         InvalidRequestError: the namespace has another secret, or one that is only in files.
         OverloadedError: NATS does not answer.
     """
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         found = await _read(storage)
         if found is None:
             new = own or Secret(secrets.token_bytes(32))
@@ -72,7 +71,7 @@ async def uphold(storage: KeyValue, kept: Kept) -> str | None:
 
     Raises `OverloadedError` when NATS does not answer.
     """
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         found = await _read(storage)
         if found is not None:
             other = found[0]
@@ -93,27 +92,12 @@ async def recorded(storage: KeyValue) -> str | None:
 
 async def _read(storage: KeyValue) -> tuple[Kept, int | None] | None:
     """The record and its revision."""
-    try:
-        entry = await storage.get(_KEY)
-    except nats.js.errors.KeyNotFoundError:
-        return None
-    except (nats.errors.Error, TimeoutError) as error:
-        raise OverloadedError(f"NATS does not show the secret: {error}", retry_after=1) from error
-    return _decoder.decode(entry.value or b""), entry.revision
+    found = await read(storage, _KEY, _WHAT)
+    return None if found is None else (_decoder.decode(found[0]), found[1])
 
 
 async def _write(storage: KeyValue, kept: Kept, revision: int | None) -> bool:
-    """Replace the record of that revision; None: there is none. False if it is another now."""
-    try:
-        if revision is None:
-            await storage.create(_KEY, _encode(kept))
-        else:
-            await storage.update(_KEY, _encode(kept), last=revision)
-    except nats.js.errors.KeyWrongLastSequenceError:
-        return False
-    except (nats.errors.Error, TimeoutError) as error:
-        raise OverloadedError(f"NATS does not keep the secret: {error}", retry_after=1) from error
-    return True
+    return await write(storage, _KEY, _encode(kept), revision, _WHAT)
 
 
 def _checked(kept: Kept, own: Secret | None, namespace: str) -> Secret:

@@ -11,9 +11,11 @@ from nats.aio.msg import Msg
 
 from inlay import liveness
 from inlay.card import PROTOCOL, Address, ModelCard, Rollout, Stats
-from inlay.commands import Command, Drain, ReadStats
-from inlay.errors import InlayError, OverloadedError
+from inlay.commands import Command, Drain, LoadAdapter, ReadStats, UnloadAdapter, name_of
+from inlay.errors import InlayError, InvalidRequestError, OverloadedError
+from inlay.request import Task
 from inlay.routing import KvEvents
+from inlay.transport.nats.adapters import AdapterRecord, Recorded
 from inlay.transport.nats.cards import CARD_SECONDS
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.messages import Beat, CacheEvents, Invitation
@@ -87,6 +89,9 @@ class NatsWorker:
         self._engine = engine
         self._protocol = protocol
         self._rollout = rollout
+        self._record = AdapterRecord(member)
+        self._adopted: Recorded = ()
+        self._looking = asyncio.Event()
         self._returned = False
         self._finding: tuple[str, asyncio.Task[float]] | None = None
         self._answering_roll: asyncio.TimerHandle | None = None
@@ -120,9 +125,9 @@ class NatsWorker:
         control.on_reconnect(lambda: self._engine.forget_prompt(None))
         self._engine.watch(self.announce)
         self._engine.watch_cache(self._publish_cache_events)
-        self._tasks = [
-            asyncio.create_task(loop()) for loop in (self._publish, self._beat_on, self._read_stats)
-        ]
+        self._member.keep(self._look)
+        loops = (self._publish, self._beat_on, self._read_stats, self._follow_record)
+        self._tasks = [asyncio.create_task(loop()) for loop in loops]
 
     async def wait_announced(self) -> ModelCard:
         """Return its card, once frontends can know of it."""
@@ -273,23 +278,77 @@ class NatsWorker:
             self._beat()
 
     async def _come(self, card: ModelCard) -> None:
-        """Be ready with a new engine, once it is known since when there are its weights.
+        """Be ready with a new engine, once it has what the namespace has recorded for its model.
 
-        They begin anew where no other worker has them: see `inlay.router.shares`.
+        And once it is known since when there are its weights: they begin anew where no other worker
+        has them, see `inlay.router.shares`.
         """
         if not self._is_coming():
             return
+        incarnation, self._adopted = self._incarnation, ()
+        await self._adopt(card)
         finding, self._finding = self._finding, None
         if finding is not None and finding[0] == card.weights_id:
             since = await finding[1]
         else:
             since = await present_since(self._member, card)
         self._rollout = msgspec.structs.replace(self._rollout, since=since)
-        if self._is_coming():
+        if self._is_coming() and incarnation == self._incarnation:
             self._state = "ready"
 
     def _is_coming(self) -> bool:
         return self._returned and self._state == "away"
+
+    async def _adopt(self, card: ModelCard) -> None:
+        """Have the engine load what is recorded since the last time, until nothing new is.
+
+        What cannot be loaded is logged, and listed as failed. Raises `OverloadedError`.
+        """
+        if card.role is Task.ENCODE:
+            return
+        loaded: set[str] = set()
+        while (recorded := await self._recorded(card.name)) != self._adopted:
+            for adapter in recorded:
+                if adapter not in self._adopted:
+                    loaded.add(adapter.name)
+                    await self._follow(adapter.order)
+            # Unloaded everywhere else while it was loading here.
+            for name in loaded - {adapter.name for adapter in recorded}:
+                loaded.remove(name)
+                await self._follow(UnloadAdapter(name))
+            self._adopted = recorded
+
+    async def _follow(self, command: LoadAdapter | UnloadAdapter) -> None:
+        try:
+            await self._engine.call(command)
+        except InlayError as error:
+            log.error(
+                "%s of the namespace's adapter %r failed: %s",
+                name_of(command),
+                command.name,
+                error.message,
+            )
+
+    async def _recorded(self, model: str) -> Recorded:
+        try:
+            return await self._record.read(model)
+        except InvalidRequestError as error:
+            log.error("%s", error.message)
+            return self._adopted
+
+    async def _look(self) -> None:
+        self._looking.set()
+
+    async def _follow_record(self) -> None:
+        """Load also what was recorded while this worker became ready."""
+        while True:
+            await self._looking.wait()
+            self._looking.clear()
+            if self._card is not None and self._state == "ready":
+                try:
+                    await self._adopt(self._card)
+                except InlayError as error:
+                    log.warning("%s", error.message)
 
     async def _read_stats(self) -> None:
         while True:
