@@ -423,17 +423,16 @@ def test_an_adapter_loaded_at_run_time_is_there_after_a_rolling_update(
     path = write_prompt(tmp_path / "a", hidden=config["hidden_size"])
     order = {"lora_name": "a", "lora_path": str(path)}
     chief = {"authorization": "Bearer chief"}
-    with serving(*names, "--admin-api-key", "chief", command="frontend") as server:
-        route = server.v1 + "/load_lora_adapter"
-        with worker(nats, *options) as old:
-            # A frontend hears of it a moment after it has said so itself.
-            while (answer := httpx.post(route, json=order, headers=chief)).status_code == 503:
-                time.sleep(0.1)
-            assert answer.status_code == 200, answer.text
-            with worker(nats, *options) as new:
-                old.send(signal.SIGTERM)
-                assert old.wait() == 0
-                assert any("loaded adapter 'a' from" in line for line in new.said)
+    with (
+        worker(nats, *options) as old,
+        serving(*names, "--admin-api-key", "chief", command="frontend") as server,
+    ):
+        answer = httpx.post(server.v1 + "/load_lora_adapter", json=order, headers=chief)
+        assert answer.status_code == 200, answer.text
+        with worker(nats, *options) as new:
+            old.send(signal.SIGTERM)
+            assert old.wait() == 0
+            assert any("loaded adapter 'a' from" in line for line in new.said)
 
 
 def test_the_status_of_a_fleet_names_its_workers(nats: str) -> None:

@@ -1,4 +1,4 @@
-"""Adapters that are loaded at run time belong to the namespace: workers that come later have them."""
+"""Adapters that are loaded at run time are the namespace's: workers that come later have them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
