@@ -44,7 +44,7 @@ encode = msgspec.msgpack.encode
 
 
 def decode(value: bytes) -> Recorded:
-    """What is recorded for one model. Raises `InvalidRequestError` if it is not understood."""
+    """The adapters recorded for one model. Raises `InvalidRequestError` if it is not understood."""
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:
@@ -57,7 +57,7 @@ def key_of(model: str) -> str:
 
 
 class AdapterRecord:
-    """What a namespace records, as one member reads and changes it.
+    """The record of a namespace, as one member reads and changes it.
 
     All methods raise `OverloadedError` when NATS does not answer, and `InvalidRequestError` if what
     it has is not understood.
