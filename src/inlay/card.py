@@ -312,6 +312,8 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_modules: replaced modules that were compared.
         left_out: paths of those that were left as they were.
         seconds: that it took.
+        shadow: relative distance of the logits of a small float32 model of the same structure; 0 if
+            it was not compared.
     """
 
     result: str
@@ -324,6 +326,7 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_modules: int = 0
     left_out: tuple[str, ...] = ()
     seconds: float = 0.0
+    shadow: float = 0.0
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -305,6 +305,7 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "noise": ("", 0.026),
     "num_modules": ("", 198),
     "left_out": ("", []),
+    "shadow": ("", 2e-06),
     # workers
     "missing": ("", {"my-model": "it has not loaded yet"}),
     "WorkerList.waiting": ("", {"my-model": 2}),

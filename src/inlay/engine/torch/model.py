@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from inlay.engine.torch.projector import Projector
 from inlay.engine.torch.self_check.judgement import judge, largest_window
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
+from inlay.engine.torch.self_check.shadow import shadow_of
 from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.tensor_parallel import commands
 from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
@@ -268,13 +270,12 @@ class CausalModel:
         if group is not None and group.rank > 0:
             found = wrap(read(), ModuleCheck())
         else:
-            subject = Subject(
-                weights_id(directory),
-                dtype,
-                (family, max_model_len, group is None),
-                (device, settings.enable_lora, settings.batch_invariant, group and group.size),
-            )
-            found = checked(settings.self_check, subject, Steps(read, wrap, reference, judge))
+            traits = family, max_model_len, group is None
+            variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
+            subject = Subject(weights_id(directory), dtype, traits, variant)
+            shadow = partial(shadow_of, cls, parsed, family, max_model_len, rows=rows)
+            steps = Steps(read, wrap, reference, judge, shadow)
+            found = checked(settings.self_check, subject, steps)
         if settings.hidden_projector is not None:
             file = Path(settings.hidden_projector)
             found.projector = Projector(file, found.hidden_size, found.dtype, found.device)

@@ -104,19 +104,31 @@ def judge(model: "CausalModel", reference: Reference) -> Judgement:
     Chunks of prompts in one batch over scattered pages, then decoding, one position a step.
     """
     floor = FLOOR[model.dtype]
+    error, noise = logit_errors(model, reference), reference.noise
     with _fresh_tables(model), torch.inference_mode():
-        logits = centred(_logits(model, reference))
         layers = _layers(model, reference, floor)
     model.forget_workspace()
-    error = relative(logits, reference.logits, reference.logits).view(-1, COUNT)
-    noise = reference.noise.view(-1, COUNT)
-    found: dict[str, float] = {}
-    for prompt, own, usual in zip(reference.prompts, error, noise, strict=True):
-        for name, part in _parts(prompt).items():
-            found[f"{prompt.kind}, {name}"] = mean_ratio(
-                own[part], usual[part], floor, routed=reference.routed
-            )
+    found = {
+        place: mean_ratio(own, usual, floor, routed=reference.routed)
+        for (place, own), (_, usual) in zip(
+            grouped(reference, error), grouped(reference, noise), strict=True
+        )
+    }
     return Judgement(found, layers, float(noise.median()))
+
+
+def logit_errors(model: "CausalModel", reference: Reference) -> Tensor:
+    """Compute the relative distance [P] of the model's logits from the reference's."""
+    with _fresh_tables(model), torch.inference_mode():
+        logits = centred(_logits(model, reference))
+    return relative(logits, reference.logits, reference.logits)
+
+
+def grouped(reference: Reference, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the groups of positions that are judged: a name, and their part of `values` [P]."""
+    for prompt, own in zip(reference.prompts, values.view(-1, COUNT), strict=True):
+        for name, part in _parts(prompt).items():
+            yield f"{prompt.kind}, {name}", own[part]
 
 
 def _parts(prompt: CheckPrompt) -> dict[str, slice]:

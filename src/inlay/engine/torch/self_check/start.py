@@ -13,6 +13,7 @@ from inlay.engine.torch.self_check.fingerprint import Fingerprint, comparer, fin
 from inlay.engine.torch.self_check.judgement import BOUND, MOST_NOISE, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
+from inlay.engine.torch.self_check.shadow import SHADOW_BOUND, Shadow
 from inlay.errors import EngineError
 
 _logger = logging.getLogger(__name__)
@@ -56,12 +57,14 @@ class Steps(NamedTuple, Generic[Checked]):
         wrap: replaces those of its modules that the check finds the same.
         reference: runs its own code, before anything is replaced.
         judge: compares a loaded model with the reference.
+        shadow: compares a small model of the same structure; None where it cannot.
     """
 
     read: Callable[[], Any]
     wrap: Callable[[Any, ModuleCheck], Checked]
     reference: Callable[[Any], Reference]
     judge: Callable[[Checked, Reference], Judgement]
+    shadow: Callable[[], Shadow | None] = lambda: None
 
 
 def checked(mode: str, subject: Subject, steps: Steps[Checked]) -> Checked:
@@ -112,6 +115,12 @@ def _as_before(known: Fingerprint, subject: Subject, steps: Steps[Checked]) -> C
 
 
 def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Checked]) -> Checked:
+    begun = time.monotonic()
+    shadow = steps.shadow()
+    seconds = time.monotonic() - begun
+    same = shadow is None or shadow.right
+    if shadow is not None and not same:
+        _differs(mode, shadow)
     read = steps.read()
     begun = time.monotonic()
     try:
@@ -122,9 +131,9 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
                 f"--self-check strict: the model's own code does not run here: {error}"
             ) from error
         _logger.exception("self-check: the model's own code does not run here")
-        return _modules_alone(read, steps)
-    seconds = time.monotonic() - begun
-    check = ModuleCheck(reference.modules)
+        return _modules_alone(read, steps, ModuleCheck(plain=not same))
+    seconds += time.monotonic() - begun
+    check = ModuleCheck(reference.modules) if same else ModuleCheck(plain=True)
     found = steps.wrap(read, check)
     del read
     reference.modules.clear()
@@ -158,17 +167,17 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
                 f"the model's numbers are not those of its own code ({reference.by}): "
                 f"{judgement.reason}; --self-check off serves it nevertheless"
             )
-    elif judgement.right:
+    elif judgement.right and same:
         compared_by = comparer(*subject.variant)
         keep(key, Fingerprint.of(reference, compared_by, check.checked, tuple(check.left_out)))
-    found.self_check = _result(check, judgement, reference.by, seconds)
+    distance = 0.0 if shadow is None else shadow.distance
+    found.self_check = _result(check, judgement, reference.by, seconds, distance)
     _tell(found.self_check)
     return found
 
 
-def _modules_alone(read: Any, steps: Steps[Checked]) -> Checked:
+def _modules_alone(read: Any, steps: Steps[Checked], check: ModuleCheck) -> Checked:
     """Replace modules that agree on made inputs, where there is nothing else to compare with."""
-    check = ModuleCheck()
     found = steps.wrap(read, check)
     left_out = tuple(check.left_out)
     found.self_check = SelfCheck(
@@ -182,6 +191,17 @@ def _modules_alone(read: Any, steps: Steps[Checked]) -> Checked:
     return found
 
 
+def _differs(mode: str, shadow: Shadow) -> None:
+    """Refuse a model whose structure differs, or warn."""
+    reason = (
+        f"a small model of the same structure in float32 differs from its own code by "
+        f"{shadow.distance:.3g} (allowed: {SHADOW_BOUND:g}): {shadow.place}"
+    )
+    if mode == "strict":
+        raise EngineError(f"--self-check strict: {reason}; --self-check start serves the model")
+    _logger.warning("%s; the model is loaded without faster modules, and will be slower", reason)
+
+
 def _is_noise(judgement: Judgement) -> bool:
     """Return True if the reference's own numbers are noise, which no check can judge."""
     return not judgement.noise <= MOST_NOISE
@@ -192,7 +212,9 @@ def _named(check: ModuleCheck) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _result(check: ModuleCheck, judgement: Judgement, by: str, seconds: float) -> SelfCheck:
+def _result(
+    check: ModuleCheck, judgement: Judgement, by: str, seconds: float, shadow: float = 0.0
+) -> SelfCheck:
     result = "passed"
     if _is_noise(judgement):
         result = "noise"
@@ -211,6 +233,7 @@ def _result(check: ModuleCheck, judgement: Judgement, by: str, seconds: float) -
         num_modules=check.checked,
         left_out=tuple(check.left_out),
         seconds=round(seconds, 2),
+        shadow=float(f"{shadow:.2g}"),
     )
 
 
@@ -230,7 +253,8 @@ def _tell(found: SelfCheck) -> None:
         return
     _logger.info(
         "self-check: %s, %.2f of the rounding of %s (allowed: %g); %d modules compared, %d left as "
-        "they were; %.1f s",
+        "they were; structure %s; %.1f s",
         found.result, found.distance, found.reference, found.bound, found.num_modules,
-        len(found.left_out), found.seconds,
+        len(found.left_out), f"by {found.shadow:g}" if found.shadow else "not compared",
+        found.seconds,
     )  # fmt: skip
