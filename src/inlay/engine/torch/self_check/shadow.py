@@ -80,7 +80,7 @@ _QUERY_KEY = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa", "qkv_proj")
 
 
 class Shadow(NamedTuple):
-    """How far the structure of a model is from its own code.
+    """Result of comparing the structure of a model with its own code.
 
     Attributes:
         distance: typical relative distance of logits, in the group of positions where it is the
