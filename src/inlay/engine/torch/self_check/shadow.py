@@ -127,7 +127,7 @@ def shadow_of(
             _logger.debug("the numbers of a small model of this structure are rounding")
             return None
         try:
-            own = kind(model, None, family, directory, last, ModuleCheck())
+            own = kind(model, None, family, directory, {}, last, ModuleCheck())
             return compare(own, reference)
         except Exception as error:
             return Shadow(1.0, f"the engine raises {error!r}")
