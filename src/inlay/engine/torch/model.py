@@ -220,9 +220,8 @@ class CausalModel:
         text = parsed.get_text_config()
         max_model_len = context_length(settings.max_model_len, text.to_dict())
         check_positions(text, max_model_len, recurrent=family.recurrent)
-        language_only = family.language is not None and (
-            settings.language_model_only or (group is not None and group.rank > 0)
-        )
+        follows = group is not None and group.rank > 0
+        language_only = family.language is not None and (settings.language_model_only or follows)
         if language_only:
             drop_tower_layers(parsed)
 
@@ -267,11 +266,11 @@ class CausalModel:
             window, axes = largest_window(group), family.rope_axes
             return Reference.of(parts[0], directory, max_model_len, window, axes=axes, rows=rows)
 
-        if group is not None and group.rank > 0:
+        if follows:
             found = wrap(read(), ModuleCheck())
         else:
-            traits = family, max_model_len, group is None
             variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
+            traits = family, max_model_len, group is None
             subject = Subject(weights_id(directory), dtype, traits, variant)
             shadow = partial(shadow_of, cls, parsed, family, max_model_len, rows=rows)
             steps = Steps(read, wrap, reference, judge, shadow)
