@@ -16,6 +16,7 @@ from torch import Tensor
 from inlay.engine.embed import encoder
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch import model
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection
 from inlay.engine.torch.model import CausalModel
@@ -51,6 +52,12 @@ def load(family: str = "qwen3", mode: Any = "start", **settings: Any) -> CausalM
     )
 
 
+@pytest.fixture
+def no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No small model is compared first, which would have the same fault."""
+    monkeypatch.setattr(model, "shadow_of", lambda *_, **__: None)
+
+
 def needs_kernels() -> None:
     native = kernels()
     if native is None or not native.serve(torch.bfloat16):
@@ -77,6 +84,7 @@ def test_off_compares_nothing(own_cache: Path) -> None:
     assert not own_cache.exists()
 
 
+@pytest.mark.usefixtures("no_shadow")
 def test_one_module_that_differs_is_left_as_it_is_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,6 +121,7 @@ def _exchanged_heads(usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return attend
 
 
+@pytest.mark.usefixtures("no_shadow")
 def test_what_is_wrong_between_modules_is_served_without_faster_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
