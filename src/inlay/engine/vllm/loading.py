@@ -103,7 +103,7 @@ class LoadedVllm(msgspec.Struct, frozen=True, kw_only=True):
             return request
         grammar = await self.grammars.check(grammar, request.client)
         sampling = msgspec.structs.replace(request.sampling, grammar=grammar)
-        return msgspec.structs.replace(request, sampling=sampling)
+        return msgspec.structs.replace(request, params=sampling)
 
     async def guard_against_nan(self) -> None:
         """Have vLLM count NaN by request, and clean up.
