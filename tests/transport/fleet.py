@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from inlay.card import PROTOCOL, ModelCard
 from inlay.digest import Secret
 from inlay.engine.api import Engine
+from inlay.errors import InlayError
 from inlay.transport.api import Worker
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
@@ -148,3 +149,15 @@ def links(plane: NatsPlane) -> list[Link]:
 def card_of(plane: NatsPlane) -> ModelCard:
     """Of its first worker."""
     return plane.workers()[0].card
+
+
+async def until(done: Callable[[], Awaitable[bool]]) -> None:
+    """Return once it is true; NATS may be away meanwhile."""
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                if await done():
+                    return
+            except InlayError:
+                pass
+            await asyncio.sleep(0.05)

@@ -1,7 +1,7 @@
 """Adapters that are loaded at run time are the namespace's: workers that come later have them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from inlay.adapter.library import AdapterLibrary
 from inlay.api import build_app
 from inlay.commands import AdapterStatus, LoadAdapter
 from inlay.engine.api import Engine
-from inlay.errors import InlayError, InvalidRequestError
+from inlay.errors import InvalidRequestError
 from inlay.http.settings import FrontendSettings
 from inlay.router import Router
 from inlay.transport.nats.adapters import AdapterRecord, RecordedAdapter, decode, encode, key_of
@@ -21,7 +21,7 @@ from inlay.transport.nats.member import Member
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.host import EngineHost
 from tests.api.test_adapters_fleet import engine_of
-from tests.transport.fleet import SECRET, Fleet, FleetWorker
+from tests.transport.fleet import SECRET, Fleet, FleetWorker, until
 from tests.transport.nats_server import NatsServer
 from tests.worker.test_adapters import write_lora
 
@@ -203,25 +203,13 @@ async def test_a_running_member_writes_the_adapters_back(own_server: NatsServer)
     async def back() -> bool:
         return await newcomer.read("m") == (adapter,)
 
-    await _until(back)
+    await until(back)
     assert await record.drop(["m", "n"], "a")
     # Knowing it from before does not bring it back.
     assert await newcomer.read("m") == ()
     assert not await record.drop(["m", "n"], "a")
     await member.leave()
     await other.leave()
-
-
-async def _until(done: Callable[[], Awaitable[bool]]) -> None:
-    """Return once it is true; NATS may be away meanwhile."""
-    async with asyncio.timeout(90):
-        while True:
-            try:
-                if await done():
-                    return
-            except InlayError:
-                pass
-            await asyncio.sleep(0.05)
 
 
 async def test_two_members_that_record_at_once_lose_nothing(nats_server: NatsServer) -> None:

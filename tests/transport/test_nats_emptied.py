@@ -1,7 +1,7 @@
 """What a fleet has when NATS comes back with an empty store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -9,11 +9,10 @@ import pytest
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
-from inlay.errors import InlayError
 from inlay.transport.nats.frontend import NatsPlane
 from inlay.transport.nats.member import Member
 from inlay.transport.nats.prompts import NatsPrompts
-from tests.transport.fleet import SECRET, Fleet, found
+from tests.transport.fleet import SECRET, Fleet, found, until
 from tests.transport.nats_server import NatsServer
 
 
@@ -23,18 +22,6 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     server.start()
     yield server
     server.kill()
-
-
-async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    """Return once it is true; NATS may be away meanwhile."""
-    async with asyncio.timeout(90):
-        while True:
-            try:
-                if await done():
-                    return
-            except InlayError:
-                pass
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("own", [None, SECRET], ids=["made", "of a file"])

@@ -197,3 +197,15 @@ def test_a_structure_that_differs_is_loaded_without_faster_modules(
     found = load(tiny("llama"), self_check="start").self_check
     assert found is not None
     assert found.result == "passed"
+
+
+def test_a_full_disk_keeps_no_model_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+    full = OSError(28, "No space left on device")
+    with (
+        mock.patch("tempfile.TemporaryDirectory", side_effect=full),
+        mock.patch("inlay.engine.torch.self_check.start.find", return_value=None),
+    ):
+        found = load(tiny("llama"), self_check="start").self_check
+    assert found is not None
+    assert (found.result, found.shadow) == ("passed", 0.0)
+    assert "No space left on device" in caplog.text

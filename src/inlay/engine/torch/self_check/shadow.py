@@ -112,25 +112,45 @@ def shadow_of(
     Returns:
         None where no such small model can be made, or where its own numbers are rounding.
     """
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            return _compared(kind, parsed, family, max_model_len, Path(name), rows=rows)
+    except OSError as error:
+        # A full disk must not keep a model from starting.
+        _logger.warning("no small model of this structure is compared: %s", error)
+        return None
+
+
+def _compared(
+    kind: "type[CausalModel]",
+    parsed: Any,
+    family: Family,
+    max_model_len: int,
+    directory: Path,
+    *,
+    rows: bool,
+) -> Shadow | None:
+    """As `shadow_of`; the embedding table is written into `directory`, which is empty."""
     last, axes = min(max_model_len, _POSITIONS), family.rope_axes
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        try:
-            model = small_model(parsed, family)
-            _save_table(model, directory)
-            window = largest_window(None)
-            reference = Reference.of(model, directory, last, window, axes=axes, rows=rows)
-        except Exception as error:  # transformers raises whatever it meets
-            _logger.debug("no small model of this structure: %r", error)
-            return None
-        if not float(reference.noise.median()) <= SHADOW_BOUND:
-            _logger.debug("the numbers of a small model of this structure are rounding")
-            return None
-        try:
-            own = kind(model, None, family, directory, {}, last, ModuleCheck())
-            return compare(own, reference)
-        except Exception as error:
-            return Shadow(1.0, f"the engine raises {error!r}")
+    try:
+        model = small_model(parsed, family)
+        _save_table(model, directory)
+        window = largest_window(None)
+        reference = Reference.of(model, directory, last, window, axes=axes, rows=rows)
+    except OSError:
+        raise
+    except Exception as error:  # transformers raises whatever it meets
+        _logger.debug("no small model of this structure: %r", error)
+        return None
+    if not float(reference.noise.median()) <= SHADOW_BOUND:
+        _logger.debug("the numbers of a small model of this structure are rounding")
+        return None
+    try:
+        own = kind(model, None, family, directory, {}, last, ModuleCheck())
+        return compare(own, reference)
+    except Exception as error:  # the model itself is compared without faster modules then
+        _logger.exception("a small model of this structure does not run")
+        return Shadow(1.0, f"the engine raises {error!r}")
 
 
 def compare(model: "CausalModel", reference: Reference) -> Shadow:
