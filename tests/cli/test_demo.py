@@ -162,10 +162,11 @@ def test_it_ends_by_itself_when_asked_to() -> None:
         )
     assert done.returncode == 0, done.stderr
     assert "Try it:" in done.stdout
-    # Between them, how long loading has taken, where it takes over a second.
-    loading, importing, *waits, serving, stopping = done.stderr.splitlines()
+    # Between them, how long loading has taken, where it takes over a second, and the self-check.
+    loading, importing, *waits, check, serving, stopping = done.stderr.splitlines()
     assert "loading" in loading
     assert "first imports torch" in importing
     assert all(wait.startswith("loading ") for wait in waits)
+    assert "self-check: passed" in check
     assert serving.startswith("serving inlay-demo")
     assert stopping.startswith("stopping: 0 requests open")

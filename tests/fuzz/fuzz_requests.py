@@ -136,6 +136,8 @@ def _routes() -> _Routes:
         def model(self, name: str, task: Task | None = None) -> ServedModel:
             return ServedModel(self.card(name))
 
+        choose = model
+
         def adapters(self, card: ModelCard) -> list[Adapter]:
             return []
 

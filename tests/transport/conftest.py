@@ -15,7 +15,13 @@ def echo_settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
     path: Path = tmp_path_factory.mktemp("echo")
     config = {"vocab_size": 1000, "hidden_size": 64, "max_position_embeddings": 200_000}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return EngineSettings(model=str(path), engine="echo", served_model_name=["echo", "mirror"])
+    # No canary: tests count what the engine was asked.
+    return EngineSettings(
+        model=str(path),
+        engine="echo",
+        served_model_name=["echo", "mirror"],
+        self_check_interval=0,
+    )
 
 
 @pytest.fixture(scope="session")

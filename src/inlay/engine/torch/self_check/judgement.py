@@ -79,18 +79,24 @@ class Judgement(NamedTuple):
     def reason(self) -> str:
         """Places that are over their bound."""
         wrong = [
-            f"layer {index} by {layer:.3g} (allowed: {LAYER_BOUND:g})"
+            f"layer {index} {_excess(layer, LAYER_BOUND)}"
             for index, layer in enumerate(self.layers)
             if not layer <= LAYER_BOUND
         ]
         logits = [
-            f"logits ({place}) by {distance:.3g} (allowed: {BOUND:g})"
+            f"logits ({place}) {_excess(distance, BOUND)}"
             for place, distance in self.distances.items()
             if not distance <= BOUND
         ]
         if len(wrong) > 4:
             wrong[4:] = [f"and {len(wrong) - 4} layers more"]
         return ", ".join([*logits, *wrong])
+
+
+def _excess(distance: float, bound: float) -> str:
+    if not math.isfinite(distance):
+        return "are not finite" if bound == BOUND else "is not finite"
+    return f"by {distance:.3g} (allowed: {bound:g})"
 
 
 def largest_window(group: "TensorParallelGroup | None") -> int | None:
