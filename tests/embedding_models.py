@@ -27,6 +27,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     ModernBertConfig,
+    MPNetConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -85,6 +86,7 @@ _CONFIGS: dict[str, Any] = {
     "modernbert": lambda: ModernBertConfig(
         **_ENCODER, local_attention=16, global_attn_every_n_layers=2, reference_compile=False
     ),
+    "mpnet": lambda: MPNetConfig(**_ENCODER | {"pad_token_id": 1, "bos_token_id": 0}),
     "qwen3": lambda **sizes: Qwen3Config(**_DECODER | sizes),
     "qwen2": lambda: Qwen2Config(**_DECODER),
     "llama": lambda: LlamaConfig(**_DECODER),
@@ -108,6 +110,7 @@ _POOLING: dict[str, dict[str, Any]] = {
     "electra": _CLS,
     "distilbert": {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False},
     "modernbert": _CLS,
+    "mpnet": _MEAN,
     "qwen3": _LAST,
     "qwen2": _LAST,
     "llama": _LAST,
@@ -238,17 +241,20 @@ def _json(path: Path, value: Any) -> None:
 
 @cache
 def _tokenizer(name: str) -> PreTrainedTokenizerFast:
+    special = list(_SPECIAL)
+    if name == "mpnet":  # its code knows padding by the id 1
+        special[:2] = special[1::-1]
     tokenizer = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate([*_SPECIAL, *WORDS])}, "[UNK]")
+        models.WordLevel({word: index for index, word in enumerate([*special, *WORDS])}, "[UNK]")
     )
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    ends = [("[CLS]", special.index("[CLS]")), ("[SEP]", 2)]
     if name in ("qwen3", "qwen2", "llama", "mistral", "gemma"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single="$A [SEP]", special_tokens=ends
         )
-    elif name in ("roberta", "xlm-roberta", "camembert"):
+    elif name in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends
         )

@@ -276,6 +276,10 @@ def _make_loud(weight: Tensor) -> None:
 def _draw_embedding(path: str, table: nn.Embedding) -> None:
     if "position" in path or "type" in path:
         return
+    if "relative" in path:
+        # What a score has besides, as all-mpnet-base-v2's.
+        table.weight.normal_(0, 2)
+        return
     table.weight.normal_(0, 0.05)
     table.weight[:, table.embedding_dim // 3] *= 20
     if table.padding_idx is not None and table.padding_idx < len(table.weight):

@@ -99,7 +99,7 @@ def test_rows_of_a_decoder_are_as_good_as_the_tokens_they_were_looked_up_from() 
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"]
+    "name", ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert", "mpnet"]
 )
 @pytest.mark.parametrize("labels", [1, 3])
 def test_scores_are_those_of_transformers(name: str, labels: int) -> None:

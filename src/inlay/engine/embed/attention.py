@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from inlay.engine.embed.relative_bias import RelativeBias
 from inlay.engine.torch.attention.chunks import Temperature
 from inlay.engine.torch.attention.paged import check_options
 from inlay.engine.torch.windows import Chunk, Window, size_of
@@ -92,6 +93,7 @@ class PackedAttention:
         self.lengths = lengths
         self._windows: dict[tuple[int, Window], Tensor] = {}
         self._with_segments: dict[tuple[int, Window], Tensor] = {}
+        self._biases: dict[int, Tensor] = {}
         self._device = device
         self._segment: Tensor | None = None
         if atomic:
@@ -123,6 +125,7 @@ class PackedAttention:
         scaling: float,
         causal: bool,
         window: Window,
+        bias: RelativeBias | None = None,
     ) -> Tensor:
         """Attend within each sequence.
 
@@ -134,6 +137,7 @@ class PackedAttention:
             causal: each position sees only itself and earlier ones.
             window: a position sees those at a distance below `window`, or those of its chunk; None
                 for all.
+            bias: added to the scores, of layers that all have the same, and no window.
 
         Returns:
             [T, Q, E].
@@ -146,7 +150,9 @@ class PackedAttention:
             mask = group.keys
             size = size_of(window)
             local = None if size is None or longest <= size else window
-            if causal and self._segment is not None:
+            if bias is not None:
+                mask = self._biased(group, bias)
+            elif causal and self._segment is not None:
                 mask = self._with_atomic(group, self._segment, local)
             elif local is not None:
                 near = self._near(longest, local, causal=causal)
@@ -185,6 +191,15 @@ class PackedAttention:
                 found = (away < window) & ((away >= 0) if causal else (away > -window))
             self._windows[length, window] = found
         return found
+
+    def _biased(self, group: _Group, bias: RelativeBias) -> Tensor:
+        """Return what a group adds to scores [sequences or 1, Q, longest, longest]."""
+        if group.start not in self._biases:
+            added = bias.of(group.longest)[None]
+            if group.keys is not None:
+                added = added.masked_fill(~group.keys, -torch.inf)
+            self._biases[group.start] = added
+        return self._biases[group.start]
 
     def _with_atomic(self, group: _Group, segment: Tensor, window: Window) -> Tensor:
         """Return booleans [sequences, 1, longest, longest] of a group with atomic segments."""

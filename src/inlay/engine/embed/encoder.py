@@ -27,6 +27,7 @@ from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import Family, family_of
 from inlay.engine.embed.pooling import dense_layers, pool
+from inlay.engine.embed.relative_bias import bias_scores
 from inlay.engine.embed.self_check import embedding_reference, judge_states, prompts_of
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
@@ -104,6 +105,8 @@ class Encoder:
         self._tiled = _tiled(base, settings, self._first) if family.tiled and fast else None
         if self._tiled is None and family.gelu is not None and fast:
             fuse_gelu(base, family.gelu)
+        if family.biased:
+            bias_scores(base)
         accelerate(base, family.fused, check=check)
         self._tells_places = see_chunks(base)
         self._base = base
@@ -336,9 +339,14 @@ class _Given(nn.Module):
     """Stand-in for a model's body that returns its input."""
 
     def forward(
-        self, *_: Any, given: BaseModelOutputWithPooling, **__: Any
+        self,
+        *_: Any,
+        inputs_embeds: Tensor,
+        given: BaseModelOutputWithPooling | None = None,
+        **__: Any,
     ) -> BaseModelOutputWithPooling:
-        return given
+        # Some models pass on no more than they know.
+        return BaseModelOutputWithPooling(inputs_embeds) if given is None else given
 
 
 def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:

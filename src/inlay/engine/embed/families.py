@@ -30,6 +30,7 @@ class Family:
         language: attribute of the model that is its language model; None if it has no tower.
         own_head: the language model inside is a causal one, around its layers.
         rope_axes: numbers of a position: 3 with M-RoPE (time, height, width), else 1.
+        biased: scores have a bias for each distance of two positions, as MPNet's.
     """
 
     causal: bool = False
@@ -42,6 +43,7 @@ class Family:
     language: str | None = None
     own_head: bool = False
     rope_axes: int = 1
+    biased: bool = False
 
 
 _BERT_GELU = ("Intermediate", "intermediate_act_fn", "dense")
@@ -56,6 +58,8 @@ FAMILIES: dict[str, Family] = {
     "llama": _DECODER,
     "mistral": _DECODER,
     "modernbert": Family(fused=()),
+    # Its code has the padding token's id as a constant.
+    "mpnet": Family(position_offset=2, fused=(("q", "k", "v"),), gelu=_BERT_GELU, biased=True),
     "qwen2": _DECODER,
     "qwen3": _DECODER,
     "roberta": Family(position_offset=None, tiled=True, gelu=_BERT_GELU),
@@ -67,7 +71,6 @@ REFUSED: dict[str, str] = {
         "attention inside an image is bidirectional in some layers, and layers may have inputs of "
         "their own, which is not supported here"
     ),
-    "mpnet": "its attention adds a bias for each pair of positions, which is not supported",
     "deberta-v2": "its attention adds terms for each distance, which is not supported",
     "t5": "its attention adds a bias for each distance, which is not supported",
     "qwen3_5": "recurrent layers are not supported here",
