@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from inlay.cli.commands import COMMANDS
+from inlay.cli.commands import commands
 from inlay.cli.options import Option
 
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "inlay"
@@ -161,7 +161,7 @@ def _schema(value: Any, path: str) -> dict[str, Any]:
 
 def _config(name: str) -> dict[str, Any]:
     """The options of `inlay NAME` that may stand under `config`."""
-    command = next(command for command in COMMANDS if command.name == name)
+    command = next(command for command in commands() if command.name == name)
     made = _MADE_BY_THE_CHART[name] | _MADE_BY_THE_CHART["both"]
     options = {
         option.key: _option(option)

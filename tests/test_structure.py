@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "inlay"
+PACKAGES = Path(__file__).resolve().parent.parent / "src"
+SOURCE = PACKAGES / "inlay"
+EXTENSIONS = ("inlay_audit", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "turns"}
@@ -25,6 +27,7 @@ MAY_IMPORT = {
     "hidden_states": set[str](),
     "speech": {"prompt"},
     "address": set[str](),
+    "extension": {"errors"},
     "edges": {"address"},
     "liveness": set[str](),
     "lazy": set[str](),
@@ -58,10 +61,13 @@ MAY_IMPORT = {
     "worker": SHARED | {"stages", "telemetry", "transport", "engine", "adapter", "tensors"},
     "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store"},
     "client": SHARED | {"media", "tensors", "render"},
-    "audit": {"errors", "client", "tensors"},
     "demo": set[str](),
     "web": set[str](),
 }
+MAY_IMPORT["cli"] = {*MAY_IMPORT} | {"extension"}
+MAY_IMPORT["inlay_tools"] = {*MAY_IMPORT}
+MAY_IMPORT["inlay_audit"] = {"errors", "client", "tensors", "cli", "extension", "inlay_tools"}
+"""By room: a module or package of `inlay`, or an extension beside it."""
 OF_ALL = {"__version__", "extras"}
 """What the package is called and its version: every room may say them."""
 
@@ -81,13 +87,14 @@ HEAVY = {
     "sglang",
     "diffusers",
 }
-HEAVY_MAY_BE_IN = ("engine/", "audit/neural/")
+HEAVY_MAY_BE_IN = ("inlay/engine/", "inlay_audit/neural/")
 MAX_LINES = 500
 MAX_COLUMNS = 100
 
 
 def room_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    package, first = path.relative_to(PACKAGES).parts[:2]
+    return first.removesuffix(".py") if package == "inlay" else package
 
 
 @cache
@@ -107,25 +114,42 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
+def room_imported(name: str) -> str | None:
+    """Room of a dotted name; None where it is of another project."""
+    package, _, inner = name.partition(".")
+    return inner.split(".")[0] if package == "inlay" else package if package in EXTENSIONS else None
+
+
 FILES = sorted(
-    path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.stem in MAY_IMPORT
+    path for path in PACKAGES.rglob("*.py") if path.parent != SOURCE or path.stem in MAY_IMPORT
 )
 assert len(FILES) > 300
 
 
 def offending(judge: Callable[[Path], object]) -> dict[str, object]:
     """What is wrong, by file; files of which `judge` returns nothing are left out."""
-    found = {str(path.relative_to(SOURCE)): judge(path) for path in FILES}
+    found = {str(path.relative_to(PACKAGES)): judge(path) for path in FILES}
     return {path: wrong for path, wrong in found.items() if wrong}
 
 
 def test_a_room_imports_only_the_rooms_it_may_know() -> None:
     def judge(path: Path) -> object:
         room = room_of(path)
-        inner = {name.split(".")[1] for name in imports_of(path) if name.startswith("inlay.")}
-        return room != "cli" and inner - {room} - OF_ALL - MAY_IMPORT[room]
+        inner = {found for name in imports_of(path) if (found := room_imported(name))}
+        return inner - {room} - OF_ALL - MAY_IMPORT[room]
 
     assert offending(judge) == {}
+
+
+def test_the_core_imports_no_extension() -> None:
+    """What it is told of them are names, which it imports where they are loaded."""
+
+    def judge(path: Path) -> object:
+        named = {name for name in imports_of(path) if name.partition(".")[0] in EXTENSIONS}
+        return path.is_relative_to(SOURCE) and named
+
+    everything = {str(path.relative_to(PACKAGES)): judge(path) for path in SOURCE.rglob("*.py")}
+    assert {path: named for path, named in everything.items() if named} == {}
 
 
 def test_an_api_knows_no_other_and_what_they_share_knows_none() -> None:
@@ -150,7 +174,7 @@ def test_schemas_import_no_server() -> None:
 def test_heavy_libraries_stay_in_the_engines() -> None:
     def judge(path: Path) -> object:
         heavy = {name.split(".")[0] for name in imports_of(path)} & HEAVY
-        inside = path.relative_to(SOURCE).as_posix().startswith(HEAVY_MAY_BE_IN)
+        inside = path.relative_to(PACKAGES).as_posix().startswith(HEAVY_MAY_BE_IN)
         return not inside and heavy
 
     assert offending(judge) == {}
@@ -199,7 +223,8 @@ def test_a_module_does_not_list_its_public_names() -> None:
 
 def test_every_room_is_known() -> None:
     rooms = {room_of(path) for path in FILES}
-    assert rooms - {"cli"} <= set(MAY_IMPORT)
+    assert rooms <= set(MAY_IMPORT)
+    assert {path.name for path in PACKAGES.iterdir() if path.is_dir()} == {"inlay", *EXTENSIONS}
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from inlay.audit.attacker import Known, Sent
-from inlay.audit.attackers import nearest, pairs
-from inlay.audit.attackers.geometry import Signature
-from inlay.audit.attackers.order import Reordered
-from inlay.audit.attackers.pairs import Emission
-from inlay.audit.attackers.sequence import Bigram, ForwardBackward
-from inlay.audit.interval import shares, wilson
-from inlay.audit.prompts import AuditPrompt, Floats, Ids, Span, Template
-from inlay.audit.report import failures
-from inlay.audit.run import Audit, Audited
-from inlay.audit.score import METRICS, counts_of
-from inlay.audit.transform import Setting, named
+from inlay_audit.attacker import Known, Sent
+from inlay_audit.attackers import nearest, pairs
+from inlay_audit.attackers.geometry import Signature
+from inlay_audit.attackers.order import Reordered
+from inlay_audit.attackers.pairs import Emission
+from inlay_audit.attackers.sequence import Bigram, ForwardBackward
+from inlay_audit.interval import shares, wilson
+from inlay_audit.prompts import AuditPrompt, Floats, Ids, Span, Template
+from inlay_audit.report import failures
+from inlay_audit.run import Audit, Audited
+from inlay_audit.score import METRICS, counts_of
+from inlay_audit.transform import Setting, named
 
 WORDS, WIDTH = 300, 32
 TABLE: Floats = np.random.default_rng(0).normal(0, 0.3, (WORDS, WIDTH)).astype(np.float32)
@@ -110,7 +110,7 @@ def test_rows_that_say_nothing_are_read_no_better_than_guessed_and_the_guess_cou
 
 
 def test_a_codebook_reads_no_token_that_is_in_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inlay.audit.attacker.MAX_PAIRS", 200)
+    monkeypatch.setattr("inlay_audit.attacker.MAX_PAIRS", 200)
     found = audited("rotate", "codebook", "procrustes")
     unseen = {each.attacker: each.shares["unseen"] for each in found.reads}
     assert unseen["codebook"].of > 50

@@ -11,13 +11,13 @@ from scripts.demo_training.audit_texts import lines
 from scripts.demo_training.world import build_world
 
 from inlay import demo
-from inlay.audit.neural import inverter, learned
-from inlay.audit.neural.language_model import LanguageModel, ModelAnswers
-from inlay.audit.prompts import Floats, PromptMaker, read_texts
-from inlay.audit.report import chart
-from inlay.audit.run import Audit, Audited
-from inlay.audit.transform import Setting, named
 from inlay.client import PromptEmbedder
+from inlay_audit.neural import inverter, learned
+from inlay_audit.neural.language_model import LanguageModel, ModelAnswers
+from inlay_audit.prompts import Floats, PromptMaker, read_texts
+from inlay_audit.report import chart
+from inlay_audit.run import Audit, Audited
+from inlay_audit.transform import Setting, named
 
 ANSWER = 6
 

@@ -13,9 +13,9 @@ from scripts.demo_training.audit_texts import lines
 from scripts.demo_training.world import build_world
 
 from inlay import demo
-from inlay.audit.attackers import ALL, NEED_TORCH
 from inlay.cli import main
 from inlay.client import PromptEmbedder
+from inlay_audit.attackers import ALL, NEED_TORCH
 from tests.serving import Served, free_port, serving
 
 

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.cli import main
-from inlay.cli.bench.load import Load, Sender, Sent
-from inlay.cli.bench.metrics import Metrics, Round, goodput_bounds
-from inlay.cli.bench.workload import Body
 from inlay.cli.command import UsageError
-from inlay.cli.http_client import HttpClient, Server
 from inlay.media.image import read_image_header
+from inlay_tools.bench.load import Load, Sender, Sent
+from inlay_tools.bench.metrics import Metrics, Round, goodput_bounds
+from inlay_tools.bench.workload import Body
+from inlay_tools.http_client import HttpClient, Server
 from tests.live import Fleet
 
 BODY = Body("/chat/completions", b"{}")
@@ -424,7 +424,7 @@ def test_a_server_that_is_not_inlays_is_measured_by_text(
 
 def test_neither_chat_nor_bench_needs_torch() -> None:
     code = (
-        "import sys; import inlay.cli.bench, inlay.cli.bench.writing, inlay.cli.chat; "
+        "import sys; import inlay_tools.bench, inlay_tools.bench.writing, inlay_tools.chat; "
         "print([name for name in ('torch', 'transformers', 'openai') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from inlay.cli import main
-from inlay.cli.chat.answer import Answer
-from inlay.cli.chat.conversation import Conversation
-from inlay.cli.chat.screen import Interrupts, Screen
-from inlay.cli.chat.session import Session
-from inlay.cli.http_client import HttpClient, Server
 from inlay.cli.process import Console
-from inlay.cli.settings import ChatSettings
 from inlay.client import EmbeddedPrompt, PromptEmbedder, Uploader
+from inlay_tools.chat.answer import Answer
+from inlay_tools.chat.conversation import Conversation
+from inlay_tools.chat.screen import Interrupts, Screen
+from inlay_tools.chat.session import Session
+from inlay_tools.http_client import HttpClient, Server
+from inlay_tools.settings import ChatSettings
 from tests.cli.terminals import terminal
 from tests.live import Fleet
 from tests.models import tiny

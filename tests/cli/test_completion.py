@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inlay.cli import main
-from inlay.cli.commands import COMMANDS
+from inlay.cli.commands import commands
 from tests.cli.terminals import terminal
 
 Complete = Callable[[str], set[str]]
@@ -71,7 +71,7 @@ def holds(complete: Complete, directory: Path) -> None:
     first = complete("inlay ")
     assert {"serve", "embeds", "chat", "bench", "completion"} <= first
     assert complete("inlay ser") == {"serve"}
-    group = {c.name.split()[1] for c in COMMANDS if c.name.startswith("embeds ")}
+    group = {c.name.split()[1] for c in commands() if c.name.startswith("embeds ")}
     assert group <= complete("inlay embeds ")
     assert complete("inlay embeds conv") == {"convert"}
     assert complete("inlay serve --max-num-b") == {"--max-num-batched-tokens"}
@@ -129,7 +129,7 @@ def test_every_option_of_every_command_is_in_every_script(
 ) -> None:
     for shell in ("bash", "zsh", "fish"):
         text = script(shell, tmp_path, capsys).read_text()
-        for command in COMMANDS:
+        for command in commands():
             for option in command.options.flags:
                 name = f"-l {option.key}" if shell == "fish" else option.flag
                 assert name in text, (shell, command.name, option.flag)

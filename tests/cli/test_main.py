@@ -11,7 +11,7 @@ import pytest
 import inlay
 from inlay.cli import main
 from inlay.cli.command import Command
-from inlay.cli.commands import COMMANDS
+from inlay.cli.commands import commands
 
 pytestmark = pytest.mark.usefixtures("started_processes")
 
@@ -20,24 +20,24 @@ pytestmark = pytest.mark.usefixtures("started_processes")
 def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words, {}) == 0
     out = capsys.readouterr().out
-    assert all(command.name in out for command in COMMANDS)
+    assert all(command.name in out for command in commands())
 
 
-@pytest.mark.parametrize("name", [command.name for command in COMMANDS])
+@pytest.mark.parametrize("name", [command.name for command in commands()])
 def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*name.split(), "--help"], {}) == 0
     assert capsys.readouterr().out.startswith(f"usage: inlay {name}")
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
 def test_each_command_is_run_with_its_settings_and_the_words_that_go_on(command: Command) -> None:
-    run = import_module(command.path).run
+    run = import_module(command.module).run
     takes = list(inspect.signature(run).parameters.values())
     assert takes[0].annotation is command.settings
     assert [each.name for each in takes[1:]] == ["rest"] * bool(command.rest)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
 def test_a_command_that_writes_or_prints_a_result_does_so_as_json_too(command: Command) -> None:
     fields = command.settings.model_fields
     shown = {option.flag: option.short for option in command.options.flags}
@@ -88,7 +88,7 @@ def test_words_that_make_no_sense_are_one_line_and_status_2(
 def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["embeds", "--help"], {}) == 0
     said = capsys.readouterr().out
-    for command in COMMANDS:
+    for command in commands():
         assert (f"  {command.name} " in said) == command.name.startswith("embeds ")
 
 

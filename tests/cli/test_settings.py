@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from inlay.cli.command import Command, UsageError
-from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.commands import commands, known_variables
 from inlay.cli.options import Options
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import ServeSettings
@@ -27,7 +27,7 @@ from inlay.cli.vllm_flags import (
 )
 from tests.deepseek import recipes
 
-SERVE = next(command for command in COMMANDS if command.name == "serve")
+SERVE = next(command for command in commands() if command.name == "serve")
 
 
 def serve(*words: str, environ: dict[str, str] | None = None) -> ServeSettings:
@@ -395,7 +395,7 @@ def test_words_after_the_dashes_are_kept_untouched() -> None:
 
 
 def test_a_command_without_an_engine_refuses_words_after_the_dashes() -> None:
-    demo = next(command for command in COMMANDS if command.name == "demo")
+    demo = next(command for command in commands() if command.name == "demo")
     with pytest.raises(UsageError, match="takes no further arguments, got '--x'"):
         parse(demo, ["--", "--x"])
 
@@ -424,7 +424,7 @@ class _Outer(BaseModel):
 def test_what_is_written_as_flags_is_read_back(
     ratio: float, name: str, flag: bool, words: list[str], count: int
 ) -> None:
-    command = Command("x", "", _Outer, "main")
+    command = Command("x", "", "main", _Outer)
     line = [
         f"--ratio={ratio}",
         f"--name={name}",
@@ -445,7 +445,7 @@ def test_two_options_of_one_name_are_refused_where_they_are_declared() -> None:
         Options.of(Twice)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
 def test_help_names_every_option_and_every_option_has_a_description(command: Command) -> None:
     text = usage(command)
     for option in command.options.by_name.values():

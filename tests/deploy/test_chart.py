@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from inlay.cli.command import Command
-from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
 from inlay.cli.settings import FleetFrontendSettings, WorkerSettings
 from inlay.http.callers.keys import read_keys
@@ -273,7 +273,7 @@ def test_a_made_secret_has_what_members_read(any_helm: str, tmp_path: Path) -> N
 def settings_of(pod: Pod, directory: Path) -> Any:
     """The settings that `inlay` itself reads from the pod's file, environment and words."""
     container, (name, *words) = pod.container, pod.container["args"]
-    command: Command = next(command for command in COMMANDS if command.name == name)
+    command: Command = next(command for command in commands() if command.name == name)
     file = directory / "inlay.yaml"
     file.write_text(pod.config or "")
     variables = {

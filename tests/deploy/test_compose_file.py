@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
 from tests.deploy.containers import environment
 from tests.deploy.tools import ROOT
@@ -67,7 +67,7 @@ def test_inlay_takes_every_word_and_variable(all_services: dict[str, Any]) -> No
             assert not any(key.startswith("INLAY_") for key in given), name
             continue
         word, *words = service["command"]
-        command = next(one for one in COMMANDS if one.name == word)
+        command = next(one for one in commands() if one.name == word)
         environ = {key: str(value) for key, value in given.items() if value is not None}
         read(command, parse(command, words), environ, known_variables())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.commands import COMMANDS
+from inlay.cli.commands import commands
 from inlay.cli.reading import parse
 from tests.deploy.tools import ROOT, run, tool
 
@@ -45,7 +45,7 @@ def test_a_unit_is_hardly_exposed(unit: Path) -> None:
 def test_inlay_takes_the_words_and_has_time_to_drain(path: Path) -> None:
     lines = dict(line.partition("=")[::2] for line in path.read_text().splitlines() if "=" in line)
     words = shlex.split(lines["ExecStart"])
-    command = next(command for command in COMMANDS if command.name == words[1])
+    command = next(command for command in commands() if command.name == words[1])
     assert parse(command, words[2:]).unknown == []
     drains = {"nats": 10, "frontend": 120, "worker": 30}
     assert int(lines["TimeoutStopSec"]) >= drains[command.name] + 10

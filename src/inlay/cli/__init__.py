@@ -1,14 +1,12 @@
 """The command line.
 
-    commands.py   all commands: name, summary, settings class, function
+    commands.py   all commands, also of extensions: name, summary, settings class, function
     settings.py   settings classes; each joins the settings of the rooms that it configures
     options.py    fields of a settings class as flags, environment variables and config keys
     reading.py    flags over environment over config file over defaults, and their errors
     usage.py      `--help`; reference.py makes docs/cli.md from the same
     vllm_flags.py flags of `vllm serve` that inlay does not have, and what to use instead
     process.py    output streams, progress of long waits, signals, event loop
-    http_client.py
-                  the server that `chat` and `bench` ask
 
 The other modules are the commands. Each is imported only when its command runs, so that `--help`
 is quick. A settings class is the only source of a command's flags, variables, keys and reference.

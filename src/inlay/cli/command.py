@@ -29,11 +29,11 @@ class Command:
     Attributes:
         name: as typed after `inlay`: "serve", "embeds encode".
         summary: one line.
+        module: dotted name of the module whose function `run` does it: given an instance of
+            `settings` and, where `rest` is not empty, the words after `--`, it returns the exit
+            status.
         settings: the only source of its flags, environment variables, config keys and reference
             page.
-        module: of `inlay.cli`, called as the last word of `name` unless given, whose function `run`
-            does it: given an instance of `settings` and, where `rest` is not empty, the words after
-            `--`, it returns the exit status.
         details: what help says below the summary.
         positional: fields of `settings` that are given by their place.
         rest: what words after `--` are, which go on untouched; none are allowed where it is empty.
@@ -42,8 +42,8 @@ class Command:
 
     name: str
     summary: str
+    module: str
     settings: type[BaseModel]
-    module: str = ""
     details: str = ""
     positional: tuple[str, ...] = ()
     rest: str = ""
@@ -54,11 +54,6 @@ class Command:
         """The options its settings class declares."""
         return Options.of(self.settings, positional=self.positional)
 
-    @property
-    def path(self) -> str:
-        """Dotted name of its module."""
-        return f"inlay.cli.{self.module or self.name.split()[-1]}"
-
     def run(self, settings: BaseModel, rest: Sequence[str]) -> int:
         """Import the module, so late that help is quick, and do what it does; the exit status.
 
@@ -68,6 +63,6 @@ class Command:
         if self.needs_nats and find_spec("nats") is None:
             raise InvalidRequestError(f"a fleet needs NATS' client: {extras.install('nats')}")
         with importing():
-            module = import_module(self.path)
+            module = import_module(self.module)
         status: int = module.run(settings, rest) if self.rest else module.run(settings)
         return status

@@ -1,32 +1,27 @@
-"""All commands."""
+"""All commands: those of the core, and those of its extensions."""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 
 from inlay.cli.command import Command
 from inlay.cli.settings import (
-    AuditSettings,
-    BenchSettings,
-    BenchWriteSettings,
-    ChatSettings,
-    CompletionSettings,
-    ConvertModelSettings,
-    ConvertSettings,
     DemoSettings,
-    DoctorSettings,
-    EncodeSettings,
     FleetFrontendSettings,
-    InspectSettings,
     NatsServerSettings,
     ServeSettings,
     StatusSettings,
-    UploadSettings,
     WorkerSettings,
 )
+from inlay.extension import Extension, extensions, merged
 
-COMMANDS = (
+_CORE = (
     Command(
         name="serve",
         summary="Serve a model over HTTP.",
         details="Stops on Ctrl-C or SIGTERM: open requests get --drain-timeout seconds to end, a "
         "second Ctrl-C ends at once. Words after -- go to the engine untouched.",
+        module="inlay.cli.serve",
         settings=ServeSettings,
         positional=("model",),
         rest="ENGINE ARGUMENTS",
@@ -37,6 +32,7 @@ COMMANDS = (
         details="Needs no network. Shows a text question, the same as embeddings, a chat that "
         "mixes both and a soft prompt, each with the server's answer, then keeps serving. With "
         "--images, the same for pictures.",
+        module="inlay.cli.demo",
         settings=DemoSettings,
     ),
     Command(
@@ -44,6 +40,7 @@ COMMANDS = (
         summary="Run a NATS server set up for a fleet.",
         details="The real server, with JetStream and messages of up to 15 MB. Words after -- go to "
         "it untouched: users, TLS, clusters. Stops on Ctrl-C or SIGTERM.",
+        module="inlay.cli.nats",
         settings=NatsServerSettings,
         rest="NATS-SERVER ARGUMENTS",
     ),
@@ -53,6 +50,7 @@ COMMANDS = (
         details="On Ctrl-C or SIGTERM it takes no more requests, and running ones get "
         "--drain-timeout seconds to end; what has not ended then goes on at another worker, as it "
         "does when a worker dies. A second Ctrl-C ends at once.",
+        module="inlay.cli.worker",
         settings=WorkerSettings,
         needs_nats=True,
         positional=("model",),
@@ -64,6 +62,7 @@ COMMANDS = (
         details="Any number of frontends may serve one fleet. Each needs the models' tokenizers "
         "where the workers have them: the same directories, or names on the hub. Stops as inlay "
         "serve does.",
+        module="inlay.cli.frontend",
         settings=FleetFrontendSettings,
         needs_nats=True,
     ),
@@ -72,105 +71,40 @@ COMMANDS = (
         summary="Show the workers of a fleet: model, state, load, cache, adapters.",
         details="What their heartbeats say, asked for when it starts; and who is there but "
         "refused, and why.",
+        module="inlay.cli.status",
         settings=StatusSettings,
         needs_nats=True,
     ),
-    Command(
-        name="doctor",
-        summary="Look at this machine: versions, processor, GPU, limits, clock, network, a model.",
-        details="Starts no engine. NATS is tried where --nats says where it is. With MODEL its "
-        "numbers are compared with those of its own code. Exit status 1 when something would keep "
-        "a server from working.",
-        settings=DoctorSettings,
-        positional=("model",),
-    ),
-    Command(
-        name="convert",
-        summary="Make safetensors of a model's weights: pytorch_model.bin, .pt, .pth, GGUF.",
-        details="Pickled files are read as data and never unpickled, tensor by tensor; all tensors "
-        "and all other files stay as they are, in every folder of the model. GGUF of a causal "
-        "language model is dequantised by transformers. Nothing is overwritten.",
-        settings=ConvertModelSettings,
-        module="convert_model",
-        positional=("source",),
-    ),
-    Command(
-        name="chat",
-        summary="Talk to a model, with pictures and embeddings.",
-        details="Asks a server that runs already, or serves MODEL while the chat lasts; words "
-        "after -- are then options of inlay serve. Where standard input is no terminal, all of it "
-        "is one question and only the answer is printed. Ctrl-C ends an answer, Ctrl-D the chat; "
-        "/help lists the commands within it.",
-        settings=ChatSettings,
-        positional=("model",),
-        rest="SERVE OPTIONS",
-    ),
-    Command(
-        name="bench",
-        summary="Measure a server under load, or compare two.",
-        details="Sends requests at a rate or so many at a time, and reports times to the first "
-        "token, between tokens and to the end, by the names and definitions of vllm bench serve.",
-        settings=BenchSettings,
-    ),
-    Command(
-        name="bench write",
-        summary="Write the bodies of a measurement's requests, for inlay bench and other tools.",
-        details="One JSON object a line, as inlay bench --bodies reads it.",
-        settings=BenchWriteSettings,
-        module="bench.writing",
-    ),
-    Command(
-        name="embeds encode",
-        summary="Make prompt embeddings from text or chat messages, or rows of an image.",
-        details="Looks the tokens up in the model's own embedding table, after the model's own "
-        "scale. Only the tokenizer and that table are read. The rows of an image are a value of "
-        "image_embeds.",
-        settings=EncodeSettings,
-    ),
-    Command(
-        name="embeds inspect",
-        summary="Show what prompt embeddings hold: shape, norms, and each row's nearest token.",
-        details="A row that was taken straight from the table is shown as exact: with the file "
-        "and the model anyone can read its text.",
-        settings=InspectSettings,
-        positional=("file",),
-    ),
-    Command(
-        name="embeds upload",
-        summary="Store prompt embeddings or an image on a server, to be used by reference.",
-        details='Prints the id, which requests name as {"ref": ID}. The same bytes always get the '
-        "same id.",
-        settings=UploadSettings,
-        positional=("file",),
-    ),
-    Command(
-        name="embeds convert",
-        summary="Write prompt embeddings in another format or data type.",
-        details="What was written is read again and compared. The table id is kept where the "
-        "format has room for it.",
-        settings=ConvertSettings,
-        positional=("file",),
-    ),
-    Command(
-        name="embeds audit",
-        summary="Measure how much known attacks read from prompt embeddings.",
-        details="Sends texts through each transform and has attackers guess the tokens: a lower "
-        "bound of what rows reveal, beside what could be guessed without them. More texts give "
-        "narrower intervals.",
-        settings=AuditSettings,
-    ),
-    Command(
-        name="completion",
-        summary="Print a script that completes commands, options and values in a shell.",
-        details='bash: eval "$(inlay completion bash)" in ~/.bashrc. zsh: eval "$(inlay completion '
-        'zsh)" in ~/.zshrc, after compinit. fish: inlay completion fish | source in config.fish.',
-        settings=CompletionSettings,
-        positional=("shell",),
-    ),
 )
-"""In the order help lists them."""
+
+
+def commands() -> Sequence[Command]:
+    """Return all commands in the order help lists them.
+
+    Raises:
+        InvalidRequestError: two have one name, or an extension cannot be loaded.
+    """
+    return _with(extensions())
+
+
+@cache
+def _with(found: Sequence[Extension]) -> Sequence[Command]:
+    given: list[tuple[str, Sequence[Command]]] = [("inlay", _CORE)]
+    given += [
+        (f"extension {extension.name!r}", import_module(extension.commands).COMMANDS)
+        for extension in found
+        if extension.commands
+    ]
+    joined = merged(
+        "command", ((giver, {each.name: each for each in some}) for giver, some in given)
+    )
+    # Those of one group stand together, whoever gives them.
+    groups: dict[str, list[Command]] = {}
+    for command in joined.values():
+        groups.setdefault(command.name.split()[0], []).append(command)
+    return tuple(command for group in groups.values() for command in group)
 
 
 def known_variables() -> set[str]:
     """Every `INLAY_*` variable that some command reads."""
-    return {variable for command in COMMANDS for variable in command.options.variables}
+    return {variable for command in commands() for variable in command.options.variables}

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import inlay
 from inlay.cli.command import Command, FileError, UsageError
-from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.commands import commands, known_variables
 from inlay.cli.process import EXIT_INTERRUPTED, Console
-from inlay.cli.reading import parse, read
+from inlay.cli.reading import parse, read, split_rest
 from inlay.cli.scrub_argv import scrub_argv
 from inlay.cli.usage import overview, usage
+from inlay.engine.ranks import split_flag
 from inlay.errors import InlayError
+from inlay.extension import FLAG, VARIABLE
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -28,20 +30,21 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             sense, 130 when it was
         interrupted.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     console = Console(sys.stdout, sys.stderr)
-    if not words or words[0] in ("-h", "--help"):
-        console.out(overview((command.name, command.summary) for command in COMMANDS))
-        return 0
-    if words[1:2] in (["-h"], ["--help"]) and (group := _group(words[0])):
-        console.out(overview((command.name, command.summary) for command in group))
-        return 0
-    if words[0] == "--version":
-        console.out(f"inlay {inlay.__version__}\n")
-        return 0
     environ = os.environ if environ is None else environ
 
     def find_and_run() -> int:
+        words = _choose_extensions(given)
+        if not words or words[0] in ("-h", "--help"):
+            console.out(overview((command.name, command.summary) for command in commands()))
+            return 0
+        if words[1:2] in (["-h"], ["--help"]) and (group := _group(words[0])):
+            console.out(overview((command.name, command.summary) for command in group))
+            return 0
+        if words[0] == "--version":
+            console.out(f"inlay {inlay.__version__}\n")
+            return 0
         command, rest = _find(words)
         return failing(
             f"inlay {command.name}", console, lambda: _run(command, rest, environ, console)
@@ -84,11 +87,34 @@ def _run(
     return command.run(settings, parsed.rest)
 
 
+def _choose_extensions(words: Sequence[str]) -> list[str]:
+    """Take `--extensions` out of the words; the environment gives it to all that is started.
+
+    It may stand anywhere, as it says which commands and options there are.
+    """
+    before, rest = split_rest(words)
+    kept: list[str] = []
+    index = 0
+    while index < len(before):
+        name, written, value = split_flag(before[index])
+        index += 1
+        if name != FLAG:
+            kept.append(before[index - 1])
+            continue
+        if value is None:
+            if index == len(before):
+                raise UsageError(f"{written} needs a value")
+            value = before[index]
+            index += 1
+        os.environ[VARIABLE] = value
+    return [*kept, *(["--", *rest] if len(before) < len(words) else [])]
+
+
 def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
     """The command `words` begin with, and the words after its name."""
     # "bench write" before "bench".
     for length in (2, 1):
-        for command in COMMANDS:
+        for command in commands():
             if command.name == " ".join(words[:length]) and len(words) >= length:
                 return command, words[length:]
     group = [command.name.split()[1] for command in _group(words[0])]
@@ -96,16 +122,16 @@ def _find(words: Sequence[str]) -> tuple[Command, Sequence[str]]:
         raise UsageError(
             f"{words[0]} takes one of: {', '.join(group)}{_meant(' '.join(words[1:2]), group)}"
         )
-    names = [command.name for command in COMMANDS]
+    names = [command.name for command in commands()]
     what = "option" if words[0].startswith("-") else "command"
     raise UsageError(f"unknown {what} {words[0]}{_meant(words[0], names)}")
 
 
 def _group(word: str) -> list[Command]:
     """The commands of two words that begin with `word`, where it is none by itself."""
-    if any(command.name == word for command in COMMANDS):
+    if any(command.name == word for command in commands()):
         return []
-    return [command for command in COMMANDS if command.name.startswith(f"{word} ")]
+    return [command for command in commands() if command.name.startswith(f"{word} ")]
 
 
 def _meant(word: str, known: Sequence[str]) -> str:

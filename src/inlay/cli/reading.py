@@ -21,6 +21,8 @@ from inlay.cli.command import Command, UsageError
 from inlay.cli.options import ENVIRONMENT_PREFIX, Option, Options
 from inlay.cli.vllm_flags import OURS, Unknown, advice, num_values, passed_over
 from inlay.engine.ranks import split_flag
+from inlay.extension import FLAG as EXTENSIONS_FLAG
+from inlay.extension import VARIABLE as EXTENSIONS_VARIABLE
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -51,6 +53,8 @@ def expand_suffix(text: str) -> str:
 
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = "INLAY_CONFIG"
+_OF_ALL = (CONFIG_VARIABLE, EXTENSIONS_VARIABLE)
+"""Variables that are no option's: every command reads them."""
 _logger = logging.getLogger(__name__)
 _HELP_FLAGS = ("--help", "-h")
 
@@ -116,7 +120,7 @@ def parse(command: Command, argv: Sequence[str]) -> ParsedArgs:
         UsageError: a missing value, a word too many.
     """
     words = ParsedArgs()
-    before, words.rest = _split(argv)
+    before, words.rest = split_rest(argv)
     flags = {option.flag: option for option in command.options.flags}
     flags |= {f"-{option.short}": option for option in command.options.flags if option.short}
     flags |= {f"--{option.key}": option for option in command.options.positionals}
@@ -183,12 +187,11 @@ def from_environment(
     variables = options.variables
     given: dict[str, RawValue] = {}
     ours = [name for name in sorted(environ) if name.startswith(ENVIRONMENT_PREFIX)]
-    unknown = [name for name in ours if name not in known and name != CONFIG_VARIABLE]
+    unknown = [name for name in ours if name not in known and name not in _OF_ALL]
     if unknown:
         raise UsageError(
             "; ".join(
-                _unknown("environment variable", name, [*known, CONFIG_VARIABLE])
-                for name in unknown
+                _unknown("environment variable", name, [*known, *_OF_ALL]) for name in unknown
             )
         )
     for name in ours:
@@ -255,7 +258,8 @@ def _table(path: Path) -> dict[object, object]:
     return cast("dict[object, object]", table)
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before the first `--`, and those after it."""
     words = list(argv)
     if "--" not in words:
         return words, []
@@ -299,7 +303,7 @@ def _extend(
 
 
 def _spellings(options: Iterable[Option]) -> list[str]:
-    names = [CONFIG_FLAG, "--help"]
+    names = [CONFIG_FLAG, EXTENSIONS_FLAG, "--help"]
     for option in options:
         names.append(option.flag)
         if option.kind == "switch":

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from inlay.cli.command import Command
-from inlay.cli.commands import COMMANDS
+from inlay.cli.commands import commands
 from inlay.cli.options import Option
 from inlay.cli.vllm_flags import (
     ENGINE_SWITCHES,
@@ -35,6 +35,9 @@ over the environment, the environment over the file, the file over the default. 
 - Environment: `INLAY_MAX_NUM_SEQS=8`, a switch `true` or `false`, a list separated by spaces. A
   variable that is set but empty is an error.
 - File: `--config serve.yaml` (or `.toml`, or `INLAY_CONFIG`): one flat table, `max-num-seqs: 8`.
+- Extensions: `--extensions tools` (or `INLAY_EXTENSIONS`) loads these alone; `''` loads none.
+  Unless set, all that come with inlay are loaded. Those of other packages are loaded where they are
+  named; `inlay doctor` lists them.
 
 Words after `--` go to the engine untouched; the torch engine takes none. What becomes of flags of
 vLLM that are not listed here is [at the end](#flags-of-vllm-serve).
@@ -60,7 +63,7 @@ the environment keeps answers of `inlay chat` without colour.
 def reference() -> str:
     """The page, Markdown."""
     return "\n".join(
-        [_HEAD, *("\n".join(_command(command)) for command in COMMANDS), *_vllm_flags()]
+        [_HEAD, *("\n".join(_command(command)) for command in commands()), *_vllm_flags()]
     )
 
 

@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from inlay.cli.command import Command
 from inlay.cli.options import Option
 from inlay.cli.process import columns
+from inlay.extension import BUNDLED, VARIABLE
 
 _NAME_WIDTH = 26
+EXTENSIONS = (
+    f"Load these extensions, separated by commas; also {VARIABLE} [default {','.join(BUNDLED)}]"
+)
 
 
 def overview(summaries: Iterable[tuple[str, str]]) -> str:
@@ -24,6 +28,7 @@ def overview(summaries: Iterable[tuple[str, str]]) -> str:
         "options:",
         _entry("-h, --help", "Show this, or with a command its options."),
         _entry("--version", "Show the version."),
+        _entry("--extensions NAMES", EXTENSIONS),
         "",
         *_wrapped(
             "Every option can also be set in the environment (--max-model-len as "
@@ -55,6 +60,7 @@ def usage(command: Command) -> str:
     lines += [
         "",
         _entry("--config FILE", "Read options from a YAML or TOML file; also INLAY_CONFIG."),
+        _entry("--extensions NAMES", EXTENSIONS),
         _entry("-h, --help", "Show this."),
     ]
     return "\n".join(lines) + "\n"

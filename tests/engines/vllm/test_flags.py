@@ -15,11 +15,11 @@ OLD = ["--disable-log-requests"]
 
 TOLD = f"""
 import json
-from inlay.cli.commands import COMMANDS
+from inlay.cli.commands import commands
 from inlay.cli.reading import expand_suffix
 from inlay.cli.vllm_flags import ENGINE_SWITCHES, ENGINE_VALUES, INSTEAD, OURS
 from inlay.engine.ranks import SHORT
-serve = next(command for command in COMMANDS if command.name == "serve")
+serve = next(command for command in commands() if command.name == "serve")
 print(json.dumps({{
     "own": [option.flag for option in serve.options.flags],
     "instead": [*INSTEAD, "--model", *(set(OURS) - set({OLD!r}))],

@@ -1,0 +1,145 @@
+"""Extensions: packages that add to inlay what the core does not know.
+
+    --extensions tools,audit        also INLAY_EXTENSIONS; unless set, all that come with inlay
+
+Those that come with inlay are packages beside it, `inlay_NAME`. Another distribution names its own
+by an entry point of the group `inlay.extensions`, and is loaded only where it is named: a package
+that is merely installed adds nothing to a server.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Final, TypeVar
+
+from inlay.errors import InvalidRequestError
+
+API: Final = 1
+"""Number of the interface below; it changes when an older extension would no longer work."""
+GROUP: Final = "inlay.extensions"
+FLAG: Final = "--extensions"
+VARIABLE: Final = "INLAY_EXTENSIONS"
+
+# By name and not by entry point: reading those of all that is installed takes longer than all else
+# that `inlay --help` does, and a source tree has none.
+BUNDLED: Final[Mapping[str, str]] = {
+    "tools": "inlay_tools:extension",
+    "audit": "inlay_audit:extension",
+}
+"""Extensions that come with inlay, in the order in which help lists their commands."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """The parts that one package adds; its module imports no heavy library and no server.
+
+    Attributes:
+        name: as `--extensions` takes it.
+        api: number of this interface that it was written for.
+        commands: dotted name of the module whose `COMMANDS`, a sequence of `cli.command.Command`,
+            are commands of `inlay`; none where empty.
+    """
+
+    name: str
+    api: int = 1
+    commands: str = ""
+
+
+def extensions() -> tuple[Extension, ...]:
+    """Return those of this process and of those it starts: the environment names them.
+
+    Raises:
+        InvalidRequestError: one that is named is not installed, or does not fit.
+    """
+    return load(os.environ.get(VARIABLE))
+
+
+@cache
+def load(named: str | None) -> tuple[Extension, ...]:
+    """Load extensions: those that come with inlay first, others in the order of their names.
+
+    Args:
+        named: names, separated by commas; None takes all that come with inlay.
+
+    Raises:
+        InvalidRequestError: one is not installed, two have one name, or one was written for another
+            interface.
+    """
+    names = {*BUNDLED} if named is None else {name.strip() for name in named.split(",")} - {""}
+    wanted = [name for name in BUNDLED if name in names]
+    found = [_object(BUNDLED[name]) for name in wanted]
+    if others := names - {*BUNDLED}:
+        found += [_foreign(name) for name in sorted(others)]
+    return tuple(found)
+
+
+def installed() -> dict[str, list[str]]:
+    """Distributions that have an extension beside those that come with inlay, by its name."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, list[str]] = {}
+    for point in entry_points(group=GROUP):
+        distribution = "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        found.setdefault(point.name, []).append(distribution)
+    return found
+
+
+def merged(what: str, given: Iterable[tuple[str, Mapping[str, T]]]) -> dict[str, T]:
+    """Join what the core and its extensions give of one kind, by name.
+
+    Args:
+        what: word for one of them: "command".
+        given: who gives, and what.
+
+    Raises:
+        InvalidRequestError: two give one name.
+    """
+    found: dict[str, T] = {}
+    givers: dict[str, str] = {}
+    for giver, items in given:
+        for name, item in items.items():
+            if name in found:
+                raise InvalidRequestError(
+                    f"{what} {name!r} is given twice: by {givers[name]} and by {giver}"
+                )
+            found[name], givers[name] = item, giver
+    return found
+
+
+def _foreign(name: str) -> Extension:
+    from importlib.metadata import entry_points
+
+    distributions = installed()
+    if name not in distributions:
+        beside = ", ".join(sorted(distributions)) or "none"
+        raise InvalidRequestError(
+            f"{FLAG}: no extension {name!r}; inlay has {', '.join(sorted(BUNDLED))}; "
+            f"installed beside it: {beside}"
+        )
+    if len(distributions[name]) > 1:
+        raise InvalidRequestError(
+            f"extension {name!r} is given twice: by {' and by '.join(distributions[name])}"
+        )
+    (point,) = entry_points(group=GROUP, name=name)
+    extension = point.load()
+    if not isinstance(extension, Extension) or extension.name != name:
+        raise InvalidRequestError(
+            f"extension {name!r} of {distributions[name][0]}: {point.value} is not an "
+            f"inlay.extension.Extension of that name"
+        )
+    if extension.api != API:
+        raise InvalidRequestError(
+            f"extension {name!r} of {distributions[name][0]} is for interface {extension.api}, "
+            f"this inlay has {API}"
+        )
+    return extension
+
+
+def _object(path: str) -> Extension:
+    module, _, attribute = path.partition(":")
+    extension: Extension = getattr(import_module(module), attribute)
+    return extension

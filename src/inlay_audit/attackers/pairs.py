@@ -1,0 +1,221 @@
+"""Rows of known texts, sent through the same transform, and the maps that they teach."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent
+from inlay_audit.attackers.nearest import CHUNK, Doubles, nearest_ids, scores, whitener
+from inlay_audit.prompts import Floats, Ids
+
+_PENALTIES = (1e-4, 1e-2, 1.0, 100.0)
+_HELD_OUT = 0.2
+
+
+class Codebook:
+    """The mean row of each token that was seen: reads any key that is one row to one token."""
+
+    name = "codebook"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Average the rows of each token."""
+        rows, ids = known.pairs
+        self._ids, places, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        sums = np.zeros((len(self._ids), rows.shape[1]), np.float64)
+        np.add.at(sums, places, rows)
+        self._means = (sums / counts[:, None]).astype(np.float32)
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The token with the nearest mean."""
+        return [self._ids[nearest_ids(rows, self._means)] for rows in sent.rows]
+
+
+class Procrustes:
+    """The rotation that best takes the table's rows to those that were sent, taken back."""
+
+    name = "procrustes"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Find the rotation."""
+        rows, ids = known.pairs
+        product = rows.astype(np.float64).T @ known.table[ids].astype(np.float64)
+        left, _, right = np.linalg.svd(product, full_matrices=False)
+        self._back = (left @ right).astype(np.float32)
+        self._table = known.table
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The nearest token after the rotation was taken back."""
+        return [nearest_ids(rows @ self._back, self._table) for rows in sent.rows]
+
+
+class Ridge:
+    """The affine map from rows to the table's rows with the least error, by ridge regression."""
+
+    name = "ridge"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Solve for the map; its penalty is chosen on rows that were left out."""
+        rows, ids = known.pairs
+        wanted = known.table[ids].astype(np.float64)
+        inputs = _with_one(rows)
+        train = int(len(rows) * (1 - _HELD_OUT))
+        if train < 2:
+            raise NotApplicableError("there are too few pairs")
+        solved = [_ridge(inputs[:train], wanted[:train], penalty) for penalty in _PENALTIES]
+        errors = [
+            float(np.square(inputs[train:] @ each - wanted[train:]).mean()) for each in solved
+        ]
+        best = _PENALTIES[int(np.argmin(errors))]
+        self._map = _ridge(inputs, wanted, best).astype(np.float32)
+        self._table = known.table
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The token nearest to the mapped row."""
+        return [
+            nearest_ids(rows @ self._map[:-1] + self._map[-1], self._table) for rows in sent.rows
+        ]
+
+
+class Emission:
+    """Likelihood of a row for each token: an affine map of its own row, and Gaussian noise.
+
+    Covers rotations, projections and every noise that is the same for all tokens. Without rows of
+    known tokens the map is the identity and the noise the same in all directions.
+    """
+
+    def __init__(self, known: Known) -> None:
+        table = known.table
+        try:
+            rows, ids = known.pairs
+        except NotApplicableError:
+            known.check_width()
+            rows, ids = _read_by_nearest(known)
+        # A floor of a thousandth of a row's own spread: no key is exact to more than rounding.
+        floor = 1e-6 * float(rows.var())
+        inputs = _with_one(table[ids])
+        solved = _ridge(inputs, rows.astype(np.float64), 1e-4)
+        self._white = whitener(rows - inputs @ solved, floor)
+        self._offset = solved[-1].astype(np.float32)
+        points = table @ solved[:-1].astype(np.float32)
+        # Where rows are the table's own and all directions have as much noise, a map of (h, h) that
+        # is learned of a few thousand pairs only adds to it.
+        if table.shape[1] == rows.shape[1]:
+            own = (rows - table[ids]).astype(np.float64)
+            offset = own.mean(axis=0)
+            noise = float(np.square(own - offset).mean())
+            spread = max(noise, floor)
+            # Nats a row of noise with one variance, but for a constant.
+            surprise = 0.5 * rows.shape[1] * (noise / spread + np.log(spread))
+            if surprise <= _surprise_of_map(inputs, rows, floor):
+                self._white = np.eye(rows.shape[1], dtype=np.float32) / np.float32(spread**0.5)
+                self._offset = offset.astype(np.float32)
+                points = table
+        self.points: Floats = points @ self._white
+
+    @classmethod
+    def of(cls, known: Known) -> "Emission":
+        """The emission that was estimated from `known`, once for all attackers that use it."""
+        found = known.cached.get("emission")
+        if not isinstance(found, cls):
+            found = known.cached["emission"] = cls(known)
+        return found
+
+    def among(self, rows: Floats, words: Ids, others: Floats) -> tuple[Floats, Ids, Floats]:
+        """Likelihoods of tokens `words` (w,) in rows (n, h), beside the best of all.
+
+        Memory is bounded by `CHUNK`.
+
+        Args:
+            rows: rows.
+            words: ids.
+            others: (vocabulary,) log probability of each token before its row is seen.
+
+        Returns:
+            (n, w) log likelihoods below the largest of a row; (n,) the token that is best with its
+            probability; (n,) how far that is above the likeliest of `words`, in nats.
+        """
+        white = (rows - self._offset) @ self._white
+        step = max(1, CHUNK // len(self.points))
+        inside, best, surer = [], [], []
+        for start in range(0, len(rows), step):
+            logs = scores(white[start : start + step], self.points)
+            some = logs[:, words]
+            top = some.max(axis=1)
+            inside.append(some - top[:, None])
+            logs += others
+            best.append(logs.argmax(axis=1))
+            surer.append(logs.max(axis=1) - top)
+        return np.concatenate(inside), np.concatenate(best), np.concatenate(surer)
+
+    def likeliest(self, rows: Floats, count: int) -> tuple[Ids, Floats]:
+        """The `count` likeliest tokens of rows (n, h), of the vocabulary at most.
+
+        Ids (n, count), and log likelihoods below the largest, (n, count) in nats, in no order.
+        """
+        white = (rows - self._offset) @ self._white
+        step = max(1, CHUNK // len(self.points))
+        ids, likely = [], []
+        for start in range(0, len(rows), step):
+            logs = scores(white[start : start + step], self.points)
+            best = np.argpartition(-logs, min(count, logs.shape[1]) - 1, axis=1)[:, :count]
+            some = np.take_along_axis(logs, best, axis=1)
+            ids.append(best)
+            likely.append(some - some.max(axis=1, keepdims=True))
+        return np.concatenate(ids), np.concatenate(likely)
+
+    def best(self, rows: Floats) -> Ids:
+        """The most likely token of each row."""
+        return nearest_ids((rows - self._offset) @ self._white, self.points)
+
+
+class LeastSquares:
+    """The most likely token by `Emission`: the map is undone and the noise whitened at once."""
+
+    name = "least-squares"
+    knows: Knows = "pairs"
+
+    def fit(self, known: Known) -> None:
+        """Estimate map and noise from pairs."""
+        _ = known.pairs
+        self._emission = Emission.of(known)
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The most likely token of each row."""
+        return [self._emission.best(rows) for rows in sent.rows]
+
+
+def _surprise_of_map(inputs: Doubles, rows: Floats, floor: float) -> float:
+    """Nats a row that was left out of fitting a map and the noise's covariance, likewise."""
+    train = int(len(rows) * (1 - _HELD_OUT))
+    if train < 2 or train == len(rows):
+        return float("inf")
+    solved = _ridge(inputs[:train], rows[:train].astype(np.float64), 1e-4)
+    noise = rows - inputs @ solved
+    white = whitener(noise[:train], floor).astype(np.float64)
+    _, scale = np.linalg.slogdet(white)
+    return float(0.5 * np.square(noise[train:] @ white).sum(axis=1).mean() - scale)
+
+
+def _read_by_nearest(known: Known) -> tuple[Floats, Ids]:
+    rows = np.concatenate(known.sent)
+    return rows, nearest_ids(rows, known.table)
+
+
+def _with_one(rows: Floats) -> Doubles:
+    return np.concatenate([rows, np.ones((len(rows), 1))], axis=1).astype(np.float64)
+
+
+def _ridge(
+    inputs: Doubles,
+    wanted: Doubles,
+    penalty: float,
+) -> Doubles:
+    """Solve least squares with a penalty on all but the last input, in units of their variance."""
+    gram = inputs.T @ inputs
+    weight = penalty * float(np.trace(gram[:-1, :-1])) / (len(gram) - 1)
+    diagonal = np.full(len(gram), weight + 1e-12)
+    diagonal[-1] = 1e-12 * len(inputs)
+    return np.asarray(np.linalg.solve(gram + np.diag(diagonal), inputs.T @ wanted), np.float64)

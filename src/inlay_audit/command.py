@@ -1,0 +1,171 @@
+"""`inlay embeds audit`: how much known attacks read from rows."""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from inlay import extras
+from inlay.cli.command import UsageError
+from inlay.cli.process import Console, waiting
+from inlay.client import PromptEmbedder
+from inlay.errors import InvalidRequestError
+from inlay.tensors.hub import local_directory
+from inlay.tensors.weight_files import find_weights
+from inlay_audit.answers import Ask, Diverge
+from inlay_audit.attackers import ALL, NEED_TORCH, NEED_WEIGHTS, spelled_out
+from inlay_audit.external import CommandTransform, GivenRows, transform_of
+from inlay_audit.prompts import PromptMaker, read_texts, split
+from inlay_audit.report import NOTES, as_data, begun, chart, described, failures, limits
+from inlay_audit.run import Audit, Audited
+from inlay_audit.server_answers import ANSWER_TOKENS, ServerAnswers
+from inlay_audit.settings import AuditSettings
+from inlay_audit.transform import Setting, Transform
+from inlay_tools.files import read, write_bytes
+
+if TYPE_CHECKING:
+    from inlay_audit.neural.language_model import LanguageModel
+
+_FAILED = 1
+
+_TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
+
+_LARGE = 4 << 30
+"""Bytes of weights above which attackers that need them run only where they are named."""
+
+_COMPARED = ("none", "noise:1", "noise:4", "rotate", "shuffle")
+"""Transforms where none was given."""
+
+
+def run(settings: AuditSettings) -> int:
+    """Write what was read; the exit status: 1 where more can be read than --fail-above allows.
+
+    Raises:
+        UsageError: the words contradict each other.
+        FileError: a file cannot be read.
+        InvalidRequestError: texts, transforms or attackers are no such thing.
+    """
+    console = Console(sys.stdout, sys.stderr)
+    doing, place = "the model's table", ""
+
+    def tell(text: str) -> None:
+        nonlocal doing
+        doing = text
+
+    def progress() -> str:
+        return doing + place
+
+    with waiting(console, progress):
+        gate = limits(settings.fail_above)
+        audit, transforms = _prepared(settings, tell)
+    told = settings.output_format != "json"
+    if told:
+        console.out(begun(audit) + "\n")
+    found: list[Audited] = []
+    for number, transform in enumerate(transforms, 1):
+        place = f", transform {number} of {len(transforms)}"
+        with waiting(console, progress):
+            found.append(audit.of(transform))
+        # A transform may take minutes: what was found is not kept back until all are done.
+        if told:
+            console.out("\n".join(["", *described(found[-1])]) + "\n")
+    if told:
+        console.out("\n".join(["", *NOTES]) + "\n")
+    failed = failures(gate, found)
+    if settings.svg is not None:
+        write_bytes(chart(found).encode(), settings.svg)
+    if not told:
+        data = as_data(audit, found) | {"model": settings.model, "failures": failed}
+        console.out(msgspec.json.encode(data).decode() + "\n")
+    for line in failed:
+        console.line(line)
+    return _FAILED if failed else 0
+
+
+def _prepared(
+    settings: AuditSettings, tell: Callable[[str], None]
+) -> tuple[Audit, list[Transform]]:
+    """The audit and its transforms; both raise what `run` does."""
+    attackers = spelled_out(settings.attackers)
+    if settings.answers and settings.url is not None:
+        raise UsageError("--answers are computed here, those of --url there: leave one out")
+    if settings.rows is not None and settings.public is not None:
+        raise UsageError("--rows are those of --texts: --public has none; leave it out")
+    embedder = PromptEmbedder.from_pretrained(settings.model)
+    width = embedder.table.shape[1]
+    table = embedder.table.rows(np.arange(embedder.table.shape[0])).astype(np.float32)
+    model = _model(settings.model)
+    own = bool(settings.rows or settings.transform_command)
+    specs = settings.transform or (() if own else _COMPARED)
+    maker = PromptMaker(embedder, chat=False if settings.plain else None)
+    prompts = maker.prompts(read_texts(read(settings.texts), str(settings.texts)))
+    given: list[Transform] = [CommandTransform(each) for each in settings.transform_command]
+    if settings.rows is not None:
+        given.append(GivenRows.of(settings.rows, len(prompts), width))
+    if settings.public is not None:
+        public = maker.prompts(read_texts(read(settings.public), str(settings.public)))
+    else:
+        mine, others = split(len(prompts), settings.seed)
+        public = [prompts[index] for index in others]
+        prompts = [prompts[index] for index in mine]
+    setting = Setting(table, public, settings.seed, model)
+    transforms: list[Transform] = []
+    for spec in specs:
+        tell(f"{spec}: made ready")
+        transforms.append(transform_of(spec, setting))
+    transforms += given
+    ask: Ask | None = None
+    diverge: Diverge | None = None
+    if settings.answers:
+        from inlay_audit.neural.language_model import ModelAnswers
+
+        here = ModelAnswers(model(), embedder.renderer.decode, ANSWER_TOKENS)
+        ask, diverge = here, here.divergence
+    elif settings.url is not None:
+        tell(f"{settings.url}: asked for its model")
+        ask = ServerAnswers(settings.url, settings.api_key, settings.model_name, embedder.table.id)
+        # Attackers take a while: a server that is not there is told of before they begin.
+        ask.find_model()
+    audit = Audit(
+        prompts,
+        public,
+        table,
+        maker.template,
+        embedder.renderer.decode,
+        attackers or _attackers(settings.model),
+        settings.resends,
+        settings.seed,
+        ask,
+        tell,
+        diverge,
+        model if _TORCH else None,
+    )
+    return audit, transforms
+
+
+def _model(name: str) -> Callable[[], "LanguageModel"]:
+    """Loads the whole model when it is first needed."""
+
+    @cache
+    def load() -> "LanguageModel":
+        if not _TORCH:
+            raise InvalidRequestError(f"the whole model needs torch: {extras.install('torch')}")
+        from inlay_audit.neural.language_model import LanguageModel
+
+        return LanguageModel.load(name)
+
+    return load
+
+
+def _attackers(name: str) -> tuple[str, ...]:
+    """All attackers that run on this machine in minutes."""
+    left_out: tuple[str, ...] = () if _TORCH else NEED_TORCH
+    directory = local_directory(name)
+    weights = None if directory is None else find_weights(directory)
+    if weights is None or sum(file.stat().st_size for file in weights.paths()) > _LARGE:
+        left_out += NEED_WEIGHTS
+    return tuple(each for each in ALL if each not in left_out)

@@ -1,0 +1,92 @@
+"""Rows weighed against what the model itself would say next. Needs torch.
+
+BeamClean (arXiv 2505.13758) does so with noise that it estimates; here the noise is that of
+`pairs.Emission`, which pairs teach.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay_audit.attacker import Known, Knows, NotApplicableError, Sent, with_template
+from inlay_audit.attackers.pairs import Emission
+from inlay_audit.prompts import Floats, Ids
+
+_BEAMS = 8
+_CANDIDATES = 32
+_TOGETHER = 16
+"""Prompts that are read at a time."""
+
+
+class Beam:
+    """The likeliest text by the rows and by the language model together, by beam search."""
+
+    name = "beam"
+    knows: Knows = "weights"
+
+    def fit(self, known: Known) -> None:
+        """Estimate the noise. Raises `NotApplicableError` without the model or its template."""
+        if not known.keeps_rows:
+            raise NotApplicableError("the number of rows is not that of the tokens")
+        if not len(known.template.before):
+            raise NotApplicableError("no token stands before a text, from which to begin")
+        self._model = known.language_model().module
+        self._emission = Emission.of(known)
+        self._template = known.template
+
+    def guess(self, sent: Sent) -> Sequence[Ids]:
+        """The best beam of each prompt."""
+        order = sorted(range(len(sent.rows)), key=lambda index: len(sent.rows[index]))
+        found: list[Ids] = [np.zeros(0, np.int64)] * len(order)
+        for start in range(0, len(order), _TOGETHER):
+            chunk = order[start : start + _TOGETHER]
+            read = self._read([sent.rows[index] for index in chunk])
+            for index, ids in zip(chunk, read, strict=True):
+                found[index] = with_template(ids, self._template)
+        return found
+
+    @torch.inference_mode()
+    def _read(self, prompts: Sequence[Floats]) -> Iterator[Ids]:
+        """Read prompts that are sorted by length; all texts begin at the same position."""
+        before, after = self._template.before, self._template.after
+        count, first = len(prompts), len(before)
+        ends = torch.tensor([max(len(rows) - len(after), first + 1) for rows in prompts])
+        candidates = [self._emission.likeliest(rows, _CANDIDATES) for rows in prompts]
+        ids = torch.from_numpy(before).expand(count * _BEAMS, -1)
+        step = self._model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        texts = torch.zeros(count, _BEAMS, 0, dtype=torch.int64)
+        totals = torch.full((count, _BEAMS), -torch.inf)
+        totals[:, 0] = 0
+        row = torch.arange(count)[:, None]
+        for place in range(first, int(ends.max())):
+            said = step.logits[:, -1].log_softmax(dim=-1).view(count, _BEAMS, -1)
+            tokens, likely = (
+                torch.from_numpy(
+                    np.stack([each[part][min(place, len(each[part]) - 1)] for each in candidates])
+                )
+                for part in (0, 1)
+            )
+            spread = tokens[:, None, :].expand(-1, _BEAMS, -1)
+            scored = totals[:, :, None] + likely[:, None, :] + said.gather(2, spread)
+            best, chosen = scored.flatten(1).topk(_BEAMS)
+            beams, picks = chosen // _CANDIDATES, chosen % _CANDIDATES
+            picked = tokens.gather(1, picks)
+            # Prompts that have ended stay as they are.
+            still = (place < ends)[:, None]
+            totals = torch.where(still, best, totals)
+            beams = torch.where(still, beams, torch.arange(_BEAMS))
+            texts = torch.cat([texts[row, beams], picked[:, :, None]], dim=2)
+            step.past_key_values.batch_select_indices((row * _BEAMS + beams).flatten())
+            step = self._model(
+                input_ids=picked.reshape(-1, 1),
+                past_key_values=step.past_key_values,
+                use_cache=True,
+            )
+        return self._whole(texts[:, 0], ends, prompts)
+
+    def _whole(self, texts: Tensor, ends: Tensor, prompts: Sequence[Floats]) -> Iterator[Ids]:
+        before, after = self._template.before, self._template.after
+        for text, end, rows in zip(texts.numpy(), ends.tolist(), prompts, strict=True):
+            yield np.concatenate([before, text[: end - len(before)], after])[: len(rows)]

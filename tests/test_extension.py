@@ -1,0 +1,131 @@
+"""Extensions: which are loaded, and what keeps a start from having two of one name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inlay.errors import InvalidRequestError
+from inlay.extension import API, BUNDLED, load, merged
+
+pytestmark = pytest.mark.usefixtures("started_processes")
+
+_COMMANDS = """
+from pydantic import BaseModel
+from inlay.cli.command import Command
+
+class Settings(BaseModel, frozen=True, defer_build=True):
+    word: str = "hello"
+
+COMMANDS = (Command({name!r}, "Say a word.", "{module}.commands", Settings),)
+
+def run(settings):
+    print(settings.word)
+    return 0
+"""
+
+
+def package(
+    folder: Path, name: str, module: str, *, command: str = "greet", api: int = API, wheel: str = ""
+) -> None:
+    """A distribution whose extension `name` has one command, as pip would have installed it."""
+    inside = folder / module
+    inside.mkdir()
+    (inside / "__init__.py").write_text(
+        "from inlay.extension import Extension\n"
+        f"extension = Extension({name!r}, api={api}, commands='{module}.commands')\n"
+    )
+    (inside / "commands.py").write_text(_COMMANDS.format(name=command, module=module))
+    info = folder / f"{wheel or module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {wheel or module}\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text(f"[inlay.extensions]\n{name} = {module}:extension\n")
+
+
+def inlay(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-m", "inlay.cli", *words],
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_all_that_come_with_inlay_are_loaded_unless_some_are_named() -> None:
+    assert [each.name for each in load(None)] == list(BUNDLED)
+    assert [each.name for each in load("audit, tools")] == list(BUNDLED)
+    assert [each.name for each in load("audit")] == ["audit"]
+    assert load("") == ()
+
+
+def test_a_command_is_there_where_its_extension_is(tmp_path: Path) -> None:
+    listed = inlay(tmp_path, "--extensions", "audit", "--help").stdout
+    assert "embeds audit" in listed
+    assert "embeds encode" not in listed
+    without = inlay(tmp_path, "bench", INLAY_EXTENSIONS="")
+    assert (without.returncode, without.stdout) == (2, "")
+    assert without.stderr == "inlay: unknown command bench (see inlay --help)\n"
+    assert inlay(tmp_path, "bench", "--extensions=tools", "--help").stdout.startswith("usage: ")
+
+
+def test_the_words_after_two_dashes_name_no_extension(tmp_path: Path) -> None:
+    done = inlay(tmp_path, "demo", "--", "--extensions", "x")
+    assert "takes no further arguments, got '--extensions x' after --" in done.stderr
+
+
+def test_another_packages_commands_are_there_where_it_is_named(tmp_path: Path) -> None:
+    package(tmp_path, "greeting", "greeter")
+    assert "greet" not in inlay(tmp_path, "--help").stdout
+    named = inlay(tmp_path, "greet", "--extensions", "greeting", "--word", "moin")
+    assert (named.returncode, named.stdout) == (0, "moin\n")
+    by_variable = inlay(tmp_path, "greet", INLAY_EXTENSIONS="greeting", INLAY_WORD="ahoi")
+    assert (by_variable.returncode, by_variable.stdout) == (0, "ahoi\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("lost", "no extension 'lost'; inlay has audit, tools; installed beside it: double, early"),
+        ("early", "extension 'early' of early 1.0 is for interface 0, this inlay has 1"),
+        ("double", "extension 'double' is given twice: by "),
+        ("server", "command 'serve' is given twice: by inlay and by extension 'server'"),
+        (
+            "tools,talk",
+            "command 'chat' is given twice: by extension 'tools' and by extension 'talk'",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line_that_names_all(
+    tmp_path: Path, words: str, said: str
+) -> None:
+    package(tmp_path, "early", "early", api=0)
+    package(tmp_path, "double", "double_a")
+    package(tmp_path, "double", "double_b")
+    package(tmp_path, "server", "server", command="serve")
+    package(tmp_path, "talk", "talk", command="chat")
+    done = inlay(tmp_path, "--extensions", words, "--help")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_doctor_lists_what_is_loaded_and_what_is_installed_beside_it(tmp_path: Path) -> None:
+    package(tmp_path, "greeting", "greeter")
+    found = inlay(tmp_path, "doctor").stdout
+    assert (
+        "tools, audit; greeting of greeter 1.0, not loaded: --extensions does not name it" in found
+    )
+    found = inlay(tmp_path, "doctor", "--extensions", "tools,greeting").stdout
+    assert "extensions    tools, greeting\n" in found
+
+
+def test_one_name_of_two_givers_is_refused() -> None:
+    assert merged("route", [("a", {"x": 1}), ("b", {"y": 2})]) == {"x": 1, "y": 2}
+    with pytest.raises(InvalidRequestError, match="route 'x' is given twice: by a and by b"):
+        merged("route", [("a", {"x": 1}), ("b", {"x": 2})])
