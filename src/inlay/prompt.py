@@ -263,7 +263,7 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
         return cls(tuple(normal))
 
     def __len__(self) -> int:
-        return sum(len(segment) for segment in self.segments)
+        return sum(map(len, self.segments))
 
     def __add__(self, other: "Prompt") -> "Prompt":
         return Prompt.of(*self.segments, *other.segments)

@@ -18,9 +18,9 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, without what was raised."""
         line = super().formatMessage(record)
-        return " ".join(
-            [line, *(f"{name}={value}" for name, value in getattr(record, FIELDS, {}).items())]
-        )
+        for name, value in getattr(record, FIELDS, {}).items():
+            line += f" {name}={value}"
+        return line
 
 
 class JsonLines(logging.Formatter):

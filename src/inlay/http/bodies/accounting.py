@@ -271,6 +271,9 @@ _SMALL = 4096
 
 _WORST = 24
 
+_AT_ONCE = 512
+"""Items that are measured before other threads may run."""
+
 
 class RequestMemory:
     """Accounting of one request's memory, from its body to its prompts.
@@ -376,11 +379,16 @@ def parsed_size(counts: Counts) -> int:
 
 def size_of(request: msgspec.Struct, *without: str) -> int:
     """Return the approximate bytes of a parsed request, without the fields `without`."""
-    fields = (getattr(request, name) for name in request.__struct_fields__ if name not in without)
-    items: list[object] = [value for value in fields if value is not None]
-    size = 0
+    items: list[object] = [
+        value
+        for name in request.__struct_fields__
+        if (value := getattr(request, name)) is not None and name not in without
+    ]
+    size = done = 0
     while items:
-        yield_gil()
+        done += 1
+        if done % _AT_ONCE == 0:
+            yield_gil()
         item = items.pop()
         size += sys.getsizeof(item)
         if isinstance(item, dict):
