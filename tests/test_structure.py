@@ -15,7 +15,8 @@ EXTENSIONS = ("inlay_audit", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "turns"}
-MESSAGES = {"request", "card", "commands", "outputs", "refusals", "resuming", "routing"}
+MESSAGES = {"request", "card", "commands", "fields", "outputs", "refusals", "resuming"}
+MESSAGES |= {"routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
@@ -39,7 +40,8 @@ MAY_IMPORT = {
     "card": BASE | {"request", "media", "stages"},
     "commands": BASE | {"card"},
     "outputs": BASE | {"request"},
-    "refusals": BASE | {"request", "card"},
+    "fields": {"errors"},
+    "refusals": BASE | {"request", "card", "fields"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
     "stages": {"errors", "edges", "speech"},
@@ -72,7 +74,7 @@ OF_ALL = {"__version__", "extras"}
 """What the package is called and its version: every room may say them."""
 
 SCHEMAS = {"inlay.errors", "inlay.card", "inlay.api.schema", "inlay.api.openai.schema"}
-SCHEMAS |= {"inlay.api.anthropic.schema"}
+SCHEMAS |= {"inlay.api.anthropic.schema", "inlay.fields"}
 """What request and response types may import, so that they are usable without the server."""
 
 APIS = {"openai", "anthropic", "admin"}

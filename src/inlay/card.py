@@ -34,25 +34,11 @@ class Exactness(StrEnum):
         return cls.EXACT if dtype == "float32" else cls.ROUNDED
 
 
-Feature: TypeAlias = Literal[
-    "adapter",
-    "grammar",
-    "grammar_after",
-    "prompt_logprobs",
-    "bad_words",
-    "allowed_token_ids",
-    "min_tokens",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "prior_output_with_grammar",
-    "prior_output_with_penalties",
-    "temperature_above_2",
-    "logprob_token_ids",
-    "thinking_token_budget",
-]
-"""Features that a request may use beyond a plain continuation of its prompt."""
+Feature: TypeAlias = str
+"""Something that a request may ask for beyond a plain continuation of its prompt.
+
+The name of a plain sampling field (`inlay.fields`), or one that `inlay.refusals` knows.
+"""
 
 
 Phase: TypeAlias = Literal["prefill", "decode", "both"]

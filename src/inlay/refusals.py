@@ -9,6 +9,7 @@ import msgspec
 
 from inlay.card import Feature, Prompts, Refusal
 from inlay.errors import InvalidRequestError
+from inlay.fields import SAMPLING
 from inlay.request import Request
 
 
@@ -22,6 +23,11 @@ def _penalised(request: Request) -> bool:
     """True if penalties consider earlier output."""
     sampling = request.sampling
     return bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _plain(name: str, neutral: object) -> _Meaning:
+    """Return the meaning of a plain sampling field."""
+    return _Meaning(lambda request: getattr(request.sampling, name) != neutral, name, name)
 
 
 _MEANINGS: Mapping[Feature, _Meaning] = {
@@ -49,25 +55,6 @@ _MEANINGS: Mapping[Feature, _Meaning] = {
         "allowed_token_ids",
         "allowed_token_ids",
     ),
-    "min_tokens": _Meaning(
-        lambda request: request.sampling.min_tokens > 0, "min_tokens", "min_tokens"
-    ),
-    "min_p": _Meaning(lambda request: request.sampling.min_p > 0.0, "min_p", "min_p"),
-    "repetition_penalty": _Meaning(
-        lambda request: request.sampling.repetition_penalty != 1.0,
-        "repetition_penalty",
-        "repetition_penalty",
-    ),
-    "presence_penalty": _Meaning(
-        lambda request: request.sampling.presence_penalty != 0.0,
-        "presence_penalty",
-        "presence_penalty",
-    ),
-    "frequency_penalty": _Meaning(
-        lambda request: request.sampling.frequency_penalty != 0.0,
-        "frequency_penalty",
-        "frequency_penalty",
-    ),
     "prior_output_with_grammar": _Meaning(
         lambda request: bool(request.prior_output) and request.sampling.grammar is not None,
         "grammar",
@@ -92,6 +79,7 @@ _MEANINGS: Mapping[Feature, _Meaning] = {
         "thinking_token_budget",
         "thinking_token_budget",
     ),
+    **{name: _plain(name, each.neutral) for name, each in SAMPLING.items()},
 }
 
 _WITH: Mapping[Prompts, str] = {
@@ -108,7 +96,10 @@ def check(refusals: Iterable[Refusal], request: Request, engine: str) -> None:
         InvalidRequestError: it does; the message names the engine and the reason.
     """
     for refusal in refusals:
-        meaning = _MEANINGS[refusal.feature]
+        # One of a later release is refused by its worker.
+        meaning = _MEANINGS.get(refusal.feature)
+        if meaning is None:
+            continue
         if _applies(refusal.prompts, request) and meaning.asked(request):
             raise InvalidRequestError(
                 f"{meaning.words}{_WITH[refusal.prompts]} is not supported by the engine of this "

@@ -51,6 +51,7 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "WorkerEntry.id": ("", "w-5d0f"),
     "WorkerAnswer.id": ("", "w-5d0f"),
     "AdapterEntry.id": ("", "my-adapter"),
+    "Refusal.feature": ("", "thinking_token_budget"),
     "FailureDetails.code": ("kind of the error.", "server_error"),
     # text
     "text": ("text of the answer, or what is new of it.", " Paris"),

@@ -13,17 +13,10 @@ from msgspec.structs import replace
 from inlay.engine.settings import EngineSettings
 from inlay.engine.weights import weights_id
 from inlay.errors import InvalidRequestError
+from inlay.fields import MODEL_DEFAULTS
 from inlay.media.families import spec_of
 from inlay.media.spec import MediaSpec
 from inlay.tensors.table import EmbeddingTable, config_of
-
-_SAMPLING_FIELDS: dict[str, type[int] | type[float]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-}
 
 _HALF_BOUND = 1024.0
 """Largest absolute value of an embedding vector for a float16 model.
@@ -93,7 +86,7 @@ def default_sampling(generation: dict[str, Any]) -> dict[str, float | int]:
         return {}
     return {
         name: kind(generation[name])
-        for name, kind in _SAMPLING_FIELDS.items()
+        for name, kind in MODEL_DEFAULTS.items()
         if generation.get(name) is not None
     }
 

@@ -4,12 +4,13 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
 import msgspec
 
+from inlay.fields import fields_of
 from inlay.http.bodies.multipart import MULTIPART
 from inlay.http.errors import OPENAI, ErrorForm
 
@@ -131,9 +132,14 @@ _FIELD = re.compile(r" {4}(\w+): (.*)")
 
 @cache
 def field_descriptions(kind: type) -> Mapping[str, str]:
-    """Return what the "Attributes:" of a type and of its bases say, by field."""
+    """Return what is said of fields, where they are declared or under "Attributes:", by field.
+
+    A subclass may say more of its bases' fields.
+    """
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
+        declared = fields_of(one) if issubclass(one, msgspec.Struct) else {}
+        found |= {name: each.text for name, each in declared.items() if name in one.__annotations__}
         name = ""
         _, _, attributes = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition(
             "\nAttributes:\n"
@@ -230,8 +236,13 @@ def _explain(
     """
     asked = set(struct_types(requests).values())
     shared: dict[str, str] = {}
+    examples = dict(notes.field_examples)
     for request in requests:
         shared = {**field_descriptions(request), **shared}
+        for name, each in fields_of(request).items():
+            if each.example is not None:
+                examples.setdefault(name, each.example)
+    notes = replace(notes, field_examples=examples)
     for name, schema in components.items():
         kind = kinds.get(name)
         if kind is None:
@@ -270,9 +281,10 @@ def _explain_answer(full: str, name: str, schema: dict[str, Any], notes: Notes) 
 
 def _examples(full: str, name: str, schema: Mapping[str, Any], notes: Notes) -> list[Any]:
     """The example of a field: the one that is known, else a value other than its default."""
-    for known in (full, name):
-        if known in notes.field_examples:
-            return [notes.field_examples[known]]
+    known = notes.field_examples
+    for example in (known.get(full), *schema.get("examples", ()), known.get(name)):
+        if example is not None:
+            return [example]
     for one in schema.get("anyOf", [schema]):
         values = one.get("enum", [False, True] if one.get("type") == "boolean" else [])
         others = [value for value in values if value != schema.get("default")]

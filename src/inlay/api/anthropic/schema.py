@@ -7,6 +7,7 @@ import msgspec
 
 from inlay.api.schema.stages import StageUsage
 from inlay.api.schema.unserved import Unserved
+from inlay.fields import IgnoreEos, MinP, MinTokens, RepetitionPenalty, Temperature, TopK, TopP
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
@@ -80,16 +81,16 @@ class MessagesRequest(MessagesInput, kw_only=True):
     service_tier: str | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
 
-    min_tokens: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: MinP = None
+    min_tokens: MinTokens = None
+    repetition_penalty: RepetitionPenalty = None
+    ignore_eos: IgnoreEos = None
     seed: int | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
     cache_salt: str | None = None
     prompt_cache_key: str | None = None

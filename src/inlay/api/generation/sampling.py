@@ -1,9 +1,8 @@
 """Fields of a request that generates, and its sampling settings."""
 
-import math
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from inlay.api.generation.output_format import thinking_budget
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
 from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.fields import SAMPLING, check_bounds
 from inlay.http.server import Call
 from inlay.http.settings import FrontendSettings
 from inlay.prompt import Prompt
@@ -27,43 +27,8 @@ MAX_ALLOWED_IDS = 1 << 20
 Each choice sends them in its own message to a worker.
 """
 MAX_BAD_WORD_IDS = 1024
-_INF = math.inf
 MAX_STOPS, MAX_STOP_LENGTH, MAX_STOPS_LENGTH = 64, 4096, 16_384
 MAX_BAD_WORDS, MAX_BAD_WORDS_LENGTH = 128, 4096
-
-
-class _Range(NamedTuple):
-    """Allowed range of a number: `low` to `high`; `low` is excluded if `above`."""
-
-    low: float
-    high: float = _INF
-    above: bool = False
-
-    def __str__(self) -> str:
-        if self.high == _INF:
-            return f"{'above' if self.above else 'at least'} {self.low}"
-        low = f"{'above' if self.above else 'from'} {self.low}"
-        return f"{low} {'and at most' if self.above else 'to'} {self.high}"
-
-
-_RANGES: dict[str, _Range] = {
-    "n": _Range(1),
-    "best_of": _Range(1),
-    "max_tokens": _Range(1),
-    "max_completion_tokens": _Range(1),
-    "min_tokens": _Range(0),
-    "temperature": _Range(0),
-    "top_p": _Range(0, 1, above=True),
-    "top_k": _Range(-1),
-    "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0, above=True),
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
-    "seed": _Range(-(2**63), 2**63 - 1),
-    "thinking_token_budget": _Range(-1),
-    "truncate_prompt_tokens": _Range(-1),
-    "priority": _Range(-(2**31), 2**31 - 1),
-}
 
 
 def seed_of(seed: int | None) -> int | None:
@@ -76,14 +41,8 @@ def check_request(call: Call, request: GenerationRequest) -> None:
 
     Raises `InvalidRequestError` that names the field, its value and the allowed values.
     """
-    for name, allowed in _RANGES.items():
-        value = getattr(request, name, None)
-        if value is None:
-            continue
-        if name == "max_tokens" and value == 0 and request.only_echoes:
-            continue
-        if value < allowed.low or value > allowed.high or (allowed.above and value == allowed.low):
-            raise InvalidRequestError(f"{name} must be {allowed}, got {value}", param=name)
+    echoes = request.max_tokens == 0 and request.only_echoes
+    check_bounds(request, "max_tokens" if echoes else "")
     check_common(call, request)
     request.seed = seed_of(request.seed)
     _check_words(request.bad_words or [])
@@ -259,20 +218,14 @@ def sampling_of(
         if ids:
             check_ids(ids, card.vocab_size, name)
     best_of = candidates > (request.n or 1)
+    plain = _plain(request, card)
+    # A larger value means all tokens, and could overflow the integer of a message.
+    plain["top_k"] = min(max(0, int(plain["top_k"])), card.vocab_size)
     shared = Sampling(
+        **plain,
         max_tokens=wanted,
-        min_tokens=min_tokens,
-        temperature=_chosen(request, card, "temperature", 1.0),
-        top_p=_chosen(request, card, "top_p", 1.0),
-        # A larger value means all tokens, and could overflow the integer of a message.
-        top_k=min(max(0, int(_chosen(request, card, "top_k", 0))), card.vocab_size),
-        min_p=_chosen(request, card, "min_p", 0.0),
-        repetition_penalty=_chosen(request, card, "repetition_penalty", 1.0),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_logit_bias(request.logit_bias, card.vocab_size),
         stop_token_ids=stop_token_ids,
-        ignore_eos=bool(request.ignore_eos),
         # The best outputs are chosen by their logprobs.
         logprobs=0 if best_of and logprobs is None else logprobs,
         logprob_token_ids=named,
@@ -351,10 +304,15 @@ def output_limit(request: GenerationRequest, max_tokens: int | None, room: int) 
     return room if request.DEFAULT_MAX_TOKENS is None else min(request.DEFAULT_MAX_TOKENS, room)
 
 
-def _chosen(request: GenerationRequest, card: ModelCard, name: str, default: float) -> float:
-    """Return the request's value, or the generation config's, or OpenAI's default."""
-    value: float | None = getattr(request, name)
-    return card.default_sampling.get(name, default) if value is None else value
+def _plain(request: GenerationRequest, card: ModelCard) -> dict[str, Any]:
+    """Return the plain fields: the request's values, or the generation config's, or neutral."""
+    found: dict[str, Any] = {}
+    for name, declared in SAMPLING.items():
+        value = getattr(request, name)
+        if value is None and declared.model_default:
+            value = card.default_sampling.get(name)
+        found[name] = declared.neutral if value is None else value
+    return found
 
 
 def check_length(length: int, max_tokens: int | None, limit: int) -> None:

@@ -1,11 +1,12 @@
 """A chat, as every API that has chats asks for it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inlay.api.schema.generation import GenerationRequest
 from inlay.api.schema.unserved import Unserved
+from inlay.fields import Bounds, field
 
 
 class AudioOptions(msgspec.Struct, frozen=True):
@@ -40,7 +41,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
         chat_template_kwargs: variables for the chat template; those that fields of the request set
             are refused.
         continue_final_message: the output continues the last message; false when absent.
-        max_completion_tokens: OpenAI's newer name of `max_tokens`, over which it takes precedence.
         logprobs: return the logprob of each token; false when absent.
         top_logprobs: alternatives for each token, 0 (when absent) to --max-logprobs; only with
             `logprobs`.
@@ -62,7 +62,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[
+        int | None,
+        field(
+            "OpenAI's newer name of `max_tokens`, over which it takes precedence.",
+            64,
+            bounds=Bounds(1),
+        ),
+    ] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None

@@ -1,10 +1,11 @@
 """Fields of every request that generates, under OpenAI's and vLLM's names."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from inlay.api.schema.unserved import Unserved
+from inlay.fields import Bounds, SamplingFields, field
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -20,38 +21,116 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class RequestFields(msgspec.Struct, kw_only=True):
-    """Fields that requests for chats, completions and responses have in common.
+class RequestFields(SamplingFields, kw_only=True):
+    """Fields that requests for chats, completions and responses have in common."""
 
-    `GenerationRequest` says what they mean.
-    """
-
-    model: str | None = None
-    prompt_cache_key: str | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    user: str | None = None
-    min_tokens: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    cache_salt: str | None = None
-    session_id: str | None = None
-    request_id: str | None = None
-    priority: int | None = None
-    structured_outputs: Any = None
-    n: int | None = None
+    model: Annotated[
+        str | None,
+        field("served name; when absent the first model that fits the route.", "my-model"),
+    ] = None
+    prompt_cache_key: Annotated[
+        str | None,
+        field(
+            "requests with the same key go to the same worker where possible; 1 to 512 characters.",
+            "my-chat-1",
+        ),
+    ] = None
+    stream: Annotated[bool | None, field("answer with server-sent events; false when absent.")] = (
+        None
+    )
+    user: Annotated[str | None, field("accepted; nothing depends on it.", "somebody")] = None
+    seed: Annotated[
+        int | None,
+        field(
+            "choice `i` samples with `seed + i`; a random seed for each choice when absent or -1. "
+            "Refused where the engine draws without one, unless `temperature` is 0.",
+            1,
+            bounds=Bounds(-(2**63), 2**63 - 1),
+        ),
+    ] = None
+    stop: Annotated[
+        str | list[str] | None,
+        field(
+            "strings at which the answer ends, before their first match; at most 64, of 4,096 "
+            "characters each and 16,384 together.",
+            ["\n\n"],
+        ),
+    ] = None
+    stop_token_ids: Annotated[
+        list[int] | None,
+        field("ids that end the output, at most 1024; also with `ignore_eos`.", [2]),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None,
+        field(
+            "keep the stop string in the answer, or the text of the token that ended it; false "
+            "when absent."
+        ),
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, field("leave special tokens out of the text; true when absent.")
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None,
+        field(
+            "false leaves out the spaces that the tokenizer puts between special tokens that are "
+            "shown; true when absent."
+        ),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        field(
+            "token id to what is added to its logit, -100 to 100; at most 1024 ids.", {"2": -100}
+        ),
+    ] = None
+    cache_salt: Annotated[
+        str | None,
+        field(
+            "prompts share cached prefixes only under equal salts; not empty.",
+            "a secret of this user's",
+        ),
+    ] = None
+    session_id: Annotated[
+        str | None,
+        field(
+            "requests with the same one go to the same worker where possible, 1 to 512 "
+            "characters; vLLM's name, which takes precedence over `prompt_cache_key`.",
+            "my-chat-1",
+        ),
+    ] = None
+    request_id: Annotated[
+        str | None,
+        field(
+            "the answer's `id`, behind its prefix: 1 to 128 visible ASCII characters; random when "
+            "absent.",
+            "my-request-1",
+        ),
+    ] = None
+    priority: Annotated[
+        int | None,
+        field(
+            "lower values are served first, 0 when absent; others only with --scheduling-policy "
+            "priority.",
+            1,
+            bounds=Bounds(-(2**31), 2**31 - 1),
+        ),
+    ] = None
+    structured_outputs: Annotated[
+        Any,
+        field(
+            "vLLM's: an object with one of json, regex, choice, grammar, json_object, as far as "
+            "the engine has them; not beside a `response_format` that is not text."
+        ),
+    ] = None
+    n: Annotated[
+        int | None,
+        field(
+            "choices for each prompt; 1 when absent. All choices together are bounded by "
+            "--max-choices.",
+            1,
+            bounds=Bounds(1),
+        ),
+    ] = None
 
     ec_transfer_params: Unserved = None
     kv_transfer_params: Unserved = None
@@ -64,95 +143,110 @@ class RequestFields(msgspec.Struct, kw_only=True):
 
 
 class GenerationRequest(RequestFields, kw_only=True):
-    """Fields of a request that generates. Names beyond OpenAI's are vLLM's.
+    """Fields of a request that generates. Names beyond OpenAI's are vLLM's."""
 
-    Attributes:
-        model: served name; when absent the first model that fits the route.
-        seed: choice `i` samples with `seed + i`; a random seed for each choice when absent or -1.
-            Refused where the engine draws without one, unless `temperature` is 0.
-        cache_salt: prompts share cached prefixes only under equal salts; not empty.
-        prompt_cache_key: requests with the same key go to the same worker where possible; 1 to 512
-            characters.
-        session_id: requests with the same one go to the same worker where possible, 1 to 512
-            characters; vLLM's name, which takes precedence over `prompt_cache_key`.
-        request_id: the answer's `id`, behind its prefix: 1 to 128 visible ASCII characters; random
-            when absent.
-        priority: lower values are served first, 0 when absent; others only with --scheduling-policy
-            priority.
-        echo: return the prompt before the output; false when absent. Not with embeddings or media.
-        best_of: outputs of a completion that are generated, of which the best `n` are returned.
-        prompt_logprobs: alternatives for each prompt token, 0 to --max-logprobs; true is 1 and
-            false 0, as in vLLM. Not in a stream, not with embeddings or media.
-        truncate_prompt_tokens: positions of a prompt that are kept, rows and images included, 1 to
-            the model's context; -1 keeps as many as leave room for the output. When absent a longer
-            prompt is refused.
-        truncation_side: "left" (when absent) keeps the last positions, "right" the first.
-        response_format: OpenAI's: an object of type "text" (as when absent), "json_object", or
-            "json_schema" with `json_schema: {name, schema, strict}`, held to in full, or with
-            `strict: false` as far as possible.
-        structured_outputs: vLLM's: an object with one of json, regex, choice, grammar, json_object,
-            as far as the engine has them; not beside a `response_format` that is not text.
-        logprob_token_ids: ids whose logprobs are returned instead of the most likely ids', at most
-            128; only where logprobs are asked for.
-        return_tokens_as_token_ids: name tokens in logprobs "token_id:ID" instead of by text; false
-            when absent.
-        spaces_between_special_tokens: false leaves out the spaces that the tokenizer puts between
-            special tokens that are shown; true when absent.
-        thinking_token_budget: number of reasoning tokens after which it is ended, of a model that
-            writes it between two tags; -1 for no limit, as when absent.
-        bad_words: texts that the output must not contain: at most 128, 4,096 characters and 1,024
-            tokens together.
-        allowed_token_ids: the only ids that may be sampled, end tokens included; not empty.
-        n: choices for each prompt; 1 when absent. All choices together are bounded by
-            --max-choices.
-        stream: answer with server-sent events; false when absent.
-        stream_options: what a stream says of usage; only with `stream`.
-        max_tokens: output tokens at most, 1 or more; what the context leaves when absent.
-        min_tokens: output tokens before an end token, a stop token or a stop string ends it; 0 when
-            absent, at most the output's limit.
-        temperature: 0 or more, 0 is greedy; when absent the model's generation config, else 1.
-        top_p: probability mass that is sampled from, above 0 and at most 1; when absent the model's
-            generation config, else 1.
-        top_k: number of the likeliest tokens that are sampled from, 0 or -1 for all; when absent
-            the model's generation config, else all.
-        min_p: least probability of a sampled token, as a share of the likeliest's, 0 to 1; when
-            absent the model's generation config, else 0.
-        repetition_penalty: factor above 0 against tokens of prompt and output; when absent the
-            model's generation config, else 1. Rows of embeddings are not seen.
-        presence_penalty: what a token's logit loses once it is in the output; -2 to 2, 0 when
-            absent.
-        frequency_penalty: what a token's logit loses for each time that it is in the output; -2 to
-            2, 0 when absent.
-        stop: strings at which the answer ends, before their first match; at most 64, of 4,096
-            characters each and 16,384 together.
-        stop_token_ids: ids that end the output, at most 1024; also with `ignore_eos`.
-        include_stop_str_in_output: keep the stop string in the answer, or the text of the token
-            that ended it; false when absent.
-        ignore_eos: go on behind the model's own end tokens; false when absent.
-        skip_special_tokens: leave special tokens out of the text; true when absent.
-        logit_bias: token id to what is added to its logit, -100 to 100; at most 1024 ids.
-        return_token_ids: add the ids of the answer, and of a prompt without embeddings and media;
-            false when absent.
-        add_special_tokens: put the tokenizer's special tokens before a text; true for a completion,
-            false for a chat when absent.
-        user: accepted; nothing depends on it.
-    """
-
-    stream_options: StreamOptions | None = None
-    best_of: int | None = None
-    max_tokens: int | None = None
-    logprob_token_ids: list[int] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    thinking_token_budget: int | None = None
-    echo: bool | None = None
-    add_special_tokens: bool | None = None
-    response_format: Any = None
-    prompt_logprobs: int | bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    stream_options: Annotated[
+        StreamOptions | None,
+        field("what a stream says of usage; only with `stream`.", {"include_usage": True}),
+    ] = None
+    best_of: Annotated[
+        int | None,
+        field(
+            "outputs of a completion that are generated, of which the best `n` are returned.",
+            4,
+            bounds=Bounds(1),
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        field(
+            "output tokens at most, 1 or more; what the context leaves when absent.",
+            64,
+            bounds=Bounds(1),
+        ),
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None,
+        field(
+            "ids whose logprobs are returned instead of the most likely ids', at most 128; only "
+            "where logprobs are asked for.",
+            [1, 2],
+        ),
+    ] = None
+    return_token_ids: Annotated[
+        bool | None,
+        field(
+            "add the ids of the answer, and of a prompt without embeddings and media; false when "
+            "absent."
+        ),
+    ] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None,
+        field('name tokens in logprobs "token_id:ID" instead of by text; false when absent.'),
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        field(
+            "number of reasoning tokens after which it is ended, of a model that writes it "
+            "between two tags; -1 for no limit, as when absent.",
+            128,
+            bounds=Bounds(-1),
+        ),
+    ] = None
+    echo: Annotated[
+        bool | None,
+        field(
+            "return the prompt before the output; false when absent. Not with embeddings or media."
+        ),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        field(
+            "put the tokenizer's special tokens before a text; true for a completion, false for a "
+            "chat when absent."
+        ),
+    ] = None
+    response_format: Annotated[
+        Any,
+        field(
+            'OpenAI\'s: an object of type "text" (as when absent), "json_object", or '
+            '"json_schema" with `json_schema: {name, schema, strict}`, held to in full, or with '
+            "`strict: false` as far as possible."
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | bool | None,
+        field(
+            "alternatives for each prompt token, 0 to --max-logprobs; true is 1 and false 0, as "
+            "in vLLM. Not in a stream, not with embeddings or media."
+        ),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        field(
+            "positions of a prompt that are kept, rows and images included, 1 to the model's "
+            "context; -1 keeps as many as leave room for the output. When absent a longer prompt "
+            "is refused.",
+            512,
+            bounds=Bounds(-1),
+        ),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"] | None,
+        field('"left" (when absent) keeps the last positions, "right" the first.'),
+    ] = None
+    bad_words: Annotated[
+        list[str] | None,
+        field(
+            "texts that the output must not contain: at most 128, 4,096 characters and 1,024 "
+            "tokens together.",
+            ["perhaps"],
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None,
+        field("the only ids that may be sampled, end tokens included; not empty.", [1, 2, 3]),
+    ] = None
 
     ebnf: Unserved = None
     guided_choice: Unserved = None

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from inlay.fields import FOR_SGLANG
 from inlay.request import Request
 
 
@@ -18,12 +19,8 @@ def params_of(request: Request, *, seeded: bool) -> dict[str, Any]:
     sampling = request.sampling
     return {
         "max_new_tokens": sampling.max_tokens - len(request.prior_output),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        **{theirs: getattr(sampling, name) for theirs, name in FOR_SGLANG},
         "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
         "logit_bias": {str(id_): bias for id_, bias in sampling.logit_bias.items()} or None,
         "sampling_seed": sampling.seed if seeded else None,
         "ignore_eos": True,

@@ -7,6 +7,7 @@ from blake3 import blake3
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from inlay.errors import InvalidRequestError
+from inlay.fields import FOR_VLLM
 from inlay.request import Grammar, GrammarKind, Request
 
 KINDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "choice", "grammar")
@@ -28,13 +29,7 @@ def params_of(
         # for.
         max_tokens=max(1, sampling.max_tokens - done),
         min_tokens=max(0, sampling.min_tokens - done),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        **{theirs: getattr(sampling, name) for theirs, name in FOR_VLLM},
         seed=_seed(sampling.seed, done),
         logit_bias=dict(sampling.logit_bias) or None,
         stop_token_ids=[*sampling.stop_token_ids, *ends],
