@@ -30,10 +30,8 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "`max_tokens` beyond the context": ("completion too long an output | status: 200 and 400",),
     "`echo` of a chat": ("chat echo | status: 200 and 400",),
     "`max_tokens: 0` with `echo`": ("completion echo alone* | *usage.*_tokens: value",),
-    "`prompt_logprobs` of a completion with `echo` and `logprobs`": (
+    "`echo`: `prompt_logprobs` beside `logprobs`; `prompt_token_ids` in a stream": (
         "completion echo* | choices[[]].prompt_logprobs: type",
-    ),
-    "`prompt_token_ids` in a completion's stream with `echo`": (
         "completion echo* stream | * event.choices[[]].prompt_token_ids: type",
     ),
     "`text_offset` with special tokens, parts of characters or tokens called by id": (
@@ -41,7 +39,9 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     ),
     "`bytes` in a chat's logprobs": ("chat tokens as ids* | *bytes*",),
     "`usage.completion_tokens_details` of chats": ("chat * | *usage.completion_tokens_details: *",),
-    "`usage.prompt_tokens_details.created_cache_tokens`": ("chat * | *created_cache_tokens: *",),
+    "`created_cache_tokens` of chats; `cache_creation_input_tokens` of `/v1/messages`": (
+        "chat * | *created_cache_tokens: *",
+    ),
     "role of an answer": (
         "chat without the turn of the assistant | choices[[]].message.role: value",
     ),
