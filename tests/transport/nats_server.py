@@ -91,6 +91,7 @@ class NatsServer:
         """Keep its connections, carry nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         """Go on."""

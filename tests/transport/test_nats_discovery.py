@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inlay.card import EMBEDS_OFF, PROTOCOL
+from inlay.card import EMBEDS_OFF, PROTOCOL, ModelCard
 from inlay.commands import ReadStats
 from inlay.digest import Secret
 from inlay.engine.echo import EchoEngine
@@ -116,6 +116,39 @@ async def test_a_card_that_changes_is_seen_by_every_frontend(
     worker.host._tell()
     for plane in planes:
         while card_of(plane).prompt_embeds != EMBEDS_OFF:
+            await plane.changed()
+
+
+async def test_a_card_that_changes_while_the_one_before_is_read_is_read_too(
+    fleet: Fleet, echo_settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await fleet.worker(EchoEngine(echo_settings, SECRET))
+    plane = await fleet.frontend(SECRET)
+    await found(plane)
+    known = plane._discovery.find(worker.worker.id)
+    assert known is not None
+    cards, reading, later = plane._member.cards, asyncio.Event(), asyncio.Event()
+    get = cards.get
+
+    async def get_slowly(participant: str) -> tuple[int, ModelCard] | None:
+        answer = await get(participant)
+        reading.set()
+        await later.wait()
+        return answer
+
+    monkeypatch.setattr(cards, "get", get_slowly)
+    first, last = (
+        msgspec.structs.replace(worker.host.card, engine_version=version) for version in "12"
+    )
+    worker.worker.announce(first)
+    await reading.wait()
+    before = known.beat.revision
+    worker.worker.announce(last)
+    async with asyncio.timeout(90):
+        while known.beat.revision == before:  # noqa: ASYNC110 - heartbeats
+            await asyncio.sleep(0.02)
+        later.set()
+        while known.card.engine_version != "2":
             await plane.changed()
 
 

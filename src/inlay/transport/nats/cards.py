@@ -14,6 +14,7 @@ from nats.js.kv import KeyValue
 from inlay import liveness
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError, OverloadedError
+from inlay.transport.nats.client import cancellable
 from inlay.transport.nats.connection import Connection
 
 T = TypeVar("T")
@@ -138,6 +139,7 @@ class Cards:
             raise OverloadedError(f"NATS does not show the card: {error}", retry_after=1) from error
         return entry.revision or 0, _cards.decode(entry.value or b"")
 
+    @cancellable
     async def workers(self) -> set[str]:
         """The workers that have a card, those that died lately included.
 

@@ -1,13 +1,20 @@
-"""nats-py's client, with the three things that only its private parts allow.
+"""nats-py's client, with what only its private parts allow.
 
 Tested with nats-py 2.16; `tests/transport/test_nats_client.py` says which part is missing where a
 later version breaks this.
 """
 
+import asyncio
 import logging
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +22,45 @@ _SHOWN_BYTES = 200
 """Of a subject that is logged."""
 
 
+def cancellable(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Raise a cancellation that came while `method` ran, also where that has lost it.
+
+    `asyncio.wait_for` of Python 3.11 loses one that comes in the same moment as its result, and the
+    library one that comes while it waits for room. Who waits for the end of a task that it has
+    cancelled would wait for ever.
+    """
+
+    @wraps(method)
+    async def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            if task and task.cancelling() > before:
+                raise asyncio.CancelledError
+
+    return checked
+
+
 class NatsClient(Client):
-    """A client that outlives messages it cannot read, and can be cut off at once."""
+    """A client that outlives messages it cannot read, and can be cut off at once.
+
+    Its tasks can be cancelled at any time.
+    """
+
+    request = cancellable(Client.request)
+    flush = cancellable(Client.flush)
+    _flush_pending = cancellable(Client._flush_pending)
+    _connect_to_server = cancellable(Client._connect_to_server)
+    _process_connect_init = cancellable(Client._process_connect_init)
+
+    async def _process_pong(self) -> None:
+        # The answer to a flush that was given up would end the client's reading for good.
+        if self._pongs and self._pongs[0].done():
+            del self._pongs[0]
+        else:
+            await super()._process_pong()
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes

@@ -106,7 +106,7 @@ class Connection:
             if not connecting.done():
                 connecting.cancel()
                 await asyncio.gather(connecting, return_exceptions=True)
-                await self._client.close()
+                await self._close_client()
         self._since = liveness.now()
         echo = self._client.new_inbox()
         await self.subscribe(echo, lambda _: self._echoed.set())
@@ -227,7 +227,12 @@ class Connection:
         self._client.abort()
         # What has not left by now never will.
         self._client.drop_unsent()
-        await self._client.close()
+        await self._close_client()
+
+    async def _close_client(self) -> None:
+        # An attempt to connect that was just about to succeed may have done so meanwhile.
+        while not self._client.is_closed:
+            await self._client.close()
 
     async def _pump(self) -> None:
         while True:

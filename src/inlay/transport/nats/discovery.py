@@ -35,12 +35,14 @@ class FleetWorker:
     Attributes:
         participant: its id in the namespace, which its next incarnation keeps.
         beat: its last heartbeat.
-        card: its last card.
+        revision: of `card`.
+        card: its last card that was read.
         heard: time of the last heartbeat (`inlay.liveness`).
     """
 
     participant: str
     beat: Beat
+    revision: int
     card: ModelCard
     heard: float
 
@@ -165,7 +167,7 @@ class Discovery:
         if was.state != beat.state:
             self._judge(worker)
             self._tell()
-        if was.revision != beat.revision:
+        if worker.revision != beat.revision:
             self._read_soon(participant, beat)
 
     def _read_soon(self, participant: str, beat: Beat) -> None:
@@ -185,7 +187,7 @@ class Discovery:
             return
         if found is None or found[0] < beat.revision:
             return  # The card is on its way; the next heartbeat asks again.
-        card = found[1]
+        revision, card = found
         if self._fingerprint is not None and card.secret_fingerprint != self._fingerprint:
             self._drop(
                 participant,
@@ -195,9 +197,9 @@ class Discovery:
             return
         worker = self._workers.get(participant)
         if worker is not None and worker.beat.incarnation == beat.incarnation:
-            worker.card = card
+            worker.revision, worker.card = revision, card
         else:
-            worker = FleetWorker(participant, beat, card, liveness.now())
+            worker = FleetWorker(participant, beat, revision, card, liveness.now())
             self._workers[participant] = worker
         self._judge(worker)
         self._tell()

@@ -32,6 +32,7 @@ from nats.js.kv import KV_OP, KV_PURGE, MSG_ROLLUP_SUBJECT, KeyValue
 from inlay import liveness
 from inlay.errors import OverloadedError
 from inlay.transport.nats.cards import bucket, storage
+from inlay.transport.nats.client import cancellable
 from inlay.transport.nats.connection import Connection
 from inlay.transport.nats.member import Member
 
@@ -176,6 +177,7 @@ class NatsPrompts:
     async def list(self, under: str = "*") -> "list[tuple[str, int, bytes]]":
         """(key, revision, record) of every key that is `under` and one part more."""
 
+        @cancellable
         async def list_() -> "list[tuple[str, int, bytes]]":
             watcher = await self._records.watch(f"{under}.*", ignore_deletes=True)
             found = []
