@@ -83,8 +83,8 @@ _CONFIGS: dict[str, Any] = {
     "distilbert": lambda: DistilBertConfig(
         vocab_size=VOCAB_SIZE, dim=48, n_layers=2, n_heads=4, hidden_dim=80, max_position_embeddings=80, pad_token_id=0
     ),
-    "modernbert": lambda: ModernBertConfig(
-        **_ENCODER, local_attention=16, global_attn_every_n_layers=2, reference_compile=False
+    "modernbert": lambda **sizes: ModernBertConfig(
+        **_ENCODER | sizes, local_attention=16, global_attn_every_n_layers=2, reference_compile=False
     ),
     "mpnet": lambda: MPNetConfig(**_ENCODER | {"pad_token_id": 1, "bos_token_id": 0}),
     "qwen3": lambda **sizes: Qwen3Config(**_DECODER | sizes),

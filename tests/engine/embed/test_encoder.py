@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from inlay.engine.embed.encoder import Encoder, fuse_gelu
+from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.families import FAMILIES
+from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.weights.linear_methods import packs
 from inlay.errors import InvalidRequestError
@@ -120,6 +121,15 @@ def test_scores_are_those_of_transformers(name: str, labels: int) -> None:
     for logits, (first, second) in zip(found, pairs, strict=True):
         assert np.allclose(logits, reference.logits(path, first, second), atol=1e-4)
     assert encoder(path, "score").card.activation == ("sigmoid" if labels == 1 else "softmax")
+
+
+def test_a_head_that_reads_the_mean_of_all_states_is_given_it() -> None:
+    path = tiny_scoring("modernbert", classifier_pooling="mean")
+    first, second = "how many ships", "the harbour counts ships every night"
+    tokenizer = reference.tokenizer_of(path)
+    given = Prompt.of(Tokens(tokenizer(first, second)["input_ids"]))
+    (found,) = encoder(path, "score").vectors([given], [len(tokenizer(first)["input_ids"])])
+    assert np.allclose(found, reference.logits(path, first, second), atol=1e-4)
 
 
 def test_the_card_says_what_may_be_asked_of_vectors() -> None:

@@ -79,6 +79,7 @@ class PackedAttention:
         lengths: lengths of the sequences in batch order; should be descending, for good groups.
         device: device of the batch.
         atomic: bounds, in the batch, of segments whose positions see all of their segment.
+        narrowed: sliding windows are smaller by so many positions.
 
     Attributes:
         lengths: as given.
@@ -89,8 +90,10 @@ class PackedAttention:
         lengths: Sequence[int],
         device: torch.device,
         atomic: Sequence[tuple[int, int]] = (),
+        narrowed: int = 0,
     ) -> None:
         self.lengths = lengths
+        self._narrowed = narrowed
         self._windows: dict[tuple[int, Window], Tensor] = {}
         self._with_segments: dict[tuple[int, Window], Tensor] = {}
         self._biases: dict[int, Tensor] = {}
@@ -142,6 +145,8 @@ class PackedAttention:
         Returns:
             [T, Q, E].
         """
+        if isinstance(window, int):
+            window -= self._narrowed
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         for group in self._groups:

@@ -6,16 +6,14 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForSequenceClassification
-from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from inlay import __version__
@@ -26,9 +24,10 @@ from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.embed import facts
 from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.families import Family, family_of
+from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.embed.pooling import dense_layers, pool
 from inlay.engine.embed.relative_bias import bias_scores
-from inlay.engine.embed.self_check import embedding_reference, judge_states, prompts_of
+from inlay.engine.embed.self_check import CheckBatch, judge_vectors, narrowed, vector_reference
 from inlay.engine.embed.tiled import TiledBody, tile, tiles_serve
 from inlay.engine.embed.vector_model import EmbedInput, LoadedEmbeddingModel
 from inlay.engine.settings import EngineSettings
@@ -37,14 +36,12 @@ from inlay.engine.torch.attention.chunks import see_chunks
 from inlay.engine.torch.batch import DEEPSTACK
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import encoder_of
-from inlay.engine.torch.native import kernels
 from inlay.engine.torch.self_check.judgement import FLOOR, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.start import Steps, Subject, checked
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load
 from inlay.engine.torch.weights.linear import accelerate
-from inlay.engine.torch.weights.linear_methods import TOLERANCE, PackedLinear, differ, packs
 from inlay.engine.weights import directory_of, weights_id
 from inlay.errors import EngineError
 from inlay.media.positions import GRID_FIELD, rope_positions
@@ -101,6 +98,7 @@ class Encoder:
         self.takes_media = self.tower is not None
         hidden = model.config.get_text_config()
         self._first = facts.first_position(family, hidden)
+        self._narrowed = narrowed(hidden)
         fast = not check.plain
         self._tiled = _tiled(base, settings, self._first) if family.tiled and fast else None
         if self._tiled is None and family.gelu is not None and fast:
@@ -125,7 +123,7 @@ class Encoder:
         self.max_model_len = facts.max_model_len(
             settings.max_model_len, config, hidden, self._first
         )
-        self._modes = facts.pooling_modes(settings, config, family)
+        self._modes = facts.pooling_modes(settings, config, family, hidden)
         self._dense = dense_layers(config.dense, self.hidden_size * len(self._modes)).to(
             self.device
         )
@@ -178,24 +176,29 @@ class Encoder:
             return cls(model, family, config, settings, check, scores=scores)
 
         def reference(model: Any) -> Reference:
-            vocab_size = model.config.get_text_config().vocab_size
-            return embedding_reference(
-                _body_of(model, family), config.directory, vocab_size, causal=family.causal
+            hidden = model.config.get_text_config()
+            first = facts.first_position(family, hidden)
+            length = facts.max_model_len(settings.max_model_len, config, hidden, first)
+            base = _body_of(model, family)
+            return vector_reference(
+                model, base, config.directory, family, length, first, scores=scores
             )
 
         subject = Subject(
             weights_id(config.directory),
             dtype,
-            (family, settings.task),
+            (family, settings.task, settings.max_model_len, config.max_length),
             (device, settings.float32_matmul_precision),
         )
         return checked(settings.self_check, subject, Steps(read, wrap, reference, cls._judged))
 
     def _judged(self, reference: Reference) -> Judgement:
-        prompts = prompts_of(reference)
+        batch = CheckBatch.of(reference.prompts)
+        lengths = [len(prompt) for prompt in batch.prompts]
         with torch.inference_mode():
-            states = self._hidden(prompts, [len(prompt) for prompt in prompts], ())
-        return judge_states(states, reference, self._floor)
+            states = self._hidden(batch.prompts, lengths, batch.second_from, batch.places)
+            scores = None if self._head is None else self._scored(self._head, states, lengths)
+        return judge_vectors(states, scores, reference, self._floor)
 
     def vectors(self, prompts: Sequence[Prompt], second_from: Sequence[int] = ()) -> Tensor:
         """Compute the vector or logits of each prompt: float32 [S, size], on the host.
@@ -211,19 +214,39 @@ class Encoder:
             if self._head is None:
                 found: Tensor = self._dense(pool(hidden, lengths, self._modes))
             else:
-                first = pool(hidden, lengths, self._modes).to(self.dtype)[:, None]
-                pooled = None if self._pooler is None else self._pooler(first)
-                found = self._head(BaseModelOutputWithPooling(first, pooled)).float()
+                found = self._scored(self._head, hidden, lengths)
             return found.cpu()
 
+    def _scored(self, head: "_Head", hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Compute the logits of each sequence: float32 [S, labels]."""
+        first = pool(hidden, lengths, self._modes).to(self.dtype)[:, None]
+        pooled = None if self._pooler is None else self._pooler(first)
+        return head(BaseModelOutputWithPooling(first, pooled)).float()
+
     def _hidden(
-        self, prompts: Sequence[Prompt], lengths: Sequence[int], second_from: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        lengths: Sequence[int],
+        second_from: Sequence[int],
+        places: "np.ndarray[Any, Any] | None" = None,
     ) -> Tensor:
-        """Compute the last hidden states of all positions [T, C]."""
+        """Compute the last hidden states of all positions [T, C].
+
+        With `places` [T], as the check computes them: at these positions, and in narrow windows.
+        """
         if self._tiled is not None:
             # These take tokens alone.
-            ids = list(chain.from_iterable(prompt.token_ids() for prompt in prompts))
-            return self._tiled(ids, lengths, second_from)
+            ids = [prompt.token_ids() for prompt in prompts]
+            if places is None:
+                return self._tiled(list(chain.from_iterable(ids)), lengths, second_from)
+            starts = places[np.cumsum(lengths) - lengths].tolist()
+            given_alone = zip(ids, lengths, second_from, starts, strict=True)
+            return torch.cat(
+                [
+                    self._tiled(own, [length], [second], shift=start)
+                    for own, length, second, start in given_alone
+                ]
+            )
         counts = np.asarray(lengths)
         ends = counts.cumsum()
         positions = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
@@ -233,11 +256,18 @@ class Encoder:
             options["token_type_ids"] = self._moved((positions >= starts).astype(np.int64))
         given: dict[str, Any] = {
             **self._inputs(prompts),
-            "position_ids": self._moved(positions + self._first),
-            "packed": PackedAttention(lengths, self.device, _atomic(prompts, ends - counts)),
+            "position_ids": self._moved((positions if places is None else places) + self._first),
+            "packed": PackedAttention(
+                lengths,
+                self.device,
+                _atomic(prompts, ends - counts),
+                0 if places is None else self._narrowed,
+            ),
             **options,
         }
-        if self._family.rope_axes > 1:
+        if self._family.rope_axes > 1 and places is not None:
+            given["position_ids"] = given["position_ids"].expand(self._family.rope_axes, 1, -1)
+        elif self._family.rope_axes > 1:
             axes = np.concatenate([rope_positions(prompt)[0] for prompt in prompts], axis=1)
             given["position_ids"] = self._moved(axes.astype(np.int64)).transpose(0, 1)
         if self._tells_places:
@@ -349,7 +379,10 @@ class _Given(nn.Module):
         return BaseModelOutputWithPooling(inputs_embeds) if given is None else given
 
 
-def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
+_Head = Callable[[BaseModelOutputWithPooling], Tensor]
+
+
+def _head_of(model: Any) -> _Head:
     """Return the function from the body's output to logits, without the body."""
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _Given()}
@@ -360,63 +393,6 @@ def _head_of(model: Any) -> Callable[[BaseModelOutputWithPooling], Tensor]:
         return found
 
     return logits
-
-
-def fuse_gelu(model: nn.Module, place: tuple[str, str, str]) -> None:
-    """Fuse linear and exact GELU in every module of one class that has them.
-
-    Args:
-        model: on its device, in its final dtype.
-        place: suffix of the module's class name, the attribute of its GELU, and the attribute of
-            the linear before it.
-    """
-    ending, activation, linear = place
-    first = next(model.parameters())
-    if first.device.type != "cpu" or not packs(first.dtype):
-        return
-    for parent in list(model.modules()):
-        if type(parent).__name__.endswith(ending) and isinstance(
-            getattr(parent, linear, None), nn.Linear
-        ):
-            if not _is_exact_gelu(getattr(parent, activation)):
-                return
-            fused = _fused(getattr(parent, linear))
-            if fused is None:
-                return
-            setattr(parent, linear, fused)
-            setattr(parent, activation, nn.Identity())
-
-
-def _is_exact_gelu(activation: object) -> bool:
-    """Return True for x * Phi(x), but not for its approximations, nor for any other function."""
-    if isinstance(activation, nn.GELU):
-        known = activation.approximate == "none"
-    else:
-        known = isinstance(activation, GELUActivation)
-    grid = torch.linspace(-10, 10, 4001)
-    with torch.inference_mode():
-        return known and torch.allclose(cast("Any", activation)(grid), F.gelu(grid), atol=1e-6)
-
-
-def _fused(linear: nn.Linear) -> PackedLinear | None:
-    """Return the product followed by the exact GELU; None if some build of torch lacks it."""
-    weight, native = linear.weight, kernels()
-    x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight.dtype)
-    try:
-        with torch.inference_mode():
-            fused = PackedLinear(
-                weight, linear.bias, gelu=True, products=None if native is None else native.products
-            )
-            # The fused one is given what the product has before it is rounded.
-            product = F.linear(x.float(), *(part.float() for part in linear.parameters()))
-            error = differ(fused(x), F.gelu(product))
-    except RuntimeError as unknown:
-        _logger.warning("GELU is not applied in products: %s", unknown)
-        return None
-    if error <= TOLERANCE[weight.dtype]:
-        return fused
-    _logger.warning("GELU in a product differs by %.3g and is not used", error)
-    return None
 
 
 class LocalModel:

@@ -64,15 +64,16 @@ def max_model_len(asked: int | None, config: EmbeddingConfig, model: Any, first:
 
 
 def pooling_modes(
-    settings: EngineSettings, config: EmbeddingConfig, family: Family | None
+    settings: EngineSettings, config: EmbeddingConfig, family: Family | None, model: Any = None
 ) -> tuple[PoolingMode, ...]:
-    """Return the pooling modes whose results are concatenated.
+    """Return the pooling modes whose results are concatenated; `model` as for `max_model_len`.
 
     Raises:
         InvalidRequestError: neither settings nor files name one, and the `family` is unknown.
     """
     if settings.task == "score":
-        return ("cls",)
+        # ModernBERT's heads say which; all others read the first state.
+        return ("mean",) if getattr(model, "classifier_pooling", "cls") == "mean" else ("cls",)
     if settings.pooling != "auto":
         return (settings.pooling,)
     if config.pooling is not None:

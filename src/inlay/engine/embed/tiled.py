@@ -284,7 +284,12 @@ class TiledBody:
         self._embeddings = _Embeddings(words, places, types, first)
 
     def __call__(
-        self, ids: Sequence[int], lengths: Sequence[int], second_from: Sequence[int] = ()
+        self,
+        ids: Sequence[int],
+        lengths: Sequence[int],
+        second_from: Sequence[int] = (),
+        *,
+        shift: int = 0,
     ) -> Tensor:
         """Compute the last states, float32 [T, C], of sequences laid end to end.
 
@@ -293,10 +298,12 @@ class TiledBody:
             lengths: [S], of the sequences.
             second_from: [S], first position of each sequence of the second type; empty if all are
                 of the first.
+            shift: place of the first position of each sequence, beside the model's own.
         """
+        embeddings = self._embeddings._replace(first=self._embeddings.first + shift)
         if self._project is None:
-            return self._encoder.of_ids(self._embeddings, ids, lengths, second_from)
-        words, places, types, first = self._embeddings
+            return self._encoder.of_ids(embeddings, ids, lengths, second_from)
+        words, places, types, first = embeddings
         own = torch.cat([torch.arange(length) for length in lengths])
         kinds = torch.zeros_like(own)
         if second_from:

@@ -21,11 +21,11 @@ import inlay
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.native.build import cpu_features
 from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt
-from inlay.engine.torch.self_check.reference import Reference
+from inlay.engine.torch.self_check.reference import Reference, Scores
 
 _logger = logging.getLogger(__name__)
 
-_FORM = 2
+_FORM = 3
 """Changes with the prompts, with what is compared and with the form of the file."""
 
 _MOST_BYTES = 8 << 20
@@ -48,6 +48,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         compared_by: release and machine that compared modules.
         num_modules: how many it compared.
         left_out: paths of modules that differed there.
+        scores: float32 [K, L], and their noise; None of models that do not score.
     """
 
     by: str
@@ -60,6 +61,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     compared_by: str
     num_modules: int
     left_out: tuple[str, ...]
+    scores: tuple[bytes, float] | None = None
 
     @classmethod
     def of(
@@ -77,6 +79,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
             compared_by=compared_by,
             num_modules=num_modules,
             left_out=left_out,
+            scores=None
+            if reference.scores is None
+            else (_bytes(reference.scores.values), reference.scores.noise),
         )
 
     def reference(self, device: torch.device, vocab_size: int, width: int) -> Reference:
@@ -117,7 +122,16 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
             torch.from_numpy(log_sum),
             torch.from_numpy(noise),
             self.routed,
+            scores=self._scores(),
         ).moved(device)
+
+    def _scores(self) -> Scores | None:
+        if self.scores is None:
+            return None
+        values, noise = _array(self.scores[0], np.float32), self.scores[1]
+        if not values.size or values.size % len(self.prompts) or not np.isfinite(values).all():
+            raise ValueError("its scores are not those of its prompts")
+        return Scores(torch.from_numpy(values.reshape(len(self.prompts), -1)), noise)
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -29,7 +29,7 @@ VARIANTS = 3
 _EVERY, _MOST_ROWS = 5, 64
 """Of modules, inputs and outputs at every fifth position are kept, so many rows at most."""
 
-_JITTER = {torch.float32: 2**-20, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+JITTER = {torch.float32: 2**-20, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Largest relative change of an element.
 
 Half a unit in the last place; in float32, whose sums round more than their result does, more.
@@ -70,6 +70,16 @@ class Layers:
     noise: list[Tensor] = field(default_factory=list)
 
 
+class Scores(NamedTuple):
+    """Logits of a head [K, L], one row for each prompt, and how far rounding moves a typical one.
+
+    The noise is relative to the size of each of the L logits.
+    """
+
+    values: Tensor
+    noise: float
+
+
 @dataclass(slots=True)
 class Reference:
     """Results of a model's own code.
@@ -84,6 +94,7 @@ class Reference:
         routed: experts are chosen, which rounding may change.
         layers: of decoder layers; empty if they are not known.
         modules: rows of the inputs [R, in] and outputs [R, out] of linears and norms, by path.
+        scores: of models that score; else None.
     """
 
     prompts: tuple[CheckPrompt, ...]
@@ -95,6 +106,7 @@ class Reference:
     routed: bool = False
     layers: Layers = field(default_factory=Layers)
     modules: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    scores: Scores | None = None
 
     @classmethod
     def of(
@@ -312,7 +324,7 @@ class Capture:
             # One random change of each channel, and one sign of each row.
             size = own.shape[-1]
             changes = torch.rand(VARIANTS - 1, 1, 1, size, generator=self._generator)
-            changes = (2 * changes - 1) * _JITTER[own.dtype]
+            changes = (2 * changes - 1) * JITTER[own.dtype]
             signs = torch.randint(2, (VARIANTS - 1, *own.shape[1:-1], 1), generator=self._generator)
             factors = 1 + changes.to(own.device) * (2 * signs - 1).to(own.device)
             own[1:].copy_(own[1:] * factors)
