@@ -15,8 +15,8 @@ EXTENSIONS = ("inlay_audit", "inlay_tools")
 
 BASE = {"prompt", "digest", "errors", "pace", "fair_queue", "liveness", "lazy", "single_flight"}
 BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "turns"}
-MESSAGES = {"request", "card", "commands", "fields", "outputs", "refusals", "resuming"}
-MESSAGES |= {"routing"}
+MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "refusals"}
+MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
 MAY_IMPORT = {
     "prompt": {"errors"},
@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "commands": BASE | {"card"},
     "outputs": BASE | {"request"},
     "fields": {"errors"},
+    "limits": {"errors"},
     "refusals": BASE | {"request", "card", "fields"},
     "resuming": BASE | {"request", "card"},
     "routing": BASE | {"request", "card"},
@@ -256,3 +257,12 @@ sys.meta_path.insert(0, Absent())
 import {module}
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=180)
+
+
+def test_one_function_says_that_a_context_is_too_long() -> None:
+    raising = {
+        path.relative_to(SOURCE).as_posix()
+        for path in FILES
+        if "ContextLengthError(" in path.read_text(encoding="utf-8")
+    }
+    assert raising == {"errors.py", "limits.py"}

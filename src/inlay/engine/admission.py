@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inlay.card import ModelCard
-from inlay.errors import ContextLengthError, EmbeddingsError, InvalidRequestError, NotFoundError
+from inlay.errors import EmbeddingsError, InvalidRequestError, NotFoundError
 from inlay.hidden_states import HiddenStates
+from inlay.limits import check_length
 from inlay.media.positions import GRID_FIELD
 from inlay.media.spec import NAMED, MediaSpec
 from inlay.prompt import DTYPE_SIZES, Media, Prompt, Rows, Tokens
@@ -42,11 +43,7 @@ class MaxModelLen:
             raise InvalidRequestError(
                 "a prompt needs at least one position, got none", param="prompt"
             )
-        if prompt + max(1, wanted) > self.max_model_len:
-            raise ContextLengthError(
-                f"the maximum context length is {self.max_model_len} positions; got a prompt of "
-                f"{prompt} and max_tokens of {wanted}, together {prompt + wanted} (--max-model-len)"
-            )
+        check_length(prompt, self.max_model_len, max(1, wanted))
         if request.prompt.atomic_bounds():
             raise InvalidRequestError(
                 f"{self.engine} may cut a prompt anywhere; this one has rows that must stay "

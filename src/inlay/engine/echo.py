@@ -19,7 +19,8 @@ from blake3 import blake3
 from inlay.card import EmbeddingCard, Exactness, Limits, ModelCard, Stats
 from inlay.digest import Secret, row_digests
 from inlay.engine.settings import EngineSettings
-from inlay.errors import ContextLengthError, DeadlineExceededError, ErrorFrame, InvalidRequestError
+from inlay.errors import DeadlineExceededError, ErrorFrame, InvalidRequestError
+from inlay.limits import check_length
 from inlay.outputs import pooled
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.request import (
@@ -118,12 +119,7 @@ class EchoEngine:
         length, limit = len(request.prompt), self.card.limits.max_model_len
         if not length:
             raise InvalidRequestError("the prompt has no positions", param="prompt")
-        if length + request.sampling.max_tokens > limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens; the prompt has {length} "
-                f"and {request.sampling.max_tokens} more were asked for "
-                "(--max-model-len)."
-            )
+        check_length(length, limit, request.sampling.max_tokens)
         prompt_logprobs = _prompt_logprobs(request)
         if not request.sampling.max_tokens:
             emit(
@@ -152,12 +148,7 @@ class EchoEngine:
         """
         limit, size = self.card.limits.max_model_len, self.card.hidden_size
         longest = max(map(len, request.prompts), default=0)
-        if longest > limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens; the longest input has "
-                f"{longest} (--max-model-len).",
-                param="input",
-            )
+        check_length(longest, limit, says=f"the longest input has {longest}", param="input")
         answers = (
             _answer(prompt, self._secret, self.card.vocab_size) for prompt in request.prompts
         )

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
-from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.errors import InvalidRequestError
+from inlay.limits import check_length
 from inlay.pace import yield_gil
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
@@ -92,12 +93,9 @@ def encode_long(encode: Encode, text: str, limit: int | None = None) -> list[int
 
 def check_limit(count: int, limit: int | None, end: int, text: str) -> None:
     """Raise `ContextLengthError` if the ids of a text up to `end` are more than `limit`."""
-    if limit is not None and count > limit:
-        raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens; the first {end} of "
-            f"{len(text)} characters take {count}.",
-            param="prompt",
-        )
+    if limit is not None:
+        says = f"the first {end} of {len(text)} characters take {count}"
+        check_length(count, limit, says=says)
 
 
 def _cut(encode: Encode, text: str, start: int) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from tests.engine.torch.simulation import POISON, Simulation, bounds, pages_of, 
 
 def test_a_prompt_and_output_longer_than_the_model_are_refused() -> None:
     simulation = Simulation(bounds(max_model_len=64))
-    with pytest.raises(ContextLengthError, match="maximum context length is 64 positions"):
+    with pytest.raises(ContextLengthError, match="maximum context length is 64 tokens"):
         simulation.admit(Tokens([1] * 60), max_tokens=5)
     simulation.admit(Tokens([1] * 60), max_tokens=4)
     assert simulation.drain()
@@ -21,7 +21,7 @@ def test_a_prompt_and_output_longer_than_the_model_are_refused() -> None:
 
 def test_what_needs_more_pages_than_there_are_is_refused() -> None:
     simulation = Simulation(bounds(num_pages=2))
-    with pytest.raises(ContextLengthError, match="maximum context length is 32 positions"):
+    with pytest.raises(ContextLengthError, match="maximum context length is 32 tokens"):
         simulation.admit(Tokens([1] * 32), max_tokens=1)
 
 
@@ -95,11 +95,11 @@ def test_a_long_output_holds_the_pages_of_its_window() -> None:
 def test_a_window_longer_than_the_pages_allow_is_refused_with_the_length_that_fits() -> None:
     simulation = Simulation(bounds(num_pages=10, windows=(None, 40), max_model_len=200))
     # Six pages without a window, and four that 40 positions can touch.
-    with pytest.raises(ContextLengthError, match="maximum context length is 96 positions"):
+    with pytest.raises(ContextLengthError, match="maximum context length is 96 tokens"):
         simulation.admit(Tokens([1] * 96), max_tokens=1)
     simulation.admit(Tokens([1] * 90), max_tokens=6)
     simulation.drain()
-    with pytest.raises(ContextLengthError, match="maximum context length is 80 positions"):
+    with pytest.raises(ContextLengthError, match="maximum context length is 80 tokens"):
         simulation.admit(rows(*[1] * 30, atomic=True), Tokens([1] * 60))
 
 

@@ -11,10 +11,11 @@ from inlay.api.generation.logprobs import named_ids, prompt_logprobs_of
 from inlay.api.generation.output_format import thinking_budget
 from inlay.api.schema.generation import GenerationRequest
 from inlay.card import ModelCard
-from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.errors import InvalidRequestError
 from inlay.fields import SAMPLING, check_bounds
 from inlay.http.server import Call
 from inlay.http.settings import FrontendSettings
+from inlay.limits import check_length
 from inlay.prompt import Prompt
 from inlay.render import Begins, ReasoningIds, Renderer
 from inlay.request import Grammar, Sampling
@@ -179,7 +180,7 @@ def sampling_of(
     card = model.card
     longest = max(map(len, prompts)) + model.positions_before
     limit = card.limits.max_model_len
-    check_length(longest, max_tokens, limit)
+    check_length(longest, limit, max_tokens)
     if logprobs is not None and not 0 <= logprobs <= card.limits.max_logprobs:
         raise InvalidRequestError(
             f"{logprobs_param} must be from 0 to {card.limits.max_logprobs}, got {logprobs}",
@@ -313,23 +314,6 @@ def _plain(request: GenerationRequest, card: ModelCard) -> dict[str, Any]:
             value = card.default_sampling.get(name)
         found[name] = declared.neutral if value is None else value
     return found
-
-
-def check_length(length: int, max_tokens: int | None, limit: int) -> None:
-    """Raise `ContextLengthError` unless a prompt of `length` leaves room for its output."""
-    least = 1 if max_tokens is None else min(1, max_tokens)
-    if length + least > limit:
-        raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens; the prompt has {length}, and "
-            "needs room for at least one more (--max-model-len).",
-            param="prompt",
-        )
-    if max_tokens is not None and length + max_tokens > limit:
-        raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens; the prompt has {length} and "
-            f"max_tokens asks for {max_tokens} more (--max-model-len).",
-            param="max_tokens",
-        )
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from inlay.errors import ContextLengthError, InvalidRequestError
+from inlay.errors import InvalidRequestError
+from inlay.limits import check_length
 from inlay.prompt import Media, Prompt, split_point
 from inlay.render import Side
 
@@ -72,12 +73,8 @@ class Truncation(NamedTuple):
 
     def check(self, length: int, param: str) -> None:
         """Raise `ContextLengthError` for a prompt that is too long."""
-        if length > self.limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {self.limit} tokens; {param} has "
-                f"{length} (--max-model-len). Shorten it, or send truncate_prompt_tokens.",
-                param=param,
-            )
+        says = f"{param} has {length}; truncate_prompt_tokens shortens it"
+        check_length(length, self.limit, says=says, param=param)
 
 
 def truncated(prompt: Prompt, keep: int | None, side: Side) -> Prompt:

@@ -19,12 +19,13 @@ from inlay.api.openai.schema.lookup import (
 )
 from inlay.api.openai.uploads import shown
 from inlay.card import ModelCard
-from inlay.errors import ContextLengthError, InvalidRequestError, PermissionDeniedError
+from inlay.errors import InvalidRequestError, PermissionDeniedError
 from inlay.http.bodies.embeds import TensorSource
 from inlay.http.parsed_request import read_json
 from inlay.http.references import store_for, stored_rows
 from inlay.http.server import Call, Server
 from inlay.http.tables import Table, with_noise
+from inlay.limits import check_length
 from inlay.prompt import Buffer, Rows
 from inlay.render import Renderer
 from inlay.tensors import read, write
@@ -145,12 +146,7 @@ async def _ids(call: Call, request: EncodePromptRequest, card: ModelCard) -> Seq
     ids = await call.server.prepare(call.memory.json, _tokens, request, renderer)
     if not ids:
         raise InvalidRequestError("the text has no tokens", param="prompt")
-    if len(ids) > card.limits.max_model_len:
-        raise ContextLengthError(
-            f"the prompt has {len(ids)} tokens, and the model's maximum context length is "
-            f"{card.limits.max_model_len} (--max-model-len)",
-            param="prompt",
-        )
+    check_length(len(ids), card.limits.max_model_len)
     return ids
 
 

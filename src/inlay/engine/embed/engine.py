@@ -23,13 +23,13 @@ from inlay.engine.embed.vector_model import (
 from inlay.engine.probe import probe
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
-    ContextLengthError,
     DeadlineExceededError,
     EngineError,
     InlayError,
     InvalidRequestError,
     OverloadedError,
 )
+from inlay.limits import check_length
 from inlay.media.positions import placed
 from inlay.outputs import pooled
 from inlay.prompt import Buffer, Media, Prompt, Rows, Segment
@@ -209,12 +209,11 @@ class EmbedEngine:
             )
         limit = self.card.limits.max_model_len
         for prompt in request.prompts:
-            if not 0 < len(prompt) <= limit:
-                raise ContextLengthError(
-                    f"This model's maximum context length is {limit} tokens; an input has "
-                    f"{len(prompt)}, and one at least is needed (--max-model-len).",
-                    param="input",
+            if not len(prompt):
+                raise InvalidRequestError(
+                    "an input needs at least one position, got none", param="input"
                 )
+            check_length(len(prompt), limit, says=f"an input has {len(prompt)}", param="input")
             self._admission.check_prompt(prompt, "input")
 
     def abort(self, request_id: str) -> None:

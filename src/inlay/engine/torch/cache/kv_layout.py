@@ -20,7 +20,8 @@ import torch
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.windows import Window, first_seen, size_of
-from inlay.errors import ContextLengthError, EngineError, InvalidRequestError
+from inlay.errors import EngineError, InvalidRequestError
+from inlay.limits import check_length
 from inlay.request import Request
 
 MAX_GROUPS = 8
@@ -179,10 +180,7 @@ class EngineLimits:
                 )
                 - 1
             )
-            raise ContextLengthError(
-                f"the maximum context length is {limit} positions; got a prompt of {prompt} and "
-                f"max_tokens of {request.sampling.max_tokens}, together {total}"
-            )
+            check_length(prompt, limit, request.sampling.max_tokens)
         for start, stop in atomic:
             if stop - start > self.max_num_batched_tokens:
                 raise InvalidRequestError(
