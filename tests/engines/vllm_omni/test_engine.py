@@ -108,7 +108,7 @@ async def test_what_cannot_be_made_is_refused_before_vllm_omni_has_it(
     wide = [Input("embeds.prompt_embeds", payload("embeds.prompt_embeds", torch.zeros(4, 33)))]
     wrong: Sequence[tuple[Diffusion, Sequence[Input], str]] = [
         (params(width=33), text("x"), "multiples of 4"),
-        (params(width=8192, height=8192), text("x"), "at most 4194304 pixels"),
+        (params(width=8192, height=8192), text("x"), "at most 262144 pixels"),
         (params(steps=0), text("x"), "num_inference_steps may be 1 to 200"),
         (params(count=11), text("x"), "n may be 1 to 10"),
         (params(guidance=1000.0), text("x"), "guidance_scale may be 0 to 100"),

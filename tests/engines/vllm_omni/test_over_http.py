@@ -57,7 +57,7 @@ def server() -> Iterator[Served]:
 
 def painted(served: Served, name: str, size: str = "32x32", **more: Any) -> list[Pixels]:
     # What is not ready yet is a 503.
-    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=60, timeout=120) as client:
+    with openai.OpenAI(base_url=served.v1, api_key="none", max_retries=180, timeout=120) as client:
         found = client.images.generate(
             model=name,
             prompt=PROMPT,
