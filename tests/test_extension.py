@@ -35,7 +35,7 @@ def package(
     inside.mkdir()
     (inside / "__init__.py").write_text(
         "from inlay.extension import Extension\n"
-        f"extension = Extension({name!r}, api={api}, commands='{module}.commands')\n"
+        f"extension = Extension({name!r}, api={api}, commands='{module}.commands:COMMANDS')\n"
     )
     (inside / "commands.py").write_text(_COMMANDS.format(name=command, module=module))
     info = folder / f"{wheel or module}-1.0.dist-info"
@@ -59,7 +59,7 @@ def inlay(folder: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 
 def test_all_that_come_with_inlay_are_loaded_unless_some_are_named() -> None:
     assert [each.name for each in load(None)] == list(BUNDLED)
-    assert [each.name for each in load("audit, tools")] == list(BUNDLED)
+    assert [each.name for each in load("audit, tools,stages,")] == list(BUNDLED)
     assert [each.name for each in load("audit")] == ["audit"]
     assert load("") == ()
 
@@ -91,7 +91,10 @@ def test_another_packages_commands_are_there_where_it_is_named(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("lost", "no extension 'lost'; inlay has audit, tools; installed beside it: double, early"),
+        (
+            "lost",
+            "no extension 'lost'; inlay has audit, stages, tools; installed beside it: double, early",
+        ),
         ("early", "extension 'early' of early 1.0 is for interface 0, this inlay has 1"),
         ("double", "extension 'double' is given twice: by "),
         ("server", "command 'serve' is given twice: by inlay and by extension 'server'"),
@@ -119,7 +122,8 @@ def test_doctor_lists_what_is_loaded_and_what_is_installed_beside_it(tmp_path: P
     package(tmp_path, "greeting", "greeter")
     found = inlay(tmp_path, "doctor").stdout
     assert (
-        "tools, audit; greeting of greeter 1.0, not loaded: --extensions does not name it" in found
+        "stages, tools, audit; greeting of greeter 1.0, not loaded: --extensions does not name it"
+        in found
     )
     found = inlay(tmp_path, "doctor", "--extensions", "tools,greeting").stdout
     assert "extensions    tools, greeting\n" in found

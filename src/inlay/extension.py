@@ -8,11 +8,11 @@ that is merely installed adds nothing to a server.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from inlay.errors import InvalidRequestError
 
@@ -25,6 +25,7 @@ VARIABLE: Final = "INLAY_EXTENSIONS"
 # By name and not by entry point: reading those of all that is installed takes longer than all else
 # that `inlay --help` does, and a source tree has none.
 BUNDLED: Final[Mapping[str, str]] = {
+    "stages": "inlay_stages:extension",
     "tools": "inlay_tools:extension",
     "audit": "inlay_audit:extension",
 }
@@ -40,12 +41,14 @@ class Extension:
     Attributes:
         name: as `--extensions` takes it.
         api: number of this interface that it was written for.
-        commands: dotted name of the module whose `COMMANDS`, a sequence of `cli.command.Command`,
-            are commands of `inlay`; none where empty.
+        chat: `MODULE:NAME` of the `api.generation.chat_kinds.ChatKind` that answers chats which are
+            more than text; none where empty. It is imported at the first such chat.
+        commands: `MODULE:NAME` of a sequence of `cli.command.Command`; none where empty.
     """
 
     name: str
     api: int = 1
+    chat: str = ""
     commands: str = ""
 
 
@@ -71,10 +74,21 @@ def load(named: str | None) -> tuple[Extension, ...]:
     """
     names = {*BUNDLED} if named is None else {name.strip() for name in named.split(",")} - {""}
     wanted = [name for name in BUNDLED if name in names]
-    found = [_object(BUNDLED[name]) for name in wanted]
+    found: list[Extension] = [_object(BUNDLED[name]) for name in wanted]
     if others := names - {*BUNDLED}:
         found += [_foreign(name) for name in sorted(others)]
     return tuple(found)
+
+
+def parts(field: str) -> Sequence[tuple[str, Any]]:
+    """Return what the extensions of this process have for a field, imported, with their names."""
+    return _parts(extensions(), field)
+
+
+@cache
+def _parts(found: tuple[Extension, ...], field: str) -> Sequence[tuple[str, Any]]:
+    given = ((extension.name, getattr(extension, field)) for extension in found)
+    return [(name, _object(path)) for name, path in given if path]
 
 
 def installed() -> dict[str, list[str]]:
@@ -139,7 +153,6 @@ def _foreign(name: str) -> Extension:
     return extension
 
 
-def _object(path: str) -> Extension:
+def _object(path: str) -> Any:
     module, _, attribute = path.partition(":")
-    extension: Extension = getattr(import_module(module), attribute)
-    return extension
+    return getattr(import_module(module), attribute)

@@ -18,4 +18,4 @@ To add an attacker, write a class with `name`, `knows`, `fit` and `guess` (see `
 
 from inlay.extension import Extension
 
-extension = Extension("audit", commands="inlay_audit.commands")
+extension = Extension("audit", commands="inlay_audit.commands:COMMANDS")

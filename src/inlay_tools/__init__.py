@@ -10,4 +10,4 @@ The other modules are the commands.
 
 from inlay.extension import Extension
 
-extension = Extension("tools", commands="inlay_tools.commands")
+extension = Extension("tools", commands="inlay_tools.commands:COMMANDS")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 
 from inlay.cli.command import Command
 from inlay.cli.settings import (
@@ -13,7 +12,7 @@ from inlay.cli.settings import (
     StatusSettings,
     WorkerSettings,
 )
-from inlay.extension import Extension, extensions, merged
+from inlay.extension import merged, parts
 
 _CORE = (
     Command(
@@ -84,17 +83,13 @@ def commands() -> Sequence[Command]:
     Raises:
         InvalidRequestError: two have one name, or an extension cannot be loaded.
     """
-    return _with(extensions())
+    return _with(tuple(parts("commands")))
 
 
 @cache
-def _with(found: Sequence[Extension]) -> Sequence[Command]:
+def _with(found: tuple[tuple[str, Sequence[Command]], ...]) -> Sequence[Command]:
     given: list[tuple[str, Sequence[Command]]] = [("inlay", _CORE)]
-    given += [
-        (f"extension {extension.name!r}", import_module(extension.commands).COMMANDS)
-        for extension in found
-        if extension.commands
-    ]
+    given += [(f"extension {name!r}", some) for name, some in found]
     joined = merged(
         "command", ((giver, {each.name: each for each in some}) for giver, some in given)
     )

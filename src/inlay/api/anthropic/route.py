@@ -18,8 +18,8 @@ from inlay.api.anthropic.schema import MessagesInput, MessagesRequest, TokenCoun
 from inlay.api.anthropic.shape import MessagesShape
 from inlay.api.fields import answer_id, check_unserved
 from inlay.api.generation.chat import chat_prompt, prepare_chat
+from inlay.api.generation.chat_kinds import chat_model
 from inlay.api.generation.messages import read_messages
-from inlay.api.generation.models_before import answering
 from inlay.api.generation.output_format import has_thinking_budget
 from inlay.api.generation.respond import respond
 from inlay.api.parameters import VERSIONS
@@ -81,12 +81,11 @@ async def messages(call: Call) -> None:
     request: MessagesRequest = asked.incoming.parsed.request
     response_id = answer_id("msg_", request.request_id)
     chat = asked.chat
-    answers = answering(call.server, chat.model)
-    model = answers.model
+    model = chat_model(call.server, chat.model)
     await _fit_budget(call, chat, model.card)
     try:
         ready = await prepare_chat(
-            call, asked.incoming, chat, answers, response_id, _reader(asked.said), request
+            call, asked.incoming, chat, model, response_id, _reader(asked.said), request
         )
         del asked
         shape = partial(

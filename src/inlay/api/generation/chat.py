@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inlay.api.fields import check_depths
+from inlay.api.generation.chat_kinds import kind_of
 from inlay.api.generation.generation import Generation, generation_of
 from inlay.api.generation.grammars import grammar_of
 from inlay.api.generation.messages import MessageReader
-from inlay.api.generation.models_before import Answering, behind_others
 from inlay.api.generation.output_format import (
     ModelFormats,
     check_tool_use,
@@ -126,26 +126,25 @@ async def prepare_chat(
     call: Call,
     incoming: ParsedRequest[Any],
     request: ChatRequest,
-    answers: Answering,
+    model: ServedModel,
     response_id: str,
     messages: MessageReader,
     kept: msgspec.Struct,
 ) -> PreparedChat:
     """Check a chat and make its prompt and engine requests; used by every API with chats.
 
-    Arguments and errors as `chat_prompt`; `answers` is of `answering`, and from `response_id` the
-    ids of engine requests are made.
-    The language models before it in a pipeline have written when this returns.
+    Arguments and errors as `chat_prompt`; `model` is of `chat_model`, and from `response_id` the
+    ids of engine requests are made. Models before it have written when this returns.
 
     Raises `ClientGone` as `RequestScope`.
     """
-    model, adapters = answers
-    stage = model.card.stage
-    if stage is None or not stage.graph.before_text:
+    before = None
+    if model.card.stage is not None and (kind := kind_of(request, model.card)) is not None:
+        before = await kind.upstream(
+            call, incoming, request, model.card, response_id, messages, _prepare
+        )
+    if before is None:
         return await _prepare(call, incoming, request, model, response_id, messages, kept)
-    before = await behind_others(
-        call, incoming, request, stage.graph, adapters, response_id, messages, _prepare
-    )
     del incoming
     asked = await _prepare(
         call, before.incoming, request, model, response_id, before.messages, kept

@@ -7,15 +7,16 @@ message are the first model's: what it gives is made of them.
 """
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any
 
 import msgspec
 
+from inlay.api.generation.chat_kinds import Prepare, UpstreamInput
 from inlay.api.generation.choices import ChoiceState, joined
 from inlay.api.generation.generation import Generation, Kept
 from inlay.api.generation.messages import MessageReader, ReadMessages
@@ -37,56 +38,24 @@ from inlay.stages.graph import UNLIKE_TOKENIZERS, Graph
 from inlay.tensors import Tensor, to_rows
 
 
-class _Prepared(Protocol):
-    @property
-    def generation(self) -> Generation: ...
+def answering(server: Server, found: ServedModel) -> ServedModel:
+    """Return the model that answers where a client names `found`.
 
-
-Prepare: TypeAlias = Callable[
-    [Call, ParsedRequest[Any], ChatRequest, ServedModel, str, MessageReader, msgspec.Struct],
-    Awaitable[_Prepared],
-]
-"""Prepares a chat, as `inlay.api.generation.chat.prepare_chat`."""
-
-
-class Before(NamedTuple):
-    """Input of the model that answers.
-
-    Attributes:
-        incoming: the request.
-        messages: reads its messages.
-        usages: of the models before it, by name.
+    That may be an adapter of a model that writes before the one that answers.
     """
-
-    incoming: ParsedRequest[Any]
-    messages: MessageReader
-    usages: Mapping[str, Usage]
-
-
-class Answering(NamedTuple):
-    """The model that answers a chat.
-
-    Attributes:
-        adapters: of the language models before it in a pipeline, by stage.
-    """
-
-    model: ServedModel
-    adapters: Mapping[str, str]
-
-
-def answering(server: Server, name: str | None) -> Answering:
-    """Return the model that answers where a client names `name`.
-
-    It may be an adapter of a model that writes before the one that answers.
-
-    Raises:
-        NotFoundError: no such model.
-    """
-    model = server.model(name, Task.GENERATE)
-    stage = model.card.stage
+    stage = found.card.stage
     if stage is None or stage.name not in stage.graph.before_text:
-        return Answering(model, {})
-    return Answering(server.model(stage.graph.name, Task.GENERATE), {stage.name: model.name})
+        return found
+    return server.model(stage.graph.name, Task.GENERATE)
+
+
+def adapters_before(server: Server, name: str | None) -> Mapping[str, str]:
+    """Return the adapter that a client names, by the stage that it is of, if that writes before."""
+    found = server.model(name, Task.GENERATE)
+    stage = found.card.stage
+    if stage is None or stage.name not in stage.graph.before_text:
+        return {}
+    return {stage.name: found.name}
 
 
 async def behind_others(
@@ -98,7 +67,7 @@ async def behind_others(
     response_id: str,
     messages: MessageReader,
     prepare: Prepare,
-) -> Before:
+) -> UpstreamInput:
     """Have the models before the one that answers write; return what that one reads.
 
     A place at each of them is taken first, and at the one that answers. `adapters` are those that
@@ -154,7 +123,7 @@ async def behind_others(
                 found = partial(_with_ids, messages, _ids(choice))
             else:
                 found = partial(_with_text, messages, _text(choice))
-    return Before(incoming, found, usages)
+    return UpstreamInput(incoming, found, usages)
 
 
 async def _check_tokenizers(server: Server, graph: Graph, cards: Mapping[str, ModelCard]) -> None:

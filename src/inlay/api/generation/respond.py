@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -45,9 +45,6 @@ class ResponseShape(Protocol):
 
     def response(self) -> msgspec.Struct:
         """Return the whole response, made of the choices' `pieces`."""
-
-
-S = TypeVar("S", bound=ResponseShape)
 
 
 class NamedWorkers:
@@ -144,9 +141,9 @@ async def respond(
     request: GenerationRequest,
     model: ServedModel,
     generation: Generation,
-    make_shape: Callable[[], S],
+    make_shape: Callable[[], ResponseShape],
     framing: Framing = UNNAMED,
-    rest: Callable[[S, EventStream | None], Awaitable[None]] | None = None,
+    rest: Callable[[EventStream | None], Awaitable[None]] | None = None,
 ) -> None:
     """Run `generation` and answer the call in the shape of `make_shape`.
 
@@ -175,7 +172,7 @@ async def respond(
                 written = _Written(call, generation, shape, framing)
             await generation.each(written or Kept(grow))
             if rest is not None:
-                await rest(shape, None if written is None else written.stream)
+                await rest(None if written is None else written.stream)
     except (InlayError, ClientGone) as error:
         if isinstance(error, ClientGone):
             raise

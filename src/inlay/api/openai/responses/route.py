@@ -8,8 +8,8 @@ import msgspec
 
 from inlay.api.fields import answer_id
 from inlay.api.generation.chat import prepare_chat
+from inlay.api.generation.chat_kinds import chat_model
 from inlay.api.generation.messages import read_messages
-from inlay.api.generation.models_before import answering
 from inlay.api.generation.respond import respond
 from inlay.api.openai.responses.input import (
     LOGPROBS,
@@ -81,14 +81,13 @@ async def responses(call: Call) -> None:
     request.input = None  # the chat's messages have it from here on
     # As in vLLM, request_id is the whole id here.
     response_id = answer_id("resp_" if request.request_id is None else "", request.request_id)
-    answers = answering(server, request.model)
-    model = answers.model
+    model = chat_model(server, request.model)
     try:
         asked = await prepare_chat(
             call,
             incoming,
             chat,
-            answers,
+            model,
             response_id,
             partial(read_messages, said.messages, named=said.named, served=PARTS),
             request,
