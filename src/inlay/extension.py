@@ -43,12 +43,17 @@ class Extension:
         api: number of this interface that it was written for.
         chat: `MODULE:NAME` of the `api.generation.chat_kinds.ChatKind` that answers chats which are
             more than text; none where empty. It is imported at the first such chat.
+        models: `MODULE:NAME` of a function of the router and a card, which returns the
+            `api.openai.models.ModelFacts` of a model that the extension serves.
+        routes: `MODULE:NAME` of `http.app.Routes`, imported where a server starts.
         commands: `MODULE:NAME` of a sequence of `cli.command.Command`; none where empty.
     """
 
     name: str
     api: int = 1
     chat: str = ""
+    models: str = ""
+    routes: str = ""
     commands: str = ""
 
 

@@ -2,4 +2,9 @@
 
 from inlay.extension import Extension
 
-extension = Extension("stages", chat="inlay.api.openai.chat.stages:CHATS")
+extension = Extension(
+    "stages",
+    chat="inlay.api.openai.chat.stages:CHATS",
+    models="inlay.api.openai.stage_models:describe",
+    routes="inlay.api.openai.stage_routes:ROUTES",
+)

@@ -16,7 +16,7 @@ from openai.types.audio import speech_create_params as speech
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
 
-from inlay.api.app import ROUTES
+from inlay.api.app import routes
 from inlay.api.openai.schema.completions import CompletionRequest
 from inlay.api.openai.schema.embeddings import EmbeddingRequest
 from inlay.api.openai.schema.images import ImagesRequest
@@ -66,7 +66,7 @@ def test_no_field_of_openais_that_would_change_an_answer_is_ignored(
 
 
 def test_each_route_of_vllms_newest_release_is_served_or_a_difference() -> None:
-    served = {operation.path for operation, _ in ROUTES}
+    served = {operation.path for operation, _ in routes()}
     differences = DOCS.split("## Differences from vLLM")[1].split("\n## ")[0]
     assert f"vLLM {known()['version'].rpartition('.')[0]}" in differences
     missing = [path for path in known()["routes"] if path not in served]

@@ -10,7 +10,7 @@ import pytest
 
 import inlay
 from inlay.api.answer_fields import ANSWER_FIELDS
-from inlay.api.app import ROUTES
+from inlay.api.app import routes
 from inlay.api.examples import EXAMPLES
 from inlay.api.field_examples import FIELD_EXAMPLES
 from inlay.api.generation import messages
@@ -194,7 +194,7 @@ def test_every_parameter_is_described_with_an_example_that_fits(url: str) -> Non
 
 def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
     schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
-    requests = [route.request for route, _ in ROUTES if route.request is not None]
+    requests = [route.request for route, _ in routes() if route.request is not None]
     used = set()
     for name, kind in struct_types(requests).items():
         hints = get_type_hints(kind)
@@ -213,10 +213,10 @@ def test_every_field_of_a_request_has_an_example_that_is_read(url: str) -> None:
 
 def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(url: str) -> None:
     schemas = httpx.get(url + "/openapi.json").json()["components"]["schemas"]
-    asked = struct_types({route.request for route, _ in ROUTES if route.request is not None})
+    asked = struct_types({route.request for route, _ in routes() if route.request is not None})
     answers = {
         kind
-        for route, _ in ROUTES
+        for route, _ in routes()
         for kind in (route.response, route.event, route.otherwise, route.errors.type)
         if kind is not None
     }
@@ -244,7 +244,7 @@ def test_every_field_of_an_answer_that_holds_a_value_has_an_example_of_its_type(
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES))
 def test_examples_of_requests_are_what_the_route_reads(path: str) -> None:
-    (kind,) = [each.request for each, _ in ROUTES if (each.method, each.path) == ("POST", path)]
+    (kind,) = [each.request for each, _ in routes() if (each.method, each.path) == ("POST", path)]
     for example in EXAMPLES[path].values():
         msgspec.json.decode(msgspec.json.encode(example), type=kind)
 

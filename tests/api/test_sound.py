@@ -38,7 +38,7 @@ class Sound:
     def __init__(self, *pieces: bytes) -> None:
         self._left = [*pieces]
         self.usages: dict[str, Any] = {}
-        self.id, self.stage = "audio-1", "omni/vocoder"
+        self.id, self.stage, self.text_stage = "audio-1", "omni/vocoder", "thinker"
         self.may_drop = True
         self.limited = self.dropped = False
 
@@ -55,7 +55,7 @@ class Sound:
 async def test_the_bytes_of_a_whole_sound_have_it_encoded_in_a_thread() -> None:
     text, generation = (
         SimpleNamespace(choices=[SimpleNamespace(pieces=[])]),
-        SimpleNamespace(bulk=0, others={}),
+        SimpleNamespace(bulk=0, add_usage=lambda *_: None),
     )
     sound: Any = Sound(b"x" * OFFLOAD_BYTES, b"y")
     text.choices[0].calls_tools = False
@@ -75,7 +75,8 @@ async def test_the_text_before_a_call_of_a_tool_is_heard_and_the_call_is_not() -
         closing_events=list,
     )
     sound: Any = Sound(b"one", b"two", b"three")
-    shape = AudioChatShape(text, SimpleNamespace(others={}), sound)  # type: ignore[arg-type]
+    generation: Any = SimpleNamespace(add_usage=lambda *_: None)
+    shape = AudioChatShape(text, generation, sound)
     call = ToolCallDelta(0, "id", "count", "{}")
     for output, end in (((), None), ((ContentDelta("I look"),), None), ((call,), "stop")):
         choice.calls_tools = call in output

@@ -38,7 +38,6 @@ from inlay.api.openai.completions.route import completions
 from inlay.api.openai.embeddings.route import classify, embeddings, pooling
 from inlay.api.openai.embeddings.scoring import rerank, score
 from inlay.api.openai.encode import encode
-from inlay.api.openai.images import images
 from inlay.api.openai.responses.route import responses
 from inlay.api.openai.schema.chat import ChatChunk, ChatCompletion
 from inlay.api.openai.schema.completions import Completion, CompletionChunk, CompletionRequest
@@ -55,7 +54,6 @@ from inlay.api.openai.schema.embeddings import (
     ScoreResponse,
 )
 from inlay.api.openai.schema.encode import EncodeRequest, EncodeResponse
-from inlay.api.openai.schema.images import ImageEvent, ImagesRequest, ImagesResponse
 from inlay.api.openai.schema.lookup import EncodePromptRequest, RowsRequest, RowsResponse
 from inlay.api.openai.schema.models import ModelEntry, ModelList
 from inlay.api.openai.schema.prompt_embeds import (
@@ -67,17 +65,16 @@ from inlay.api.openai.schema.prompt_embeds import (
 )
 from inlay.api.openai.schema.responses import Response, ResponsesRequest
 from inlay.api.openai.schema.responses_events import StreamEvent
-from inlay.api.openai.schema.speech import SpeechEvent, SpeechRequest
 from inlay.api.openai.schema.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
-from inlay.api.openai.speech import speech
 from inlay.api.schema.chat import ChatRequest
 from inlay.api.schema.unserved import reason_for
 from inlay.digest import Secret
+from inlay.extension import merged, parts
 from inlay.http import info, pages
 from inlay.http.app import App, Routes
 from inlay.http.info import Status, Version
@@ -85,12 +82,11 @@ from inlay.http.metrics.engine_health import Health
 from inlay.http.openapi import Notes, Operation
 from inlay.http.server import IMAGES, OCTETS, Server
 from inlay.http.settings import FrontendSettings
-from inlay.media.sound_files import MEDIA_TYPES
 from inlay.router import Router
 from inlay.store import PromptStore, StoredPrompts
 from inlay.telemetry import Tracing
 
-ROUTES: Routes = (
+_ANSWERS: Routes = (
     (
         Operation(
             "POST", "/v1/completions", "Continue a prompt of text, ids, embeddings or a mixture.",
@@ -157,16 +153,8 @@ ROUTES: Routes = (
     (Operation("POST", "/v2/rerank", "As /v1/rerank, at the path of Cohere's clients.",
         RerankRequest, RerankResponse), rerank),
     (Operation("POST", "/rerank", "As /v1/rerank.", RerankRequest, RerankResponse), rerank),
-    (
-        Operation("POST", "/v1/images/generations", "Images of a prompt.",
-            ImagesRequest, ImagesResponse, ImageEvent, multipart=True),
-        images,
-    ),
-    (
-        Operation("POST", "/v1/audio/speech", "Speak a text, which may hold embeddings.",
-            SpeechRequest, event=SpeechEvent, multipart=True, answers=MEDIA_TYPES),
-        speech,
-    ),
+)  # fmt: skip
+_REST: Routes = (
     (Operation("POST", "/v1/encode", "Rows of images and audio, which a chat takes as embeddings.",
         EncodeRequest, EncodeResponse), encode),
     (
@@ -291,6 +279,25 @@ ROUTES: Routes = (
 )  # fmt: skip
 
 
+def routes() -> Routes:
+    """Return all routes, with those of extensions.
+
+    Raises:
+        InvalidRequestError: two have one method and path.
+    """
+    given = parts("routes")
+    everyone: list[tuple[str, Routes]] = [("inlay", (*_ANSWERS, *_REST))]
+    everyone += [(f"extension {name!r}", some) for name, some in given]
+    merged(
+        "route",
+        (
+            (giver, {f"{each.method} {each.path}": each for each, _ in some})
+            for giver, some in everyone
+        ),
+    )
+    return (*_ANSWERS, *(route for _, some in given for route in some), *_REST)
+
+
 def build_app(
     router: Router,
     settings: FrontendSettings,
@@ -315,4 +322,4 @@ def build_app(
     notes = Notes(
         lambda kind, name: reason_for(kind, name).text, EXAMPLES, FIELD_EXAMPLES, ANSWER_FIELDS
     )
-    return App(Server(router, settings, secret, store, tracing), ROUTES, notes)
+    return App(Server(router, settings, secret, store, tracing), routes(), notes)

@@ -158,7 +158,7 @@ class MessagesShape:
             output_tokens_details=msgspec.UNSET
             if thought is None
             else OutputTokensDetails(thought),
-            stages=shares_of(self._generation.shares()),
+            stages=shares_of(self._generation.usage_by_model()),
         )
 
 

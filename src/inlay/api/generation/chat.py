@@ -149,8 +149,8 @@ async def prepare_chat(
     asked = await _prepare(
         call, before.incoming, request, model, response_id, before.messages, kept
     )
-    asked.generation.others |= before.usages
-    asked.generation.admitted = True
+    asked.generation.add_usage(before.name, before.usages)
+    asked.generation.bypass_queue = True
     return asked
 
 

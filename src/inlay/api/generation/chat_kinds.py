@@ -26,11 +26,13 @@ class UpstreamInput(NamedTuple):
     Attributes:
         incoming: the request.
         messages: reads its messages.
+        name: of that model in `usages`.
         usages: of the models before it, by name.
     """
 
     incoming: ParsedRequest[Any]
     messages: MessageReader
+    name: str
     usages: Mapping[str, Usage]
 
 

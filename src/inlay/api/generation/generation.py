@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -25,7 +25,6 @@ from inlay.render import PLAIN, OutputFormat, Renderer, StopStrings
 from inlay.request import Output, Request, Sampling
 from inlay.request import Usage as WorkerUsage
 from inlay.router import Router, ServedModel
-from inlay.router.making import Making
 from inlay.router.resume import ResumingStream
 
 Pieces: TypeAlias = list[tuple[ChoiceState, ChoicePiece]]
@@ -71,6 +70,16 @@ class Kept:
         """Return None: pieces are kept whole."""
 
 
+class PayloadSink(Protocol):
+    """Taker of the payloads of a language model's outputs, whose worker may keep them."""
+
+    def made_by(self, stream: ResumingStream) -> None:
+        """Note the stream whose outputs are told."""
+
+    def told(self, output: Output) -> Output:
+        """Take an output; return it without its payloads. Raises where nothing can follow."""
+
+
 Begin: TypeAlias = Callable[[Sequence[Request]], Sequence[ChoiceState]]
 """Returns the choices of engine requests."""
 
@@ -99,12 +108,10 @@ class Generation:
     Attributes:
         requests: in the order of the response; they may be replaced until `start`.
         choices: of the requests, once these have been sent.
-        kept: payloads of the only choice, where its worker keeps them for other stages, or None.
+        sink: takes the payloads of the only choice, or None: then they are pieces of the answer.
         bulk: bytes of logprobs in the response: of the prompts, and of the outputs so far.
         fingerprint: OpenAI's `system_fingerprint`.
-        stage: of a pipeline that answers; None of a model that is none.
-        others: usage of the other stages that worked for the answer, by name.
-        admitted: a place was taken for it by `Router.admit`.
+        bypass_queue: a place was taken for it by `Router.admit`.
     """
 
     def __init__(
@@ -115,7 +122,6 @@ class Generation:
         begin: Begin,
         *,
         fingerprint: str,
-        stage: str | None = None,
         positions_before: int = 0,
         scores: Sequence[PromptScores] = (),
         bulk: int = 0,
@@ -128,18 +134,17 @@ class Generation:
             times: measurements of the request.
             begin: returns the choices of requests that have been sent.
             fingerprint: OpenAI's `system_fingerprint`.
-            stage: of a pipeline that answers.
             positions_before: positions that the model puts before each prompt.
             scores: logprobs of each prompt, if requested.
             bulk: bytes that showing them takes.
         """
         self.requests = [*requests]
         self.choices: Sequence[ChoiceState] = ()
-        self.kept: Making | None = None
+        self.sink: PayloadSink | None = None
         self.fingerprint = fingerprint
-        self.stage = stage
-        self.others: dict[str, WorkerUsage] = {}
-        self.admitted = False
+        self.bypass_queue = False
+        self._own_name: str | None = None
+        self._more_usage: dict[str, WorkerUsage] = {}
         self._positions_before = positions_before
         self._per_prompt = len(requests) // prompts
         self._times = times
@@ -170,7 +175,7 @@ class Generation:
             # The usual case; a task would cost one more iteration of the event loop.
             sent: asyncio.Future[list[ResumingStream]] = asyncio.get_running_loop().create_future()
             sent.set_result(
-                await router.send(model, prompts[0], session=session, admitted=self.admitted)
+                await router.send(model, prompts[0], session=session, admitted=self.bypass_queue)
             )
             self._sending = [sent]
         else:
@@ -230,21 +235,21 @@ class Generation:
         prompt, number = divmod(choice.index, self._per_prompt)
         stream = (await self._sending[prompt])[number]
         scores, times = self.scores_of(choice), self._times.choice()
-        kept = self.kept
-        if kept is not None:
-            kept.made_by(stream)
+        payloads = self.sink
+        if payloads is not None:
+            payloads.made_by(stream)
         taker = None
-        if sink is not None and kept is None and scores is None:
+        if sink is not None and payloads is None and scores is None:
             taker = _Taker(choice, sink, times)
             stream.offer(taker.take)
         try:
             async for outputs in stream:
                 choice.worker = stream.worker
-                if kept is not None:
-                    outputs = [kept.told(output) for output in outputs]
+                if payloads is not None:
+                    outputs = [payloads.told(output) for output in outputs]
                 piece = (taker and taker.made()) or choice.take(outputs)
                 ended = piece.finish_reason is not None
-                if ended and kept is None:
+                if ended and payloads is None:
                     stream.cancel()
                 if scores is not None and choice.request.sampling.prompt_logprobs is not None:
                     scores.take_all(outputs, complete=bool(piece.token_ids) or ended)
@@ -272,7 +277,7 @@ class Generation:
                 sending.cancel()
             elif not sending.cancelled() and sending.exception() is None:
                 for index, stream in enumerate(sending.result(), prompt * self._per_prompt):
-                    if index not in ended or self.kept is not None:
+                    if index not in ended or self.sink is not None:
                         stream.cancel()
         self._times.finished(self._cached_tokens())
 
@@ -299,11 +304,16 @@ class Generation:
             else None,
         )
 
-    def shares(self) -> dict[str, WorkerUsage]:
-        """Return the usage of each stage by its name, where several have worked."""
-        if self.stage is None or not self.others:
+    def add_usage(self, name: str, others: Mapping[str, WorkerUsage]) -> None:
+        """Count models that worked for the answer beside this one, `name`, by their names."""
+        self._own_name = name
+        self._more_usage |= others
+
+    def usage_by_model(self) -> dict[str, WorkerUsage]:
+        """Return the usage of each model by its name, where several have worked."""
+        if self._own_name is None or not self._more_usage:
             return {}
-        return {self.stage: WorkerUsage(*self.usage()[:2]), **self.others}
+        return {self._own_name: WorkerUsage(*self.usage()[:2]), **self._more_usage}
 
     def usage_of(self, choice: ChoiceState, piece: ChoicePiece | None) -> Usage:
         """Return the usage of one choice up to `piece`, or before its first."""
@@ -447,7 +457,6 @@ def generation_of(
         times,
         begin,
         fingerprint=fingerprint_of(model.card),
-        stage=None if model.card.stage is None else model.card.stage.name,
         positions_before=model.positions_before,
         scores=scores,
         bulk=bulk,

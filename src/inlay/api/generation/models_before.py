@@ -108,7 +108,7 @@ async def behind_others(
             port = graph.fed_on(following)
             if port == "hidden":
                 _ask_for_hidden(prepared.generation, graph, name, cards[name])
-            prepared.generation.admitted = True
+            prepared.generation.bypass_queue = True
             await _run(call, prepared.generation, cards[name].name)
             (choice,) = prepared.generation.choices
             usages[name] = Usage(*prepared.generation.usage()[:2])
@@ -123,7 +123,7 @@ async def behind_others(
                 found = partial(_with_ids, messages, _ids(choice))
             else:
                 found = partial(_with_text, messages, _text(choice))
-    return UpstreamInput(incoming, found, usages)
+    return UpstreamInput(incoming, found, graph.front, usages)
 
 
 async def _check_tokenizers(server: Server, graph: Graph, cards: Mapping[str, ModelCard]) -> None:

@@ -52,7 +52,7 @@ def _stages(generation: Generation) -> dict[str, StageTokens] | msgspec.UnsetTyp
     """Return the share of each stage, where several have worked."""
     found = {
         name: StageTokens(used.prompt_tokens, used.completion_tokens)
-        for name, used in generation.shares().items()
+        for name, used in generation.usage_by_model().items()
     }
     return found or _UNSET
 

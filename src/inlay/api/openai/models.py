@@ -1,11 +1,11 @@
 """`GET /v1/models` and `GET /v1/models/{id}`."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from inlay.api.listed import listed
-from inlay.api.openai.image_prompt import embeds_card
 from inlay.api.openai.schema.models import (
     EmbeddingFacts,
     ImageFacts,
@@ -15,7 +15,7 @@ from inlay.api.openai.schema.models import (
     ModelList,
 )
 from inlay.card import EmbeddingCard, ModelCard
-from inlay.errors import OverloadedError
+from inlay.extension import parts
 from inlay.http.server import Call
 from inlay.request import Task
 from inlay.router import ServedModel
@@ -54,29 +54,26 @@ def _media(card: ModelCard, max_bytes: int) -> MediaFacts | msgspec.UnsetType:
     return MediaFacts(counts, spec.max_pixels, max_bytes, spec.embeds, spec.encoder_id)
 
 
-def _image(card: ModelCard) -> ImageFacts | msgspec.UnsetType:
-    image = card.image
-    if image is None:
-        return msgspec.UNSET
-    return ImageFacts(
-        width=image.width,
-        height=image.height,
-        max_pixels=image.max_pixels,
-        steps=image.steps,
-        guidance=image.guidance,
-        embeds=image.embeds,
-        positions=card.limits.max_model_len if image.padded else None,
-    )
+class ModelFacts(NamedTuple):
+    """Facts about a model that an extension serves: what its `Extension.models` returns.
+
+    Attributes:
+        capabilities: beside those of the core.
+        image: facts about the images that it makes.
+        takes_embeds: card that says whether it takes embeddings; None while nobody says it.
+    """
+
+    capabilities: Sequence[str]
+    image: ImageFacts | msgspec.UnsetType
+    takes_embeds: ModelCard | None
 
 
-def _embeds_card(call: Call, card: ModelCard) -> ModelCard | None:
-    """Return the card that says whether a model takes embeddings; None while nobody says it."""
-    if Task.STAGE not in card.tasks:
-        return card
-    try:
-        return embeds_card(call.server.router, card)
-    except OverloadedError:
-        return None
+def _facts(call: Call, card: ModelCard) -> ModelFacts:
+    for _, describe in parts("models"):
+        found: ModelFacts | None = describe(call.server.router, card)
+        if found is not None:
+            return found
+    return ModelFacts((), msgspec.UNSET, card)
 
 
 def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
@@ -93,11 +90,9 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         capabilities += ["score", "rerank", "classify"] if one else ["classify"]
     if Task.ENCODE in card.tasks:
         capabilities.append("encode")
-    if Task.STAGE in card.tasks:
-        capabilities.append("image_generation")
-    if Task.GENERATE in card.tasks and card.stage and "image" in card.stage.graph.outputs:
-        capabilities.append("image_output")
-    takes_embeds = _embeds_card(call, card)
+    facts = _facts(call, card)
+    capabilities += facts.capabilities
+    takes_embeds = facts.takes_embeds
     if settings.enable_prompt_embeds and takes_embeds and takes_embeds.prompt_embeds is None:
         capabilities.append("prompt_embeds")
         if settings.enable_embedding_lookup and Task.STAGE not in card.tasks:
@@ -130,7 +125,7 @@ def _entry(call: Call, model: ServedModel, name: str) -> ModelEntry:
         resuming=card.resuming,
         embedding=_embedding(card.embedding),
         media=_media(card, settings.max_media_bytes),
-        image=_image(card),
+        image=facts.image,
         self_check=card.self_check or msgspec.UNSET,
         adapters=[] if adapter else [found.name for found in call.server.router.adapters(card)],
     )

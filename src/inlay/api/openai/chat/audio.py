@@ -38,6 +38,7 @@ class ChatAudio:
     Attributes:
         id: of the sound.
         stage: that makes it.
+        text_stage: that writes the text.
         usages: of the stages that have ended, by name.
         limited: the sound ends where the talker may make no more of it.
         may_drop: the answer may be a call of a tool, which is not spoken.
@@ -64,7 +65,7 @@ class ChatAudio:
         sampling = replace(asked.sampling, hidden_states=speaker.states)
         window = speaker.steps[0].edges[0].window
         generation.requests = [replace(asked, params=sampling, hold=window)]
-        generation.kept = Making(continues=True, hold=call.reservation.grow)
+        generation.sink = self._making = Making(continues=True, hold=call.reservation.grow)
 
         def make(stage: str, inputs: tuple[Input, ...]) -> Request:
             return stage_request(call, id_, params[stage], request.priority or 0, stage, inputs)
@@ -72,13 +73,13 @@ class ChatAudio:
         self.id = f"audio-{secrets.token_hex(12)}"
         self.stage = speaker.steps[-1].model
         self.usages: Mapping[str, Usage] = {}
+        self.text_stage = plan.text_stage
         self.limited = False
         self.may_drop = bool(request.tools)
         self._call = call
         self._file = plan.file
         self._writer = plan.writer
         self._steps = speaker.steps
-        self._making = generation.kept
         self._make = make
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
         self._ended = False
@@ -144,6 +145,7 @@ class SoundPlan(NamedTuple):
     Attributes:
         speaker: the stages.
         writer: name of the language model that is spoken.
+        text_stage: that it is.
         voice: one of the card's.
         format: of the file.
         file: takes the sound.
@@ -151,6 +153,7 @@ class SoundPlan(NamedTuple):
 
     speaker: Speaker
     writer: str
+    text_stage: str
     voice: str
     format: str
     file: SoundFile
@@ -186,7 +189,7 @@ def sound_plan(call: Call, request: ChatRequest, model: ModelCard) -> SoundPlan 
     kind, voice = _options(request, speaker)
     file = speaker.file(call.server, kind, "audio.format", whole=not request.stream)
     take_places(call, speaker.steps)
-    return SoundPlan(speaker, model.name, voice, kind, file)
+    return SoundPlan(speaker, model.name, speaker.graph.front, voice, kind, file)
 
 
 def _options(request: ChatRequest, speaker: Speaker) -> tuple[str, str]:

@@ -97,7 +97,7 @@ class AudioChatShape:
                 self._generation.bulk += len(more)
             else:
                 await stream.write(self._sounded(choice, more))
-        self._generation.others |= self._audio.usages
+        self._generation.add_usage(self._audio.text_stage, self._audio.usages)
 
     def texts(self, choice: ChoiceState) -> None:
         """Return None: a text is more than one event."""

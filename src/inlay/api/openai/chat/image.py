@@ -36,6 +36,7 @@ class ChatImage:
     Attributes:
         steps: of the plan.
         stage: that makes it.
+        text_stage: that writes the text.
         usages: of the stages that have ended, by name.
     """
 
@@ -58,6 +59,7 @@ class ChatImage:
             )
         router = call.server.router
         self.usages: Mapping[str, Usage] = {}
+        self.text_stage = model.stage.name
         self.steps = plan(router, model, "image", text=True)
         self.stage = self.steps[-1].model
         card = router.card(self.stage).image

@@ -57,7 +57,7 @@ class ImageChatShape:
             for piece in choice.pieces:
                 self._written += ParsedOutput.of(piece.output).content
         file = await self._image.draw(self._written)
-        self._generation.others |= self._image.usages
+        self._generation.add_usage(self._image.text_stage, self._image.usages)
         if stream is None:
             self._file = file
             # A large one is encoded in a thread.

@@ -171,5 +171,5 @@ class ResponsesShape:
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputTokensDetails(self._choice.reasoning_tokens),
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
-            stages=shares_of(self._generation.shares()),
+            stages=shares_of(self._generation.usage_by_model()),
         )
