@@ -151,7 +151,7 @@ class Silences(Protocol):
     """A worker of which nobody else says that its process stands still."""
 
     def silence(self) -> float:
-        """Return the seconds for which it has owed an answer, as `inlay.liveness` counts them."""
+        """Return the seconds of `inlay.liveness` for which it has owed an answer."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.embed.tiled import MOST_INPUTS, _digits
-from inlay.engine.torch.native import build
+from inlay.engine.torch.native import sources
 from tests.engine.embed.test_tiled import WITHOUT_TILES
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -23,11 +23,11 @@ BOUND = 2.0**-20
 def product(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Product:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     assert compiler is not None
-    machine = ["-march=native", f"-I{build.SOURCES}"]
-    if request.param == "no tiles" and "-mprefer-vector-width=512" in build._FLAGS:
+    machine = ["-march=native", f"-I{sources.SOURCES}"]
+    if request.param == "no tiles" and "-mprefer-vector-width=512" in sources.FLAGS:
         machine += WITHOUT_TILES
     path = tmp_path_factory.mktemp("digits") / "digits.so"
-    build.compile_for(compiler, Path(__file__).with_name("digits.cpp"), path, tuple(machine))
+    sources.compile_for(compiler, Path(__file__).with_name("digits.cpp"), path, tuple(machine))
     library = ctypes.CDLL(str(path))
     library.product_bytes.restype = ctypes.c_int64
     library.product_bytes.argtypes = [ctypes.c_int64] * 2

@@ -14,7 +14,7 @@ from inlay.engine.embed.attention import IMPLEMENTATION, PackedAttention
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.embed.tiled import LayerSizes, Parts, TiledEncoder, library, tile
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.native import build
+from inlay.engine.torch.native import build, sources
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
 
@@ -62,8 +62,8 @@ def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-            words = WITHOUT_TILES if "-mprefer-vector-width=512" in build._FLAGS else ()
-            patch.setattr(build, "_FLAGS", (*build._FLAGS, *words))
+            words = WITHOUT_TILES if "-mprefer-vector-width=512" in sources.FLAGS else ()
+            patch.setattr(sources, "FLAGS", (*sources.FLAGS, *words))
             found = build.load("encoder")
     assert found is not None
     return found

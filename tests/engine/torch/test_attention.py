@@ -13,10 +13,11 @@ from inlay.engine.torch.attention import gathered as gathered_attention
 from inlay.engine.torch.attention.choice import attention
 from inlay.engine.torch.attention.cuda import CudaAttention
 from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
-from inlay.engine.torch.attention.layers import LayerShape, observe
+from inlay.engine.torch.attention.layers import observe
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention, Scoring
 from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import PageGroup, first_page
 from inlay.engine.torch.cache.table import PageRun

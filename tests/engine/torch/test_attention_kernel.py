@@ -14,7 +14,7 @@ from inlay.engine.torch.attention.gathered import GatheredAttention, Workspace
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Scoring
 from inlay.engine.torch.batch import Batch, BatchItem
-from inlay.engine.torch.native import Kernels, build, kernels, prebuilt
+from inlay.engine.torch.native import Kernels, build, kernels, prebuilt, sources
 from inlay.engine.torch.windows import Chunk
 from inlay.prompt import Tokens
 from tests.engine.torch.test_attention import PAGE, SIZE, TOLERANCE, Scene, on_cpu
@@ -212,7 +212,7 @@ def test_scores_that_rise_from_block_to_block_weigh_what_they_should(
 def compiled_with(machine: tuple[str, ...], directory: Path) -> Kernels:
     """All kernels of this CPU, but attention as it is compiled with the flags `machine`."""
     path = directory / "attention.so"
-    build.compile_for("g++", build.SOURCES / "attention.cpp", path, machine)
+    sources.compile_for("g++", sources.SOURCES / "attention.cpp", path, machine)
     others, products, adapters, quantised = (
         build.load(name) for name in ("kernels", "products", "adapters", "quantised")
     )
@@ -243,7 +243,7 @@ def test_what_other_cpus_run_is_the_same_attention(
 ) -> None:
     if not optimised:
         # It compiles in a quarter of the time; one of the four is compiled as users' is.
-        monkeypatch.setattr(build, "_FLAGS", ("-O1", *build._FLAGS[1:]))
+        monkeypatch.setattr(sources, "FLAGS", ("-O1", *sources.FLAGS[1:]))
     native = compiled_with(machine, tmp_path)
     for dtype in DTYPES:
         if not native.attends(dtype):
@@ -265,6 +265,6 @@ def test_what_other_cpus_run_is_the_same_attention(
 def test_it_compiles_for_cpus_with_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags, _ = prebuilt.LEVELS["v4-amx"]
     # It is not run.
-    monkeypatch.setattr(build, "_FLAGS", ("-O0", *build._FLAGS[1:]))
-    build.compile_for("g++", build.SOURCES / "attention.cpp", tmp_path / "tiles.so", flags)
+    monkeypatch.setattr(sources, "FLAGS", ("-O0", *sources.FLAGS[1:]))
+    sources.compile_for("g++", sources.SOURCES / "attention.cpp", tmp_path / "tiles.so", flags)
     assert b"inlay_paged_attention_bfloat16" in (tmp_path / "tiles.so").read_bytes()

@@ -22,7 +22,7 @@ from transformers import (
 from inlay.client import PromptEmbedder
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core

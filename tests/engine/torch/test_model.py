@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
-from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.model import CausalModel

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from inlay.digest import Secret
-from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.native import pages as native_pages
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape, Sealer

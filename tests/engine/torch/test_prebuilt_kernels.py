@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.engine.torch.native import build, prebuilt
+from inlay.engine.torch.native import build, prebuilt, sources
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64",
@@ -24,7 +24,7 @@ def test_the_highest_level_that_the_cpu_has_is_found(tmp_path: Path) -> None:
         found = prebuilt.find("kernels", frozenset({*needed, "sse2"}), tmp_path)
         assert found == tmp_path / f"kernels-{level}.so"
     assert prebuilt.find("kernels", frozenset({"sse2"}), tmp_path) is None
-    assert prebuilt.find("others", build.cpu_features(), tmp_path) is None
+    assert prebuilt.find("others", sources.cpu_features(), tmp_path) is None
 
 
 @pytest.mark.slow
@@ -32,10 +32,10 @@ def test_without_a_compiler_the_library_of_the_environment_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other tests run what is optimised, which takes 20 s to compile.
-    monkeypatch.setattr(build, "_FLAGS", ("-O0", *build._FLAGS[1:]))
+    monkeypatch.setattr(sources, "FLAGS", ("-O0", *sources.FLAGS[1:]))
     made = prebuilt.build([prebuilt.highest()], tmp_path)
     assert {path.name.split("-")[0] for path in made} == {
-        path.stem for path in build.SOURCES.glob("*.cpp")
+        path.stem for path in sources.SOURCES.glob("*.cpp")
     }
     monkeypatch.setattr(prebuilt.find, "__defaults__", (tmp_path,))
     monkeypatch.delenv("CXX", raising=False)
@@ -54,7 +54,7 @@ def test_each_level_has_all_that_the_next_has() -> None:
 def test_without_a_home_kernels_are_compiled_for_now_and_one_line_says_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "_FLAGS", ("-O0", *build._FLAGS[1:]))
+    monkeypatch.setattr(sources, "FLAGS", ("-O0", *sources.FLAGS[1:]))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/home")  # nobody can make anything there
     build._say_each_start.cache_clear()
@@ -71,9 +71,9 @@ def test_without_a_home_the_library_of_the_environment_is_loaded_without_a_word(
 ) -> None:
     made = tmp_path / f"kernels-{prebuilt.highest()}.so"
     flags = ("-O0", "-shared", "-fPIC")
-    monkeypatch.setattr(build, "_FLAGS", flags)
+    monkeypatch.setattr(sources, "FLAGS", flags)
     (tmp_path / "empty.cpp").touch()
-    build.compile_for("g++", tmp_path / "empty.cpp", made, ())
+    sources.compile_for("g++", tmp_path / "empty.cpp", made, ())
     monkeypatch.setattr(prebuilt.find, "__defaults__", (tmp_path,))
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/home")
     loaded = build.load("kernels")

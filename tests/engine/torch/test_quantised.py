@@ -22,7 +22,7 @@ from inlay.engine.torch.checks import check_settings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import Products, kernels
-from inlay.engine.torch.native.build import cpu_features
+from inlay.engine.torch.native.sources import cpu_features
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear_methods import QuantisedLinear

@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention import recurrent
-from inlay.engine.torch.attention.layers import LayerShape, least_page_size
+from inlay.engine.torch.attention.layers import least_page_size
 from inlay.engine.torch.attention.pages import Pages
-from inlay.engine.torch.attention.recurrent import WINDOW, RecurrentStates
+from inlay.engine.torch.attention.recurrent import RecurrentStates
+from inlay.engine.torch.attention.shape import RECURRENT_WINDOW, LayerShape
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import EngineLimits, PageGroup
 from inlay.engine.torch.cache.table import PageRun
@@ -209,13 +210,13 @@ def test_the_native_step_is_that_of_transformers(
     sizes = {"linear_key_head_dim": key, "linear_value_head_dim": value}
     layer: Any = AutoModelForCausalLM.from_config(config_of(kind, **sizes)).model.layers[0]
     module = layer.linear_attn.to(dtype)
-    shape = LayerShape(WINDOW, heads, 16, 24, state_size=DeltaRule.of(module).state_size)
+    shape = LayerShape(RECURRENT_WINDOW, heads, 16, 24, state_size=DeltaRule.of(module).state_size)
     size = least_page_size([shape], dtype)
     generator = torch.Generator().manual_seed(7)
 
     def computed(native: bool) -> tuple[Tensor, Tensor]:
         pages = Pages(
-            [shape], [PageGroup(WINDOW, (0,))],
+            [shape], [PageGroup(RECURRENT_WINDOW, (0,))],
             num_pages=9, page_size=size, dtype=dtype, device=torch.device("cpu"),
         )  # fmt: skip
         generator.manual_seed(8)
@@ -267,10 +268,10 @@ def test_rules_of_another_kind_are_refused(
 
 
 def test_pages_that_are_too_small_for_a_state_are_refused() -> None:
-    shape = LayerShape(WINDOW, 2, 16, 16, state_size=1026)
+    shape = LayerShape(RECURRENT_WINDOW, 2, 16, 16, state_size=1026)
     with pytest.raises(EngineError, match="pages of 16 positions do not hold 1026 float32"):
         Pages(
-            [shape], [PageGroup(WINDOW, (0,))],
+            [shape], [PageGroup(RECURRENT_WINDOW, (0,))],
             num_pages=4, page_size=PAGE, dtype=torch.float32, device=torch.device("cpu"),
         )  # fmt: skip
 

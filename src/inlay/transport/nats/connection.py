@@ -144,7 +144,7 @@ class Connection:
 
     @property
     def since(self) -> float | None:
-        """Time at which it was last established (`inlay.liveness`); None while there is none."""
+        """Time of `inlay.liveness` at which it was established; None while there is none."""
         return self._since if self.connected else None
 
     @property

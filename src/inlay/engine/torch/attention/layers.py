@@ -1,54 +1,16 @@
 """Shapes of what a model's layers keep, found by running one position through the model."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from inlay.digest import BLOCK_SIZE
 from inlay.engine.torch.attention.paged import Scoring
-from inlay.engine.torch.attention.recurrent import WINDOW
+from inlay.engine.torch.attention.shape import RECURRENT_WINDOW, LayerShape
 from inlay.engine.torch.native.recurrent import DeltaRule
-from inlay.engine.torch.windows import Window
 from inlay.errors import EngineError, InvalidRequestError
-
-
-class LayerShape(NamedTuple):
-    """Keys and values that one attention layer stores per position, or a state.
-
-    Attributes:
-        window: positions that a position sees.
-        num_heads: key and value heads.
-        key_size: elements of a key head.
-        value_size: elements of a value head.
-        latent: a value is the first part of its key, and only the key is kept.
-        state_size: of a recurrent layer, float32 elements of its state, which a page keeps in place
-            of keys and values; they are then those of the model's attention layers.
-    """
-
-    window: Window
-    num_heads: int
-    key_size: int
-    value_size: int
-    latent: bool = False
-    state_size: int = 0
-
-    @property
-    def kept(self) -> tuple[int, int, int]:
-        """Heads, and elements that pages keep of a key head and of a value head."""
-        return self.num_heads, self.key_size, 0 if self.latent else self.value_size
-
-    @property
-    def elements(self) -> int:
-        """Elements stored per position, keys and values together."""
-        heads, *sizes = self.kept
-        return heads * sum(sizes)
-
-    @property
-    def page(self) -> "LayerShape":
-        """The shape as far as it decides what a page is."""
-        return self._replace(window=None, state_size=0)
 
 
 class _Observer:
@@ -112,7 +74,7 @@ def observe(model: nn.Module, *, recurrent: bool = False) -> tuple[LayerShape, .
                 f"{like.num_heads} key and value heads"
             )
         seen |= {
-            layer: like._replace(window=WINDOW, state_size=size)
+            layer: like._replace(window=RECURRENT_WINDOW, state_size=size)
             for layer, size in observer.states.items()
         }
     if sorted(seen) != list(range(len(seen))):

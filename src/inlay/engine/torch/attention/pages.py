@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.attention.layers import LayerShape
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError

@@ -20,19 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.native.recurrent import DeltaRule, delta_step
 from inlay.engine.torch.transfers import upload
 from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from inlay.engine.torch.attention.pages import Pages
     from inlay.engine.torch.batch import Batch
 
 _SHORT = 16
 """Positions of a sequence from which on chunks by torch are faster than the native step."""
-
-WINDOW = 2
-"""A position needs its own page, and that of the position before it."""
 
 _LAYERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
 """transformers modules of the gated delta rule."""
@@ -119,7 +116,7 @@ class RecurrentStates:
     beside states of a megabyte, and computed once more when it is known which of them count.
     """
 
-    def __init__(self, batch: "Batch", pages: "Pages", *, native: bool = True) -> None:
+    def __init__(self, batch: "Batch", pages: Pages, *, native: bool = True) -> None:
         """Find the pages of `batch`; `native` kernels are for tensors that are on a CPU."""
         self._pages = pages
         self._batch = batch

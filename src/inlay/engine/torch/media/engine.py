@@ -105,7 +105,7 @@ class EncodeEngine:
             await self._requests.encoder.close()
 
     def submit(self, request: Request, emit: Emit) -> None:
-        """Admit a request; its answer has the payloads that `inlay.request.PORTS` describes.
+        """Admit a request; its answer has payloads as `inlay.request.PORTS`.
 
         Raises:
             InvalidRequestError: a prompt is not one item that the model takes.

@@ -16,22 +16,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from inlay.engine.torch.native import sources
+from inlay.engine.torch.native.sources import SOURCES, compile_for, cpu_features
+
 _logger = logging.getLogger(__name__)
 
-SOURCES = Path(__file__).parent
-
 _NATIVE = ("-march=native",)
-_FLAGS: tuple[str, ...] = (
-    "-O3", "-std=c++17", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC",
-    # Sums may be reordered for vectorisation; NaN and infinity keep their meaning.
-    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
-    "-freciprocal-math",
-)  # fmt: skip
-
-if platform.machine() in ("x86_64", "AMD64"):
-    _FLAGS = (*_FLAGS, "-mprefer-vector-width=512")
-
-_COMPILE_SECONDS = 120.0
 
 
 def load(name: str) -> ctypes.CDLL | None:
@@ -66,7 +56,7 @@ def _load_for_now(compiler: str, source: Path, because: str) -> ctypes.CDLL:
         OSError: there is no directory for it at all.
         subprocess.SubprocessError: as `compile_for`.
     """
-    from inlay.engine.torch.native.prebuilt import find
+    from inlay.engine.torch.native.prebuilt import find  # which is also run as a program
 
     prebuilt = find(source.stem, cpu_features())
     if prebuilt is not None:
@@ -89,7 +79,7 @@ def _say_each_start(because: str) -> None:
 
 
 def _load_prebuilt(name: str) -> ctypes.CDLL | None:
-    from inlay.engine.torch.native.prebuilt import find
+    from inlay.engine.torch.native.prebuilt import find  # which is also run as a program
 
     path = find(name, cpu_features())
     if path is None:
@@ -123,52 +113,16 @@ def _directory() -> Path:
 def _identity(compiler: str, source: Path) -> str:
     """Identify the library: source, flags, compiler and the CPU's instruction sets."""
     version = subprocess.run(
-        [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_SECONDS
+        [compiler, "--version"], capture_output=True, check=True, timeout=sources.COMPILE_SECONDS
     )
     digest = hashlib.sha256()
     for path in (source, *sorted(SOURCES.glob("*.h"))):
         digest.update(path.read_bytes())
     for part in (
-        " ".join((*_NATIVE, *_FLAGS)),
+        " ".join((*_NATIVE, *sources.FLAGS)),
         version.stdout.decode(errors="replace"),
         platform.machine(),
-        _instructions(),
+        sources.instructions(),
     ):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()[:24]
-
-
-def _instructions() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
-    )
-
-
-def cpu_features() -> frozenset[str]:
-    """This CPU's instruction sets, by the names of /proc/cpuinfo."""
-    return frozenset(_instructions().partition(":")[2].split())
-
-
-def compile_for(compiler: str, source: Path, path: Path, machine: tuple[str, ...]) -> None:
-    """Compile for the machine that the flags `machine` name.
-
-    The file is made beside `path` and renamed: other processes never see a partial one.
-
-    Raises:
-        subprocess.SubprocessError: the compiler refused the source, or took too long.
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
-    try:
-        subprocess.run(
-            [compiler, *machine, *_FLAGS, str(source), "-o", name],
-            capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS,
-            env={**os.environ, "TMPDIR": str(path.parent)},
-        )  # fmt: skip
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from inlay.engine.torch.native.build import SOURCES, compile_for, cpu_features
+from inlay.engine.torch.native.sources import SOURCES, compile_for, cpu_features
 
 _logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from inlay.digest import Secret
-from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.pages import Pages
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.cache.kv_layout import PageGroup
 from inlay.engine.torch.native.pages import INFINITIES, Bytes, PageRuns, Sums
 from inlay.engine.torch.transfers import Download, upload

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import inlay
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.native.build import cpu_features
+from inlay.engine.torch.native.sources import cpu_features
 from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt
 from inlay.engine.torch.self_check.reference import Reference, Scores
 

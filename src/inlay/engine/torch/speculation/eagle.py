@@ -24,8 +24,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.paged import IMPLEMENTATION, PagedAttention
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.speculation.draft_head import check_served, refusal
 from inlay.engine.torch.weights.families import check_positions

@@ -15,7 +15,7 @@ from inlay.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     # Imports torch, which the checks before loading must not need.
-    from inlay.engine.torch.attention.layers import LayerShape
+    from inlay.engine.torch.attention.shape import LayerShape
 
 _STATIC_ROPES = ("default", "linear", "llama3", "proportional", "yarn")
 """Rotary embeddings whose angles depend on the position only.

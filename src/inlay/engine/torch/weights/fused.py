@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
 from inlay.engine.torch.attention.cuda import CudaAttention, CudaKernels
-from inlay.engine.torch.attention.layers import LayerShape
 from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection, Scoring
+from inlay.engine.torch.attention.shape import LayerShape
 from inlay.engine.torch.native import Kernels
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.weights.linear import FusedPart, RMSNorm
