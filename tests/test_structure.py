@@ -18,7 +18,10 @@ BASE |= {"parent", "address", "edges", "hidden_states", "speech", "blocks", "tur
 MESSAGES = {"request", "card", "commands", "fields", "limits", "outputs", "refusals"}
 MESSAGES |= {"resuming", "routing"}
 SHARED = BASE | MESSAGES
+OF_ROOMS = (["base"], ["messages"])
+"""Packages each module of which is a room."""
 MAY_IMPORT = {
+    "__init__": set[str](),
     "prompt": {"errors"},
     "errors": set[str](),
     "extras": set[str](),
@@ -97,8 +100,9 @@ MAX_COLUMNS = 100
 
 
 def room_of(path: Path) -> str:
-    package, first = path.relative_to(PACKAGES).parts[:2]
-    return first.removesuffix(".py") if package == "inlay" else package
+    room = room_imported(".".join(path.relative_to(PACKAGES).with_suffix("").parts))
+    assert room is not None
+    return room
 
 
 @cache
@@ -120,8 +124,10 @@ def imports_of(path: Path) -> set[str]:
 
 def room_imported(name: str) -> str | None:
     """Room of a dotted name; None where it is of another project."""
-    package, _, inner = name.partition(".")
-    return inner.split(".")[0] if package == "inlay" else package if package in EXTENSIONS else None
+    package, *inner = name.split(".")
+    if package != "inlay":
+        return package if package in EXTENSIONS else None
+    return "".join(inner[1:2] if inner[:1] in OF_ROOMS and inner[1:] else inner[:1])
 
 
 FILES = sorted(
