@@ -161,7 +161,8 @@ class FrameWriter:
             return None
         number = self._next_number = (self._next_number + 1) & 0xFFFFFFFF
         known = any(map(self._names.is_known, buffers))
-        offer = Offer((len(header), *map(len, buffers)), ("", *map(self._names.of, buffers)), True)
+        names = ("", *map(self._names.of, buffers))
+        offer = Offer((len(header), *map(len, buffers)), names, True)
         outgoing = Outgoing([memoryview(header), *(each.view for each in buffers)])
         self._large[number] = outgoing
         if total <= self._credit and self._may_open() and not known:
@@ -184,7 +185,8 @@ class FrameWriter:
             offsets: in this end's memory, of the parts that it is to write there.
         """
         if offsets:
-            self._frame(Kind.PLACES, number, encode(Places(tuple(present), dict(offsets))))
+            places = Places(tuple(present), dict(offsets))
+            self._frame(Kind.PLACES, number, encode(places))
         else:
             self._frame(Kind.GRANT, number, encode(tuple(present)))
 
@@ -470,9 +472,7 @@ class FrameReader:
                 return Credited(number)
             case Kind.RETURNED:
                 return Returned()
-            case Kind.PING:
-                pass
-            case _:
+            case _ if code != Kind.PING:
                 raise ValueError(f"a frame of kind {code}")
         return None
 
