@@ -287,7 +287,8 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         result: "passed"; "reduced", some modules were left as they were; "plain", all were;
-            "noise", the model's own numbers are rounding; "partial", its own code does not run.
+            "noise", the model's own numbers are rounding; "partial", its own code does not run;
+            "differs", from the reference of its pool; "unchecked", there is none.
         reference: library, version, attention and dtype that it was compared with.
         distance: largest error over the reference's own rounding; 1 is as near as rounding.
         bound: over which it is not served as it is.
@@ -300,6 +301,7 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seconds: that it took.
         shadow: relative distance of the logits of a small float32 model of the same structure; 0 if
             it was not compared.
+        reason: what is wrong, of one that differs: a fleet sends it no requests.
     """
 
     result: str
@@ -313,6 +315,7 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out: tuple[str, ...] = ()
     seconds: float = 0.0
     shadow: float = 0.0
+    reason: str = ""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

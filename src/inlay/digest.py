@@ -53,10 +53,12 @@ class Secret:
         transport: key of the proofs at the beginning of a connection.
         pages: key of the checksums of pages of keys and values.
         tickets: key of the checksums of tickets for keys and values.
+        references: key of the checksums of kept references.
     """
 
     __slots__ = (
-        "blocks", "events", "media", "pages", "root", "rows", "store", "tickets", "transport",
+        "blocks", "events", "media", "pages", "references", "root", "rows", "store", "tickets",
+        "transport",
     )  # fmt: skip
 
     def __init__(self, root: bytes) -> None:
@@ -71,6 +73,7 @@ class Secret:
         self.transport = self._derive("transport")
         self.pages = self._derive("pages")
         self.tickets = self._derive("tickets")
+        self.references = self._derive("references")
 
     @classmethod
     def random(cls) -> "Secret":

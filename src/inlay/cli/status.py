@@ -119,6 +119,8 @@ def _other_secret(worker: FleetWorker, secret: str | None) -> str:
 def _worker(worker: FleetWorker, shares: Mapping[str, Mapping[Weights, float]]) -> dict[str, Any]:
     card, beat, stats = worker.card, worker.beat, worker.stats
     state = "asleep" if beat.state == "ready" and card.asleep else beat.state
+    if state == "ready" and worker.refusal is not None:
+        state = "refused"
     return {
         "id": worker.id,
         "model": card.name,

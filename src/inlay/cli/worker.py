@@ -30,6 +30,7 @@ from inlay.telemetry import configure
 from inlay.transport.local import LocalPlane
 from inlay.transport.messages import Listen
 from inlay.transport.nats.member import Member
+from inlay.transport.nats.references import ReferenceRecord
 from inlay.transport.nats.worker import NatsWorker
 from inlay.transport.tls import make_certificate
 from inlay.worker import EngineProxy, RestartGroup, Supervisor, starting
@@ -131,7 +132,9 @@ async def _place(
     member = await Member.join(settings.fleet, "worker")
     undo.push_async_callback(member.leave)
     secret = await member.secret(own)
-    plane = LocalPlane()
+    record = ReferenceRecord(member, secret)
+    member.keep(record.uphold)
+    plane = LocalPlane(settle=record.settle)
     undo.push_async_callback(plane.close)
     start = starting(
         rank,

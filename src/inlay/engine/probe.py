@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from inlay.engine.api import Engine
@@ -18,21 +18,31 @@ _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 _numbers = count()
 
 
-async def last_output(
+async def outputs_of(
     request_id: str, submit: Callable[[Emit], object], abort: Callable[[str], object]
-) -> Output:
-    """Submit a request and return its last output; it is aborted when this is cancelled."""
-    done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+) -> Sequence[Output]:
+    """Submit a request and return its outputs; it is aborted when this is cancelled."""
+    outputs: list[Output] = []
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def emit(output: Output) -> None:
+        outputs.append(output)
         if output.finish_reason is not None and not done.done():
-            done.set_result(output)
+            done.set_result(None)
 
     submit(emit)
     try:
-        return await done
+        await done
+        return outputs
     finally:
         abort(request_id)
+
+
+async def last_output(
+    request_id: str, submit: Callable[[Emit], object], abort: Callable[[str], object]
+) -> Output:
+    """As `outputs_of`, of its last output."""
+    return (await outputs_of(request_id, submit, abort))[-1]
 
 
 def probe_failed(last: Output) -> EngineError:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +32,8 @@ from inlay.transport.messages import (
     GetCache,
     Outputs,
     Ready,
+    SettledReference,
+    SettleReference,
     Submit,
     WatchCache,
 )
@@ -39,6 +41,9 @@ from inlay.transport.output_queue import Deliveries, OutputQueue
 from inlay.transport.pending_calls import PendingCalls, snapshot_of
 
 R = TypeVar("R")
+
+SettleWith: TypeAlias = Callable[[str, bytes | None, bool], Awaitable[bytes | None]]
+"""Answers `SettleReference`: key, own and replace."""
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +96,8 @@ class Link:
         changed: called when the worker is ready, has another card, or is gone.
         scope: part of the ids of requests at the worker, where several frontends share one; unique
             to the connection.
+        settle: what a fleet keeps as a reference, as `SettleReference` asks; without it, what the
+            worker itself has.
 
     Attributes:
         alive: the connection holds.
@@ -105,7 +112,10 @@ class Link:
         changed: Callable[[], None],
         *,
         scope: str = "",
+        settle: SettleWith | None = None,
     ) -> None:
+        self._settle = settle
+        self._settling: set[asyncio.Task[None]] = set()
         self._id = id_
         self._carrier = carrier
         self._tell_changed = changed
@@ -287,6 +297,16 @@ class Link:
                     self._on_cache_events(events)
             case Cache() as cache:
                 self._caches.resolve(cache.number, snapshot_of(cache))
+            case SettleReference() as question:
+                task = asyncio.create_task(self._answer(question))
+                self._settling.add(task)
+                task.add_done_callback(self._settling.discard)
+
+    async def _answer(self, question: SettleReference) -> None:
+        data = question.own
+        if self._settle is not None:
+            data = await self._settle(question.key, question.own, question.replace)
+        self._say(SettledReference(question.number, data))
 
     def _take(self, output: Output) -> None:
         stream = self._streams.get(output.request_id)
@@ -300,6 +320,8 @@ class Link:
 
     def _end(self) -> None:
         self.alive = False
+        for task in self._settling:
+            task.cancel()
         error = OverloadedError(GONE, retry_after=1)
         for stream in self._streams.values():
             stream.fail(error)

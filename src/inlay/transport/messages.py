@@ -110,6 +110,13 @@ class GetCache(msgspec.Struct, frozen=True, tag="ask-cache", array_like=True):
     number: int
 
 
+class SettledReference(msgspec.Struct, frozen=True, tag="settled-reference", array_like=True):
+    """The answer to `SettleReference`: what is kept, if anything is."""
+
+    number: int
+    data: bytes | None = None
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     """The worker can be sent request, as the card says; sent again whenever that has changed."""
 
@@ -126,6 +133,22 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The worker will never be ready."""
 
     error: ErrorFrame
+
+
+class SettleReference(msgspec.Struct, frozen=True, tag="settle-reference", array_like=True):
+    """Tell what a fleet keeps under a key of references; asked before the worker is ready.
+
+    Attributes:
+        number: that the answer carries.
+        key: of the reference.
+        own: what is kept from now on where there is nothing.
+        replace: it is kept in any case.
+    """
+
+    number: int
+    key: str
+    own: bytes | None = None
+    replace: bool = False
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="deltas", array_like=True):
@@ -156,5 +179,9 @@ class Cache(msgspec.Struct, frozen=True, tag="cache", array_like=True):
     error: ErrorFrame | None = None
 
 
-ToWorker: TypeAlias = Boot | Submit | Cancel | Call | Dial | ForgetPrompt | WatchCache | GetCache
-FromWorker: TypeAlias = Hello | Ready | Failed | Outputs | Answer | CacheChanged | Cache
+ToWorker: TypeAlias = (
+    Boot | Submit | Cancel | Call | Dial | ForgetPrompt | WatchCache | GetCache | SettledReference
+)
+FromWorker: TypeAlias = (
+    Hello | Ready | Failed | Outputs | Answer | CacheChanged | Cache | SettleReference
+)

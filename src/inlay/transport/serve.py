@@ -24,6 +24,7 @@ from inlay.transport.messages import (
     GetCache,
     Outputs,
     Ready,
+    SettledReference,
     Submit,
     ToWorker,
     WatchCache,
@@ -144,7 +145,7 @@ async def serve(
                 handler.submit(_answered_in(request, memory), outbox.put)
             case Cancel(request_id):
                 handler.abort(request_id)
-            case Boot():
+            case Boot() | SettledReference():
                 raise ValueError("a worker is started once")
             case Dial(address, token):
                 dial(address, token)

@@ -19,10 +19,10 @@ from inlay import liveness
 from inlay.card import CanaryResult, Exactness, ModelCard
 from inlay.engine.api import Engine
 from inlay.engine.check_text import text_ids
-from inlay.engine.probe import last_output
+from inlay.engine.probe import outputs_of
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
-from inlay.request import Emit, Output, Request, Sampling, Task, TokenLogprobs
+from inlay.request import Emit, Request, Sampling, Task, TokenLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -196,20 +196,14 @@ class Canary:
             priority=LAST,
             deadline=_SECONDS,
         )
-        outputs: list[Output] = []
-
-        def submit(emit: Emit) -> None:
-            def collect(output: Output) -> None:
-                outputs.append(output)
-                emit(output)
-
-            self._submit(request, collect)
-
         try:
             async with liveness.timeout(_SECONDS):
-                last = await last_output(request.id, submit, self._abort)
+                outputs = await outputs_of(
+                    request.id, lambda emit: self._submit(request, emit), self._abort
+                )
         except TimeoutError:
             return None
+        last = outputs[-1]
         if last.error is not None:
             error = last.error.to_error()
             if isinstance(error, InvalidRequestError):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from inlay.adapter.library import AdapterLibrary
-from inlay.card import EMBEDS_OFF, Address, ModelCard
+from inlay.card import EMBEDS_OFF, Address, ModelCard, SelfCheck
 from inlay.commands import (
     AdapterLoaded,
     AdapterStatuses,
@@ -94,6 +94,7 @@ class EngineHost:
         prompt_embeds: whether requests may have rows; those of adapters do in any case.
         stage: of a pipeline that the worker is, for its card.
         peers: asks other workers for inputs that they keep; without them such requests are refused.
+        self_check: as the card's, where that is not the engine's own.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class EngineHost:
         embeds_cache: EmbedsCache | None = None,
         stage: StageCard | None = None,
         peers: Peers | None = None,
+        self_check: SelfCheck | None = None,
     ) -> None:
         self._stage = stage
+        self._self_check = self_check
         self._engine = engine
         self._held = HeldPayloads(engine.abort, self._pause)
         self._leased = None if peers is None else LeasedInputs(peers, self._admit)
@@ -150,6 +153,8 @@ class EngineHost:
         card = replace(card, canary=None if level else self._canary.last)
         card = replace(card, kv_events=self._tells, address=self._address, dials=self._dials)
         card = replace(card, stage=self._stage)
+        if self._self_check is not None:
+            card = replace(card, self_check=self._self_check)
         if not self._prompt_embeds:
             card = replace(card, prompt_embeds=EMBEDS_OFF)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
@@ -414,6 +419,7 @@ async def host_of(
     embeds_cache: EmbedsCache | None = None,
     stage: StageCard | None = None,
     peers: Peers | None = None,
+    self_check: SelfCheck | None = None,
 ) -> EngineHost:
     """A host for a started engine, with the adapters that its settings name; as `EngineHost`.
 
@@ -445,4 +451,5 @@ async def host_of(
         embeds_cache=embeds_cache,
         stage=stage,
         peers=peers,
+        self_check=self_check,
     )

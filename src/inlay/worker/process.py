@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from inlay import engine, liveness
+from inlay.card import SelfCheck
 from inlay.commands import AnyCommand
 from inlay.digest import Secret
+from inlay.engine import references
 from inlay.engine.api import FailingEngine, HostMemoryUser, PeerUser
 from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
@@ -26,14 +29,18 @@ from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint
 from inlay.transport.local import Arena, Channel
 from inlay.transport.local.arena import anonymous_file
-from inlay.transport.messages import Boot, Failed, FromWorker, Listen, ToWorker
+from inlay.transport.messages import Boot, Failed, FromWorker, Listen, SettledReference, ToWorker
 from inlay.transport.peers import PeerConnections
 from inlay.transport.serve import serve
 from inlay.transport.tls import load_identity
+from inlay.worker.fleet_references import FleetReferences
 from inlay.worker.host import EngineHost, host_of
 from inlay.worker.interpreter import Interpreter, interpreter
+from inlay.worker.pool_check import check_pool
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ARENA_BYTES = 256 * 1024 * 1024
 FLEET_ARENA_BYTES = 1024 * 1024
@@ -269,7 +276,14 @@ async def run(
             runner.use_peers(peers)
         if host_memory is not None and isinstance(runner, HostMemoryUser):
             runner.use_host_memory(host_memory)
-        await _start(runner, channel, stop)
+        own = None if boot.listen is None else FleetReferences(channel)
+        if own is not None:
+            references.use(own)
+        self_check = await _while_awaited(
+            _started(runner, settings.self_check, shared=own is not None), channel, stop, own
+        )
+        # It has the fleet's copy for when the model is loaded again.
+        references.use(references.LocalReferences())
         cache = EmbedsCache(0 if boot.listen is None else boot.listen.cache_bytes, liveness.now)
         host = await host_of(
             runner,
@@ -280,6 +294,7 @@ async def run(
             embeds_cache=cache,
             stage=boot.stage,
             peers=peers,
+            self_check=self_check,
         )
     except InlayError as error:
         return await _fail(channel, error)
@@ -338,24 +353,40 @@ async def _listening(
         await endpoint.close()
 
 
-async def _start(runner: engine.Engine, channel: Channel[ToWorker], stop: asyncio.Event) -> None:
-    """Start the engine, and end the process at once when nobody waits for it any more."""
-    # Nothing comes before the worker is ready, so a message can only be the end. Cancelled, it
-    # leaves what has come.
-    starting, gone = asyncio.create_task(runner.start()), asyncio.create_task(channel.receive())
+async def _started(runner: engine.Engine, mode: str, *, shared: bool) -> SelfCheck | None:
+    """Start the engine, and hold it to the reference of its pool; as `check_pool`."""
+    await runner.start()
+    return await check_pool(runner, mode, shared=shared)
+
+
+async def _while_awaited(
+    starting: Coroutine[object, object, T],
+    channel: Channel[ToWorker],
+    stop: asyncio.Event,
+    asking: FleetReferences | None,
+) -> T:
+    """Return what `starting` does; end the process at once when nobody waits for it any more."""
+    begun = asyncio.create_task(starting)
+    # Cancelled when nothing is asked any more, it leaves what has come.
+    gone = asyncio.create_task(_hear_answers(channel, asking))
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((starting, gone, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((begun, gone, stopping), return_when=asyncio.FIRST_COMPLETED)
     for task in (gone, stopping):
         task.cancel()
     await asyncio.gather(gone, stopping, return_exceptions=True)
-    if starting.done():
-        starting.result()
-        return
+    if begun.done():
+        return begun.result()
     log.info("nobody waits for the engine any more")
     # A model that loads in a thread cannot be told to stop, and would hold up the end of the
     # process.
     logging.shutdown()
     os._exit(1)
+
+
+async def _hear_answers(channel: Channel[ToWorker], asking: FleetReferences | None) -> None:
+    """Hand on the answers to what is asked before the worker is ready; anything else is the end."""
+    while isinstance(answer := await channel.receive(), SettledReference) and asking is not None:
+        asking.heard(answer)
 
 
 async def _until_first(*doing: Coroutine[object, object, object]) -> None:

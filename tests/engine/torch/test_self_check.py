@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inlay.engine import references
 from inlay.engine.embed import encoder
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.settings import EngineSettings
@@ -21,7 +22,7 @@ from inlay.engine.torch.attention.native import NativeAttention
 from inlay.engine.torch.attention.paged import Projection
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.native import kernels
-from inlay.engine.torch.self_check import fingerprint, start
+from inlay.engine.torch.self_check import start
 from inlay.engine.torch.self_check.fingerprint import Fingerprint
 from inlay.engine.torch.self_check.judgement import BOUND, mean_ratio
 from inlay.engine.torch.self_check.prompts import COUNT, scattered_pages, spread_positions
@@ -35,7 +36,7 @@ from tests.models import tiny
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this test's references are kept."""
-    monkeypatch.setattr(fingerprint, "_path", lambda key: tmp_path / "kept" / f"{key}.msgpack")
+    monkeypatch.setattr(references, "_path", lambda key: tmp_path / "kept" / f"{key}.msgpack")
     return tmp_path / "kept"
 
 
@@ -171,7 +172,7 @@ def test_a_later_start_runs_no_code_but_ours(
     monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     first = load().self_check
-    assert len(list(own_cache.iterdir())) == 1
+    assert len(list(own_cache.iterdir())) == 2
     monkeypatch.setattr(Reference, "of", _raise)
     later = load().self_check
     assert first is not None
@@ -226,8 +227,8 @@ def test_a_later_start_that_is_wrong_is_compared_in_full(
 )
 def test_a_damaged_file_is_not_used(damage: Callable[[bytes], bytes], own_cache: Path) -> None:
     load()
-    (path,) = own_cache.iterdir()
-    path.write_bytes(damage(path.read_bytes()))
+    for path in own_cache.iterdir():
+        path.write_bytes(damage(path.read_bytes()))
     found = load().self_check
     assert found is not None
     assert not found.reference.endswith("kept")
@@ -238,8 +239,8 @@ def _kept(**changes: Any) -> Fingerprint:
     values = np.ones(COUNT, np.float32).tobytes()
     given: dict[str, Any] = {
         "by": "", "prompts": (("text", (1,) * COUNT, (), tuple(range(COUNT))),),
-        "ids": ids.tobytes(), "logits": values, "log_sum": values, "noise": values,
-        "routed": False, "compared_by": "", "num_modules": 0, "left_out": (),
+        "ids": ids.tobytes(), "logits": values, "noise": values,
+        "routed": False, "pooled": b"", "compared_by": "", "num_modules": 0, "left_out": (),
     }  # fmt: skip
     return Fingerprint(**given | changes)
 
@@ -247,7 +248,7 @@ def _kept(**changes: Any) -> Fingerprint:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"log_sum": bytes(4)},
+        {"noise": bytes(4)},
         {"noise": np.full(COUNT, np.nan, np.float32).tobytes()},
         {"ids": np.full(COUNT, 50, np.int32).tobytes()},
         {"ids": np.full(COUNT, -1, np.int32).tobytes()},

@@ -126,7 +126,6 @@ def vector_reference(
         computed_by(attention, base.dtype),
         channels.expand(len(noise), -1),
         chosen[0],
-        torch.zeros_like(noise),
         noise,
         modules=capture.modules,
         scores=_scores(output.logits.float().view(VARIANTS, size // VARIANTS, -1), base.dtype)

@@ -5,14 +5,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from inlay.transport.api import Carrier
-from inlay.transport.link import Link
+from inlay.transport.link import Link, SettleWith
 from inlay.transport.messages import FromWorker
 
 
 class LocalPlane:
-    """`inlay.transport.api.Plane` to this machine's worker processes, which come and go."""
+    """`inlay.transport.api.Plane` to this machine's worker processes, which come and go.
 
-    def __init__(self, channels: Iterable[Carrier[FromWorker]] = ()) -> None:
+    `settle` as `Link`'s.
+    """
+
+    def __init__(
+        self, channels: Iterable[Carrier[FromWorker]] = (), settle: SettleWith | None = None
+    ) -> None:
+        self._settle = settle
         self._changed = asyncio.Event()
         self._numbers = count()
         self._links = [self._link(channel) for channel in channels]
@@ -21,7 +27,7 @@ class LocalPlane:
         self._missing: dict[str, str] = {}
 
     def _link(self, channel: Carrier[FromWorker]) -> Link:
-        return Link(f"local-{next(self._numbers)}", channel, self._tell)
+        return Link(f"local-{next(self._numbers)}", channel, self._tell, settle=self._settle)
 
     def _tell(self) -> None:
         self._changed.set()

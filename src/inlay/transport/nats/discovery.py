@@ -53,8 +53,14 @@ class FleetWorker:
 
     @property
     def ready(self) -> bool:
-        """True if it takes requests."""
-        return self.beat.state == "ready"
+        """True if it takes requests, and may."""
+        return self.beat.state == "ready" and self.refusal is None
+
+    @property
+    def refusal(self) -> str | None:
+        """Reason why it serves in no pool, though it would."""
+        check = self.card.self_check
+        return check.reason if check is not None and check.reason else None
 
     @property
     def stats(self) -> Stats:
@@ -115,7 +121,13 @@ class Discovery:
 
     def unavailable(self) -> Mapping[str, str]:
         """Reasons why workers are sent no requests, by participant."""
-        return {participant: reason for participant, (reason, _) in self._unavailable.items()}
+        noted = {participant: reason for participant, (reason, _) in self._unavailable.items()}
+        refused = {
+            worker.participant: worker.refusal
+            for worker in self.workers()
+            if worker.beat.state == "ready" and worker.refusal is not None
+        }
+        return noted | refused
 
     async def changed(self) -> None:
         """Return at the next change; any number may wait."""
@@ -209,7 +221,9 @@ class Discovery:
         participant = worker.participant
         if not worker.ready:
             self._serving.discard(participant)
-            self.set_unavailable(participant, _STATES.get(worker.beat.state, worker.beat.state))
+            state = worker.beat.state
+            refusal = worker.refusal if state == "ready" else None
+            self.set_unavailable(participant, refusal or _STATES.get(state, state))
             return
         self.set_unavailable(participant, None)
         if participant not in self._serving:

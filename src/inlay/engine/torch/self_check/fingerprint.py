@@ -5,8 +5,6 @@ library, context length.
 """
 
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from blake3 import blake3
 from torch import Tensor
 
 import inlay
+from inlay.engine.references import references
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.native.sources import cpu_features
 from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt
@@ -25,13 +24,8 @@ from inlay.engine.torch.self_check.reference import Reference, Scores
 
 _logger = logging.getLogger(__name__)
 
-_FORM = 3
+_FORM = 4
 """Changes with the prompts, with what is compared and with the form of the file."""
-
-_MOST_BYTES = 8 << 20
-
-_MOST_FILES = 64
-"""The last so many are kept."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +36,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         prompts: likewise.
         ids: int32 [P, M], as bytes.
         logits: float32 [P, M].
-        log_sum: float32 [P].
         noise: float32 [P].
         routed: as in `Reference`.
+        pooled: likewise.
         compared_by: release and machine that compared modules.
         num_modules: how many it compared.
         left_out: paths of modules that differed there.
@@ -55,9 +49,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
     ids: bytes
     logits: bytes
-    log_sum: bytes
     noise: bytes
     routed: bool
+    pooled: bytes
     compared_by: str
     num_modules: int
     left_out: tuple[str, ...]
@@ -73,9 +67,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
             prompts=tuple((*prompt,) for prompt in reference.prompts),
             ids=_bytes(reference.ids.int()),
             logits=_bytes(reference.logits),
-            log_sum=_bytes(reference.log_sum),
             noise=_bytes(reference.noise),
             routed=reference.routed,
+            pooled=reference.pooled,
             compared_by=compared_by,
             num_modules=num_modules,
             left_out=left_out,
@@ -98,15 +92,13 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         prompts = tuple(CheckPrompt(*prompt) for prompt in self.prompts)
         positions = COUNT * len(prompts)
         ids = _array(self.ids, np.int32).reshape(positions, -1)
-        logits, log_sum, noise = (
-            _array(part, np.float32) for part in (self.logits, self.log_sum, self.noise)
-        )
+        logits, noise = (_array(part, np.float32) for part in (self.logits, self.noise))
         tokens = [token for prompt in prompts for token in (*prompt.ids, *prompt.others)]
         if (
             any(len(prompt.ids) != COUNT or len(prompt.positions) != COUNT for prompt in prompts)
             or logits.size != ids.size
-            or {len(log_sum), len(noise)} != {positions}
-            or not all(np.isfinite(part).all() for part in (logits, log_sum, noise))
+            or len(noise) != positions
+            or not all(np.isfinite(part).all() for part in (logits, noise))
         ):
             raise ValueError("its parts do not go together")
         if (
@@ -119,10 +111,10 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
             self.by,
             torch.from_numpy(ids).long(),
             torch.from_numpy(logits.reshape(ids.shape)),
-            torch.from_numpy(log_sum),
             torch.from_numpy(noise),
             self.routed,
             scores=self._scores(),
+            pooled=self.pooled,
         ).moved(device)
 
     def _scores(self) -> Scores | None:
@@ -170,39 +162,14 @@ def _sources() -> str:
 
 def find(key: str) -> Fingerprint | None:
     """Return a kept fingerprint; None if there is none that can be read."""
+    data = references().find(key)
     try:
-        path = _path(key)
-        status = path.stat()
-        if status.st_size > _MOST_BYTES or status.st_uid != os.getuid():
-            return None
-        return msgspec.msgpack.decode(path.read_bytes(), type=Fingerprint)
-    # RuntimeError: a user without a home directory, as in containers.
-    except FileNotFoundError:
-        return None
-    except (OSError, RuntimeError, msgspec.MsgspecError) as error:
+        return None if data is None else msgspec.msgpack.decode(data, type=Fingerprint)
+    except msgspec.MsgspecError as error:
         _logger.info("the self-check of an earlier start is not used: %s", error)
         return None
 
 
 def keep(key: str, fingerprint: Fingerprint) -> None:
-    """Keep a fingerprint for later starts, if the user's cache directory can be written."""
-    try:
-        path = _path(key)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(msgspec.msgpack.encode(fingerprint))
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-        kept = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)
-        for old in kept[:-_MOST_FILES]:
-            old.unlink(missing_ok=True)
-    except (OSError, RuntimeError) as error:
-        _logger.info("the self-check is not kept for later starts, which take longer: %s", error)
-
-
-def _path(key: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "inlay" / "self-check" / f"{key}.msgpack"
+    """Keep a fingerprint for later starts."""
+    references().keep(key, msgspec.msgpack.encode(fingerprint))

@@ -20,6 +20,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from inlay.engine.pool_reference import KEPT, PoolReference
 from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt, check_prompts
 from inlay.engine.torch.weights.division import head_of
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
@@ -89,10 +90,10 @@ class Reference:
         by: library, version, attention and dtype that computed it.
         ids: [P, M] int64, whose logits are compared.
         logits: float32 [P, M], centred.
-        log_sum: float32 [P], logarithm of the sum of exponentials of all logits, centred likewise.
         noise: float32 [P], distance of the `free` variant.
         routed: experts are chosen, which rounding may change.
         layers: of decoder layers; empty if they are not known.
+        pooled: the reference of its pool, encoded; empty of models that have none.
         modules: rows of the inputs [R, in] and outputs [R, out] of linears and norms, by path.
         scores: of models that score; else None.
     """
@@ -101,10 +102,10 @@ class Reference:
     by: str
     ids: Tensor
     logits: Tensor
-    log_sum: Tensor
     noise: Tensor
     routed: bool = False
     layers: Layers = field(default_factory=Layers)
+    pooled: bytes = b""
     modules: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     scores: Scores | None = None
 
@@ -138,9 +139,7 @@ class Reference:
             first, free = (_head(model, part) for part in hidden[:2])
             common = sampled_ids(vocab_size).to(first.device).expand(len(first), -1)
             ids = torch.cat([common, first.topk(min(TOP, vocab_size)).indices], -1)
-            chosen = first.gather(1, ids)
-            logits = centred(chosen)
-            log_sum = first.logsumexp(-1) - chosen.mean(-1)
+            logits = centred(first.gather(1, ids))
             noise = relative(centred(free.gather(1, ids)), logits, logits)
             capture.keep_head(hidden[0])
         by = computed_by(attention, model.dtype)
@@ -149,19 +148,41 @@ class Reference:
             by,
             ids,
             logits,
-            log_sum,
             noise,
             has_experts(model.config.get_text_config()),
             capture.layers,
+            _pool_reference(model, directory, axes=axes).encode(),
             capture.modules,
         )
 
     def moved(self, device: torch.device) -> "Reference":
         """Return the same on `device`, where the model is that it is compared with."""
-        ids, logits, log_sum, noise = (
-            part.to(device) for part in (self.ids, self.logits, self.log_sum, self.noise)
-        )
-        return replace(self, ids=ids, logits=logits, log_sum=log_sum, noise=noise)
+        ids, logits, noise = (part.to(device) for part in (self.ids, self.logits, self.noise))
+        return replace(self, ids=ids, logits=logits, noise=noise)
+
+
+def _pool_reference(model: Any, directory: Path, *, axes: int) -> PoolReference:
+    """Run the model's own code with its own windows, at positions without gaps."""
+    vocab_size: int = model.config.get_text_config().vocab_size
+    prompts = check_prompts(directory, vocab_size, COUNT, rows=False)
+    prompts = tuple(prompt._replace(positions=tuple(range(COUNT))) for prompt in prompts)
+    capture = Capture(model, (), len(prompts), keeps=False)
+    with torch.inference_mode(), as_published(model) as attention, capture.hooked():
+        hidden = _hidden(model, prompts, axes).view(VARIANTS, -1, model_width(model))
+        first, *others = (_head(model, part).log_softmax(-1) for part in hidden)
+    kept = first.topk(min(KEPT, vocab_size))
+    likely = kept.indices[:, :TOP]
+    exact = first.gather(1, likely)
+    changes = [(other.gather(1, likely) - exact).square().mean(-1).sqrt() for other in others]
+    return PoolReference(
+        by=computed_by(attention, model.dtype),
+        dtype=str(model.dtype).removeprefix("torch."),
+        prompts=tuple((prompt.kind, prompt.ids) for prompt in prompts),
+        ids=kept.indices.int().cpu().numpy().tobytes(),
+        logprobs=kept.values.cpu().numpy().tobytes(),
+        noise=torch.stack(changes).amax(0).cpu().numpy().tobytes(),
+        routed=has_experts(model.config.get_text_config()),
+    )
 
 
 def computed_by(attention: str, dtype: torch.dtype) -> str:
@@ -282,7 +303,10 @@ class _Dequantised:
 class Capture:
     """Hooks that change variants of a pass, and keep what modules and layers are given."""
 
-    def __init__(self, root: nn.Module, layers: Iterable[nn.Module], prompts: int) -> None:
+    def __init__(
+        self, root: nn.Module, layers: Iterable[nn.Module], prompts: int, *, keeps: bool = True
+    ) -> None:
+        self._keeps = keeps
         self._root = root
         self._layers = list(layers)
         self._positions = prompts * COUNT
@@ -320,7 +344,8 @@ class Capture:
             own = self._variants(found.contiguous()) if isinstance(found, Tensor) else None
             if own is None:
                 return None
-            self._keep(path, given[0], own)
+            if self._keeps:
+                self._keep(path, given[0], own)
             # One random change of each channel, and one sign of each row.
             size = own.shape[-1]
             changes = torch.rand(VARIANTS - 1, 1, 1, size, generator=self._generator)

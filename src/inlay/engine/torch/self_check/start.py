@@ -9,6 +9,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from inlay.card import SelfCheck
+from inlay.engine import pool_reference
+from inlay.engine.references import references
 from inlay.engine.torch.self_check.fingerprint import Fingerprint, comparer, find, keep, key_of
 from inlay.engine.torch.self_check.judgement import BOUND, MOST_NOISE, Judgement
 from inlay.engine.torch.self_check.modules import ModuleCheck
@@ -85,13 +87,15 @@ def checked(mode: str, subject: Subject, steps: Steps[Checked]) -> Checked:
     key = key_of(subject.weights_id, subject.dtype, *subject.traits)
     known = None if mode == "full" else find(key)
     if known is not None and not (mode == "strict" and known.left_out):
-        found = _as_before(known, subject, steps)
+        found = _as_before(key, known, subject, steps)
         if found is not None:
             return found
     return _for_the_first_time(mode, key, subject, steps)
 
 
-def _as_before(known: Fingerprint, subject: Subject, steps: Steps[Checked]) -> Checked | None:
+def _as_before(
+    key: str, known: Fingerprint, subject: Subject, steps: Steps[Checked]
+) -> Checked | None:
     """Load the model by what an earlier start found; None if it is wrong now."""
     same = known.compared_by == comparer(*subject.variant)
     # The reference is good for all; which modules agree, where other code or another CPU ran.
@@ -109,6 +113,9 @@ def _as_before(known: Fingerprint, subject: Subject, steps: Steps[Checked]) -> C
         return None
     if same:
         check.checked, check.left_out = known.num_modules, dict.fromkeys(known.left_out, 0.0)
+    else:
+        keep(key, Fingerprint.of(reference, comparer(*subject.variant), check.checked, ()))
+    _agree(subject, reference)
     model.self_check = _result(check, judgement, f"{known.by}, kept", time.monotonic() - begun)
     _tell(model.self_check)
     return model
@@ -170,10 +177,18 @@ def _for_the_first_time(mode: str, key: str, subject: Subject, steps: Steps[Chec
     elif judgement.right and same:
         compared_by = comparer(*subject.variant)
         keep(key, Fingerprint.of(reference, compared_by, check.checked, tuple(check.left_out)))
+        _agree(subject, reference, replace=mode == "full")
     distance = 0.0 if shadow is None else shadow.distance
     found.self_check = _result(check, judgement, reference.by, seconds, distance)
     _tell(found.self_check)
     return found
+
+
+def _agree(subject: Subject, reference: Reference, *, replace: bool = False) -> None:
+    """Have the pool held to the model's own numbers, if it is not held to any."""
+    if reference.pooled:
+        key = pool_reference.key_of(subject.weights_id, str(subject.dtype).removeprefix("torch."))
+        references().agreed(key, reference.pooled, replace=replace)
 
 
 def _modules_alone(read: Any, steps: Steps[Checked], check: ModuleCheck) -> Checked:

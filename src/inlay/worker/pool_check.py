@@ -1,0 +1,187 @@
+"""The check of a worker against the reference of its pool, by requests: the same for every engine.
+
+The torch engine has compared itself with the model's own code, in more places, as it loaded; it is
+held to the reference of a pool where others can join that.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+
+from inlay.card import ModelCard, SelfCheck
+from inlay.engine.api import Engine
+from inlay.engine.pool_reference import BOUND, Answer, PoolReference, key_of
+from inlay.engine.probe import FIRST, outputs_of, probe_failed
+from inlay.engine.references import references
+from inlay.errors import EngineError, InlayError
+from inlay.prompt import Prompt, Tokens
+from inlay.request import Output, Request, Sampling, Task
+
+log = logging.getLogger(__name__)
+
+COMPARED = frozenset({"torch", "vllm", "sglang"})
+"""Engines that have numbers of a model to compare."""
+
+_TOP = 20
+"""Most likely ids that an engine is asked for at each position."""
+
+_EVERY = 4
+"""Of an engine that gives no logprobs of prompts, each fourth beginning of a prompt is asked."""
+
+_numbers = count()
+
+
+async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | None:
+    """Compare a started engine with the reference of its pool.
+
+    Args:
+        engine: started, and asked by nobody else.
+        mode: as `EngineSettings.self_check`.
+        shared: other workers can join the pool.
+
+    Returns:
+        The result that its card is to have; None: the engine's own.
+
+    Raises:
+        EngineError: in mode strict, it differs, or there is nothing to compare it with.
+    """
+    card = engine.card
+    if mode == "off" or card.engine not in COMPARED or Task.GENERATE not in card.tasks:
+        return None
+    # Part of a request in a room is not a whole one.
+    if (card.engine == "torch" and not shared) or card.kv_rooms:
+        return None
+    begun = time.monotonic()
+    reference = await asyncio.to_thread(_reference, card)
+    if reference is None:
+        return _nothing_kept(card, mode)
+    try:
+        found = reference.distances(await _answers(engine, reference))
+    except InlayError as error:
+        raise EngineError(
+            f"the engine does not answer the prompts of its self-check: {error.message}"
+        ) from error
+    check = _result(reference, found, round(time.monotonic() - begun, 2))
+    if check.reason and mode == "strict":
+        raise EngineError(f"--self-check strict: {check.reason}")
+    if check.reason:
+        log.error("self-check: %s", check.reason)
+        return check
+    log.info(
+        "self-check: %.2f of the rounding of %s (allowed: %g); %.1f s",
+        check.distance, check.reference, check.bound, check.seconds,
+    )  # fmt: skip
+    return None if card.engine == "torch" else check
+
+
+def _result(reference: PoolReference, found: Mapping[str, float], seconds: float) -> SelfCheck:
+    # What is not a number is the largest.
+    worst = max(found.values(), key=lambda each: (math.isnan(each), each))
+    reason = ""
+    if not worst <= BOUND:
+        found_by = f"by {worst:.3g} times its rounding" if math.isfinite(worst) else "not finite"
+        reason = (
+            f"its logprobs are not those of {reference.by} that workers of this model are held to: "
+            f"{found_by} (allowed: {BOUND:g}); --self-check full with the torch engine makes those "
+            "anew, --self-check off serves without them"
+        )
+    return SelfCheck(
+        result="differs" if reason else "passed",
+        reference=f"{reference.by}, kept",
+        distance=_rounded(worst),
+        bound=BOUND,
+        distances={kind: _rounded(each) for kind, each in found.items()},
+        seconds=seconds,
+        reason=reason,
+    )
+
+
+def _reference(card: ModelCard) -> PoolReference | None:
+    data = references().agreed(key_of(card.weights_id, card.dtype))
+    try:
+        return None if data is None else PoolReference.decode(data, card.vocab_size)
+    except ValueError as error:
+        log.warning("the reference that is kept for %s is not used: %s", card.name, error)
+        return None
+
+
+def _nothing_kept(card: ModelCard, mode: str) -> SelfCheck | None:
+    if card.engine == "torch":
+        return None
+    said = (
+        f"no reference of {card.name} in {card.dtype} is kept: `inlay doctor "
+        f"{Path(card.path).name}` makes one, and so does the torch engine"
+    )
+    if mode == "strict":
+        raise EngineError(f"--self-check strict: {said}")
+    log.warning("self-check: %s", said)
+    return SelfCheck(result="unchecked", reference="")
+
+
+async def _answers(engine: Engine, reference: PoolReference) -> Sequence[Answer]:
+    card = engine.card
+    refused = any(
+        refusal.feature == "prompt_logprobs" and refusal.prompts == "any"
+        for refusal in card.refusals
+    )
+    ask = _beginnings if refused else _whole
+    room = card.limits.max_model_len - 1
+    return [await ask(engine, ids[:room]) for _, ids in reference.prompts]
+
+
+async def _whole(engine: Engine, ids: tuple[int, ...]) -> Answer:
+    """Ask for the logprobs of a prompt, whose own token comes first at each position."""
+    top = _top(engine)
+    outputs = await _ask(engine, ids, Sampling(max_tokens=1, temperature=0, prompt_logprobs=top))
+    (found,) = [each for output in outputs if (each := output.prompt_logprobs) is not None]
+    shape = len(found), 1 + top
+    names = np.frombuffer(found.ids, "<i4").reshape(shape)[:, 1:].tolist()
+    values = np.frombuffer(found.logprobs, "<f4").reshape(shape)[:, 1:].tolist()
+    # What stands at a position follows from the one before it.
+    return {
+        found.start - 1 + at: dict(zip(*both, strict=True))
+        for at, both in enumerate(zip(names, values, strict=True))
+    }
+
+
+async def _beginnings(engine: Engine, ids: tuple[int, ...]) -> Answer:
+    """Ask for a token after some beginnings of a prompt."""
+    top = _top(engine)
+    lengths = range(_EVERY, len(ids) + 1, _EVERY)
+    params = Sampling(max_tokens=1, temperature=0, ignore_eos=True, logprobs=top)
+    answers = [await _ask(engine, ids[:length], params) for length in lengths]
+    return {
+        length - 1: dict(next(each for output in outputs for each in output.logprobs).top)
+        for length, outputs in zip(lengths, answers, strict=True)
+    }
+
+
+def _top(engine: Engine) -> int:
+    return min(_TOP, engine.card.limits.max_logprobs)
+
+
+async def _ask(engine: Engine, ids: tuple[int, ...], params: Sampling) -> Sequence[Output]:
+    request = Request(
+        id=f"self-check-{next(_numbers)}",
+        prompts=(Prompt.of(Tokens(ids)),),
+        params=params,
+        # Of its own: everything is computed.
+        salt=uuid4().hex,
+        priority=FIRST,
+    )
+    outputs = await outputs_of(request.id, lambda emit: engine.submit(request, emit), engine.abort)
+    if outputs[-1].finish_reason not in ("length", "stop"):
+        raise probe_failed(outputs[-1])
+    return outputs
+
+
+def _rounded(number: float) -> float:
+    """JSON has no number for what is not one, for which -1 stands."""
+    return round(number, 3) if math.isfinite(number) else -1.0
