@@ -1,0 +1,75 @@
+"""An engine of others is held to the reference that the torch engine made, on real models."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from transformers import AutoModelForCausalLM
+
+from inlay.engine import references
+from inlay.engine.api import GenerateEngine
+from inlay.engine.pool_reference import BOUND, PoolReference, key_of
+from inlay.engine.references import LocalReferences
+from inlay.engine.torch.self_check.reference import Reference
+from inlay.errors import EngineError
+from inlay.worker.pool_check import check_pool
+
+
+@contextmanager
+def own_cache(directory: Path) -> Iterator[None]:
+    """Keep references in `directory`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(references, "_path", lambda key: directory / f"{key}.msgpack")
+        yield
+
+
+def kept_by(engine: GenerateEngine, model: Path) -> PoolReference:
+    """Keep the reference of `model`, as the torch engine does, in the dtype of `engine`."""
+    card = engine.card
+    own = AutoModelForCausalLM.from_pretrained(model, dtype=card.dtype)
+    made = Reference.of(own, model, 64, None, axes=1, rows=False).pooled
+    LocalReferences().keep(key_of(card.weights_id, card.dtype), made)
+    return PoolReference.decode(made, card.vocab_size)
+
+
+async def nothing_kept_is_said(engine: GenerateEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """It serves, and says that it was not compared; strict refuses."""
+    with caplog.at_level(logging.WARNING):
+        found = await check_pool(engine, "start", shared=False)
+    assert found is not None
+    assert found.result == "unchecked"
+    assert "no reference of" in caplog.text
+    assert "inlay doctor" in caplog.text
+    with pytest.raises(EngineError, match="strict: no reference of"):
+        await check_pool(engine, "strict", shared=False)
+    assert await check_pool(engine, "off", shared=False) is None
+
+
+async def it_is_held_to_what_is_kept(
+    engine: GenerateEngine, model: Path, caplog: pytest.LogCaptureFixture
+) -> float:
+    """Return the distance; with the logprobs of other ids, it differs."""
+    reference = kept_by(engine, model)
+    found = await check_pool(engine, "strict", shared=False)
+    assert found is not None
+    assert found.result == "passed"
+    assert set(found.distances) == {"random", "text"}
+    assert 0 < found.distance <= BOUND
+    assert found.reference == f"{reference.by}, kept"
+    ids = np.frombuffer(reference.ids, "<i4")[::-1].tobytes()
+    card = engine.card
+    key = key_of(card.weights_id, card.dtype)
+    LocalReferences().keep(key, replace(reference, ids=ids).encode())
+    with caplog.at_level(logging.ERROR):
+        other = await check_pool(engine, "start", shared=False)
+    assert other is not None
+    assert other.result == "differs"
+    assert other.distance > 3 * BOUND
+    assert other.reason in caplog.text
+    with pytest.raises(EngineError, match="strict: its logprobs are not those of"):
+        await check_pool(engine, "strict", shared=False)
+    return found.distance
