@@ -141,7 +141,6 @@ def test_the_distance_is_error_over_noise(noise: float, times: float) -> None:
 
 def test_ids_that_only_one_names_count_by_what_is_known_of_them() -> None:
     reference = _made(0.05)
-    exact = {id_: -id_ - 1.0 for id_ in range(20)}
     # Others of the vocabulary that are less likely than any that is kept change nothing.
     all_kept = {id_: -id_ - 1.0 for id_ in range(KEPT)}
     assert reference.distances([{0: all_kept | {900: -80.0}}])["text"] < 0.5

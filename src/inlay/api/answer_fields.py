@@ -307,6 +307,7 @@ ANSWER_FIELDS: Mapping[str, tuple[str, Any]] = {
     "num_modules": ("", 198),
     "left_out": ("", []),
     "shadow": ("", 2e-06),
+    "SelfCheck.reason": ("", ""),
     # workers
     "missing": ("", {"my-model": "it has not loaded yet"}),
     "WorkerList.waiting": ("", {"my-model": 2}),

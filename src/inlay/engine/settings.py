@@ -236,10 +236,11 @@ class EngineSettings(BaseModel, frozen=True, defer_build=True):
     """Maximum number of positions queued for embedding at a worker. Further requests wait in the
     router."""
     self_check: Literal["off", "start", "full", "strict"] = "start"
-    """Compare the loaded model with its own code in transformers, module by module and as a whole,
-    before it is ready: start leaves out what differs, refuses to serve wrong numbers and uses what
-    an earlier start found; full compares everything again; strict also refuses where anything had
-    to be left out; off compares modules on made inputs alone (engine torch)."""
+    """Compare the loaded model with its own code in transformers before it is ready. start: leave
+    out modules that differ, refuse wrong numbers, and use what an earlier start or the fleet keeps;
+    full: compare everything again; strict: also refuse where anything had to be left out; off:
+    compare modules on made inputs alone. vLLM and SGLang are compared with what is kept: start
+    marks one that differs, strict refuses it."""
     self_check_interval: float = Field(default=600.0, ge=0)
     """Seconds between requests of a worker to itself whose answer must be that of the start, also
     sent after a wake-up and changes of adapters; 0, and self_check off, disable them."""
