@@ -16,6 +16,7 @@ from torch import Tensor
 from inlay.engine import references
 from inlay.engine.embed import encoder
 from inlay.engine.embed.encoder import Encoder
+from inlay.engine.embed.gelu import fuse_gelu
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import model
 from inlay.engine.torch.attention.native import NativeAttention
@@ -294,7 +295,7 @@ def test_an_embedder_with_another_activation_is_not_served_with_it(
     first = embedder().self_check
     assert first is not None
     assert (first.result, set(first.distances)) == ("passed", {"random", "text", "pair"})
-    usual = encoder.fuse_gelu
+    usual = fuse_gelu
 
     def wrong(model: Any, place: Any) -> None:
         usual(model, place)
