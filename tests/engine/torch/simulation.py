@@ -286,7 +286,7 @@ class Simulation:
         if self.lateness and self.choices % 7 == 0:
             self.retracted.add(span)
             self.again.add(span.sequence)
-            self.scheduler.retract(span)
+            self.scheduler.unschedule_last(span)
             return
         items = self.items(span.sequence)
         if span.drafts:
@@ -352,10 +352,10 @@ class Simulation:
             new = self.accepted.pop(span, [])
             for id_ in new:
                 sequence.append(id_)
-            kept = self.scheduler.keep(span, max(0, len(new) - 1)) if span.drafts else span
+            kept = self.scheduler.accept_drafts(span, max(0, len(new) - 1)) if span.drafts else span
             if span.samples:
                 self.scheduler.mark_verified(kept)
-            self.scheduler.commit(kept, retracted=retracted)
+            self.scheduler.commit(kept, unscheduled=retracted)
             if span.samples and not retracted:
                 if not new:
                     sequence.append(self.chosen.pop(sequence))

@@ -489,24 +489,21 @@ def test_pages_of_a_request_that_failed_are_scrubbed_and_never_found_again() -> 
     )
 
 
-def test_logits_that_are_finite_but_overflow_when_added_are_no_failure() -> None:
+def test_logits_that_are_finite_but_overflow_when_added_are_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = core()
     asked: list[int] = []
+    logits = engine.model.logits
 
-    class Loud:
-        """The model with logits whose sum is infinite."""
+    def loud(hidden: torch.Tensor) -> torch.Tensor:
+        """Logits whose sum is infinite."""
+        asked.append(len(hidden))
+        found = logits(hidden).clamp(min=0) + torch.finfo(torch.float32).max / 8
+        assert not len(found) or found.sum(-1).isinf().all()
+        return found
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(load("llama"), name)
-
-        @staticmethod
-        def logits(hidden: torch.Tensor) -> torch.Tensor:
-            asked.append(len(hidden))
-            found = load("llama").logits(hidden).clamp(min=0) + torch.finfo(torch.float32).max / 8
-            assert not len(found) or found.sum(-1).isinf().all()
-            return found
-
-    engine.model = Loud()  # type: ignore[assignment]
+    monkeypatch.setattr(engine.model, "logits", loud)
     assert (
         run(engine, make_request("a", prompts("llama")["b-text"], 2))["a"].last.finish_reason
         == "length"

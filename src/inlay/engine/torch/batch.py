@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.engine.torch.cache.kv_layout import pages_for
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.transfers import upload
@@ -29,23 +28,24 @@ DEEPSTACK = "deepstack"
 """Kind of the fields of a bundle that hold inner features: `deepstack.0` and so on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchItem:
     """Positions [start, start + count) of one sequence to compute.
 
     Attributes:
-        segments: (first absolute position, part) over exactly these positions, in order.
+        segments: (first absolute position, part) over these positions but the last `ids`, in order.
         start: first position.
         count: number of positions, at least one.
         pages: the sequence's pages in each page group, covering these positions and those they see.
         sampled: number of positions at the end whose logits are needed.
         adapter: slot of the adapter for these positions, or `lora.BASE`.
-        pending: True if only the device knows the last position's token; the segments end before
-            it.
+        pending: True if only the device knows the last position's token; `segments` and `ids` end
+            before it.
         rope: [3, count] int64, rotary positions; None where they are the positions themselves.
         wholes: (first, past-last) absolute positions of runs whose positions see all of their run.
         decoding: the positions come after the prompt, and after all that is computed again.
         uncertain: number of positions at the end that may be computed again.
+        ids: token ids of the positions after `segments`.
     """
 
     segments: Iterable[tuple[int, Segment]]
@@ -59,6 +59,7 @@ class BatchItem:
     wholes: Sequence[tuple[int, int]] = ()
     decoding: bool = False
     uncertain: int = 0
+    ids: Sequence[int] = ()
 
 
 class Batch(NamedTuple):
@@ -135,86 +136,83 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(
-        cls, spans: "Iterable[ScheduledChunk]", page_size: int, *, bidirectional: str = "none"
+        cls, chunks: "Iterable[ScheduledChunk]", page_size: int, *, bidirectional: str = "none"
     ) -> "Batch":
         """Build the batch of a scheduled step; raises as `pack` does.
 
         Args:
-            spans: of the step.
+            chunks: of the step.
             page_size: positions in a page.
             bidirectional: layers whose attention inside atomic segments is, as in `Family`.
         """
-        return cls.pack(
-            (
+        items = []
+        for chunk in chunks:
+            sequence, start, stop = chunk.sequence, chunk.start, chunk.start + chunk.count
+            first = start - sequence.prompt_length
+            parts: Iterable[tuple[int, Segment]] = ()
+            wholes: Sequence[tuple[int, int]] = ()
+            if first < 0:
+                parts = sequence.prompt_segments(start, stop)
+                if bidirectional != "none":
+                    wholes = sequence.wholes(start, stop)
+            known = sequence.output[max(0, first) : max(0, first + chunk.count)]
+            items.append(
                 BatchItem(
-                    _segments(span),
-                    span.start,
-                    span.count,
-                    span.sequence.pages,
-                    span.num_sampled,
-                    span.sequence.adapter,
-                    span.sequence.has_pending_token,
-                    span.sequence.rope(span.start, span.start + span.count),
-                    span.sequence.wholes(span.start, span.start + span.count)
-                    if bidirectional != "none"
-                    else (),
-                    span.decodes,
-                    span.num_uncertain,
+                    parts,
+                    start,
+                    chunk.count,
+                    sequence.pages,
+                    chunk.num_sampled,
+                    sequence.adapter,
+                    sequence.has_pending_token,
+                    sequence.rope(start, stop),
+                    wholes,
+                    chunk.decodes,
+                    chunk.num_uncertain,
+                    [*known, *chunk.drafts] if chunk.drafts else known,
                 )
-                for span in spans
-            ),
-            page_size,
-        )._replace(whole_layers=bidirectional)
+            )
+        return cls.pack(items, page_size)._replace(whole_layers=bidirectional)
 
     @classmethod
-    def pack(cls, stretches: Iterable[BatchItem], page_size: int) -> "Batch":
-        """Pack spans of sequences, in order, on the host.
+    def pack(cls, items: Sequence[BatchItem], page_size: int) -> "Batch":
+        """Pack positions of sequences, in order, on the host.
 
         Raises:
             EngineError: an unsupported segment, embedding vectors of different dtypes, or pages
-                that do not cover a span.
+                that do not cover a chunk.
         """
-        stretches = list(stretches)
-        total = sum(stretch.count for stretch in stretches)
-        token_ids = np.zeros(total, dtype=np.int64)
-        positions = np.empty(total, dtype=np.int64)
-        groups = len(stretches[0].pages)
-        slots = np.empty((groups, total), dtype=np.int64)
-        page_counts = [pages_for(stretch.start + stretch.count, page_size) for stretch in stretches]
-        table = np.zeros((groups, len(stretches), max(page_counts)), dtype=np.int32)
+        counts = [item.count for item in items]
+        stops = [item.start + item.count for item in items]
+        count_S = np.array(counts, dtype=np.int64)
+        end_S = count_S.cumsum()
+        first_S = end_S - count_S
+        # Of each position: its sequence, and its place there.
+        span_T = np.arange(len(items)).repeat(count_S)
+        positions = np.arange(len(span_T)) + (np.array(stops, dtype=np.int64) - end_S)[span_T]
+        table = _block_table(items, stops, page_size)
+        index, offset = np.divmod(positions, page_size)
+        slots = table[:, span_T, index].astype(np.int64) * page_size + offset
+        token_ids = np.zeros(len(span_T), dtype=np.int64)
         rows: list[tuple[int, Rows]] = []
-        first = 0
-        for index, stretch in enumerate(stretches):
-            stop = stretch.start + stretch.count
-            for group, run in enumerate(stretch.pages):
-                if run.end < page_counts[index]:
-                    raise EngineError(
-                        f"{run.end} pages of {page_size} positions do not hold {stop}"
-                    )
-                pages = run.pages[: page_counts[index] - run.first]
-                table[group, index, run.first : run.first + len(pages)] = pages
-            absolute = np.arange(stretch.start, stop)
-            positions[first : first + stretch.count] = absolute
-            slots[:, first : first + stretch.count] = (
-                table[:, index, absolute // page_size].astype(np.int64) * page_size
-                + absolute % page_size
-            )
-            for position, segment in stretch.segments:
-                where = first + position - stretch.start
+        for item, first, end in zip(items, first_S.tolist(), end_S.tolist(), strict=True):
+            if item.ids:
+                known = end - item.pending
+                token_ids[known - len(item.ids) : known] = item.ids
+            for position, segment in item.segments:
+                where = first + position - item.start
                 if isinstance(segment, Tokens):
                     token_ids[where : where + len(segment)] = segment.ids
                 elif isinstance(segment, Rows):
                     rows.append((where, segment))
                 else:
                     raise EngineError("the torch engine embeds tokens and rows; got media")
-            first += stretch.count
-        ends = np.cumsum([stretch.count for stretch in stretches], dtype=np.int64) - 1
-        wanted = [stretch.sampled for stretch in stretches]
-        sampled = np.repeat(ends, wanted) - _countdown(wanted)
-        pending = ends[np.fromiter((stretch.pending for stretch in stretches), dtype=np.bool_)]
+        last_S = end_S - 1
+        wanted = [item.sampled for item in items]
+        sampled = last_S if wanted == _ONE * len(wanted) else _last_of_each(last_S, wanted)
         row_index, row_values = _rows(rows)
-        ropes = [stretch.rope for stretch in stretches if stretch.rope is not None]
-        adapters = tuple(stretch.adapter for stretch in stretches)
+        ropes = [item.rope for item in items if item.rope is not None]
+        adapters = tuple([item.adapter for item in items])
         return cls(
             torch.from_numpy(token_ids),
             row_index,
@@ -222,18 +220,16 @@ class Batch(NamedTuple):
             torch.from_numpy(positions),
             torch.from_numpy(slots),
             torch.from_numpy(sampled),
-            torch.from_numpy(pending),
+            torch.from_numpy(last_S[[item.pending for item in items]]),
             torch.from_numpy(table),
-            tuple(stretch.count for stretch in stretches),
-            tuple(stretch.start + stretch.count for stretch in stretches),
-            adapters if any(slot != BASE for slot in adapters) else (),
+            tuple(counts),
+            tuple(stops),
+            adapters if adapters != (BASE,) * len(adapters) else (),
             torch.from_numpy(np.concatenate(ropes, axis=1)) if ropes else None,
-            _features(rows),
-            tuple(
-                (span, *whole) for span, stretch in enumerate(stretches) for whole in stretch.wholes
-            ),
-            decoding=frozenset(span for span, stretch in enumerate(stretches) if stretch.decoding),
-            uncertain=tuple(stretch.uncertain for stretch in stretches),
+            _features(rows) if rows else None,
+            tuple([(place, *whole) for place, item in enumerate(items) for whole in item.wholes]),
+            decoding=frozenset([place for place, item in enumerate(items) if item.decoding]),
+            uncertain=tuple([item.uncertain for item in items]),
         )
 
     def to(self, device: torch.device) -> "Batch":
@@ -264,19 +260,31 @@ class Batch(NamedTuple):
         )
 
 
-def _segments(span: "ScheduledChunk") -> Iterable[tuple[int, Segment]]:
-    """Return the parts of a chunk and their first positions; drafts are the last."""
-    stop = span.start + span.count
-    known = span.sequence.segments(span.start, stop)
-    if not span.drafts:
-        return known
-    return chain(known, [(stop - len(span.drafts), Tokens(span.drafts))])
+_ONE = [1]
 
 
-def _countdown(counts: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return n - 1, ..., 1, 0 for each n of `counts`, one after another."""
+def _block_table(
+    items: Sequence[BatchItem], stops: Sequence[int], page_size: int
+) -> npt.NDArray[np.int32]:
+    """Return [N, S, longest]; raises as `Batch.pack` does."""
+    needed = [-(-stop // page_size) for stop in stops]
+    table = np.zeros((len(items[0].pages), len(items), max(needed)), dtype=np.int32)
+    for place, item in enumerate(items):
+        for group, run in enumerate(item.pages):
+            count = needed[place] - run.first
+            pages = run.pages if len(run.pages) == count else run.pages[:count]
+            if len(pages) < count:
+                raise EngineError(
+                    f"{run.end} pages of {page_size} positions do not hold {stops[place]}"
+                )
+            table[group, place, run.first : needed[place]] = pages
+    return table
+
+
+def _last_of_each(last_S: npt.NDArray[np.int64], counts: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the last `counts` positions up to each of `last_S`, one after another."""
     ends = np.cumsum(counts, dtype=np.int64)
-    return np.repeat(ends, counts) - 1 - np.arange(ends[-1])
+    return np.repeat(last_S + 1 - ends, counts) + np.arange(ends[-1])
 
 
 def _rows(rows: list[tuple[int, Rows]]) -> tuple[Tensor, Tensor]:

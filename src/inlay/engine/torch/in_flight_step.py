@@ -1,9 +1,9 @@
-"""A launched step whose results the host has not read yet."""
+"""A launched step whose results the host has not read yet, and what it gives."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Run
-from itertools import accumulate, chain, islice
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -20,20 +20,33 @@ from inlay.errors import InlayError
 from inlay.request import PromptLogprobs
 
 
-class SpanResult(NamedTuple):
-    """Result of one span of a step.
+@dataclass(slots=True, eq=False)
+class TokenRun:
+    """What one chunk of a step gives.
 
     Attributes:
-        good: True if all computed values are finite.
+        chunk: the chunk.
+        tokens: next tokens of its sequence, in order; without drafts, at most one. All but the last
+            are drafts.
+        error: why no token could be sampled after them, or None.
+        finite: all computed values are finite. Else there are no tokens.
+        unscheduled: its last position is computed again, for its logits.
         scores: logprobs of its prompt, if requested.
-        choice: the next token, or the reason why there is none; None if nothing was sampled.
         states: hidden states, if requested.
     """
 
-    good: bool
-    scores: PromptLogprobs | None
-    choice: SampledToken | InlayError | None
-    states: SpanStates | None
+    chunk: ScheduledChunk
+    tokens: list[SampledToken] = field(default_factory=list)
+    error: InlayError | None = None
+    finite: bool = True
+    unscheduled: bool = False
+    scores: PromptLogprobs | None = None
+    states: SpanStates | None = None
+
+    @property
+    def accepted(self) -> int:
+        """Number of drafts among the tokens."""
+        return max(0, len(self.tokens) - 1)
 
 
 class InFlightStep:
@@ -42,105 +55,124 @@ class InFlightStep:
     Only `read` waits for the device.
 
     Attributes:
-        spans: spans of the step.
-        sampling: the spans that sample a next token.
+        chunks: chunks of the step.
+        sampling: those that sample a next token.
+        has_drafts: any of them has drafts.
         logits: [sampled positions, vocab_size], of `sampling` in order; valid until the next step
             is launched.
-        retracted: spans of `sampling` from which nothing is sampled yet.
+        chosen: the tokens sampled after chunks; None before any are.
     """
 
     __slots__ = (
-        "_chosen",
         "_finite",
         "_rows",
         "_scores",
         "_states",
+        "chosen",
         "chunks",
+        "has_drafts",
         "logits",
-        "retracted",
         "sampling",
     )
 
     def __init__(
         self,
-        spans: Run[ScheduledChunk],
+        chunks: Run[ScheduledChunk],
         hidden: Tensor,
         logits: Tensor,
-        scores: dict[ScheduledChunk, Scored],
+        scores: Mapping[ScheduledChunk, Scored],
         states: Recorder | None = None,
     ) -> None:
         """Start with a step whose model is launched.
 
         Args:
-            spans: spans of the step.
+            chunks: chunks of the step.
             hidden: [T, C], the states of all their positions in order.
             logits: [sampled positions, vocab_size].
             scores: logprobs of prompts.
             states: hidden states that were recorded, if any.
         """
-        self.chunks = spans
-        self.sampling = [span for span in spans if span.samples]
+        self.chunks = chunks
+        self.sampling = [chunk for chunk in chunks if chunk.samples]
         self.logits = logits
-        self.retracted: set[ScheduledChunk] = set()
-        self._chosen = ChosenTokens()
-        starts = accumulate((span.num_sampled for span in self.sampling), initial=0)
-        self._rows = dict(zip(self.sampling, starts, strict=False))
+        self.chosen: ChosenTokens | None = None
+        self._rows: dict[ScheduledChunk, int] = {}
+        row = 0
+        for chunk in self.sampling:
+            self._rows[chunk] = row
+            row += chunk.num_sampled
+        self.has_drafts = row > len(self.sampling)
         self._finite = Download(finite(hidden), finite(logits))
         self._scores = scores
         self._states = states
 
-    def logits_of(self, spans: Run[ScheduledChunk], place: int) -> Tensor:
-        """Return the logits [len(spans), vocab_size] after a position of each of `spans`.
+    def logits_of(self, chunks: Run[ScheduledChunk], place: int) -> Tensor:
+        """Return the logits [len(chunks), vocab_size] after a position of each of `chunks`.
 
         `place` is 0 for the last known position, 1 for the first draft, and so on.
         """
-        if not place and len(spans) == len(self.logits):
+        if not place and len(chunks) == len(self.logits):
             return self.logits
-        rows = torch.tensor([self._rows[span] + place for span in spans], dtype=torch.int64)
+        rows = torch.tensor([self._rows[chunk] + place for chunk in chunks], dtype=torch.int64)
         return self.logits[upload(rows, self.logits.device)]
 
-    def kept(self, accepted: Mapping[ScheduledChunk, int]) -> list[int]:
-        """Return how many of the uncertain positions of each chunk are not computed again."""
+    def num_confirmed(self, accepted: Mapping[ScheduledChunk, int]) -> list[int]:
+        """Return how many of the uncertain positions of each chunk are not computed again.
+
+        `accepted` are drafts that became output.
+        """
+        late = () if self.chosen is None else self.chosen.late
         return [
-            chunk.num_uncertain
-            - len(chunk.drafts)
-            + accepted.get(chunk, 0)
-            - (chunk in self.retracted)
+            chunk.num_uncertain - len(chunk.drafts) + accepted.get(chunk, 0) - (chunk in late)
             for chunk in self.chunks
         ]
 
     def choose(self, chosen: ChosenTokens) -> None:
-        """Record the tokens sampled after spans: their sequences now have a pending token."""
-        self._chosen = chosen
-        for spans, _ in chosen.drawn:
-            for span in spans:
-                span.sequence.has_pending_token = True
+        """Record the tokens sampled after chunks: their sequences now have a pending token."""
+        self.chosen = chosen
+        for chunks, _ in chosen.drawn:
+            for chunk in chunks:
+                chunk.sequence.has_pending_token = True
 
-    def chosen(self, sequences: Iterable[Sequence]) -> Tensor:
+    def pending(self, sequences: Iterable[Sequence]) -> Tensor:
         """Return [N] int64 on the device: the tokens sampled for `sequences`, perhaps unread."""
-        drawn = self._chosen.drawn
-        spans = chain.from_iterable(spans for spans, _ in drawn)
-        places = {span.sequence: place for place, span in enumerate(spans)}
+        drawn = [] if self.chosen is None else self.chosen.drawn
+        chunks = [chunk for chunks, _ in drawn for chunk in chunks]
+        places = {chunk.sequence: place for place, chunk in enumerate(chunks)}
         ids = torch.cat([tokens.ids for _, tokens in drawn])
         return ids[upload(torch.tensor([places[sequence] for sequence in sequences]), ids.device)]
 
-    def read(self) -> dict[ScheduledChunk, SpanResult]:
-        """Return the result of each span. Waits for the device."""
+    def read(self) -> list[TokenRun]:
+        """Return what each chunk gives of a sequence that has not ended. Waits for the device."""
         hidden, logits = (flags.tolist() for flags in self._finite.wait())
-        states, sampled = iter(hidden), iter(logits)
-        choices = self._chosen.read()
-        recorded = {} if self._states is None else self._states.read()
-        found: dict[ScheduledChunk, SpanResult] = {}
-        for span in self.chunks:
-            # One non-finite value invalidates the whole span, earlier tokens included (zero times
+        chosen = ChosenTokens() if self.chosen is None else self.chosen
+        choices = chosen.read()
+        runs = [TokenRun(chunk) for chunk in self.chunks]
+        if not (all(hidden) and all(logits)):
+            # One non-finite value invalidates the whole chunk, earlier tokens included (zero times
             # NaN is NaN), as committed tokens may share their pages at once.
-            good = [*islice(states, span.count), *islice(sampled, span.num_sampled)]
-            scores = None
-            if span in self._scores:
-                scores = self._scores[span].read()
-                good.append(scores is not None)
-            found[span] = SpanResult(all(good), scores, choices.get(span), recorded.get(span))
-        return found
+            states, sampled = iter(hidden), iter(logits)
+            for run in runs:
+                count, num_sampled = run.chunk.count, run.chunk.num_sampled
+                run.finite = all([*islice(states, count), *islice(sampled, num_sampled)])
+        for run in runs if self._scores else ():
+            if run.chunk in self._scores:
+                run.scores = self._scores[run.chunk].read()
+                run.finite &= run.scores is not None
+        for chunk, states_of in ({} if self._states is None else self._states.read()).items():
+            runs[self.chunks.index(chunk)].states = states_of
+        for run in runs if chosen.late else ():
+            run.unscheduled = run.chunk in chosen.late
+        runs = [run for run in runs if not run.chunk.sequence.ended]
+        for run in runs:
+            choice = choices.get(run.chunk)
+            if choice is None or not run.finite:
+                continue
+            if isinstance(choice, InlayError):
+                run.error = choice
+            else:
+                run.tokens.append(choice)
+        return runs
 
 
 def finite(rows: Tensor) -> Tensor:

@@ -1,15 +1,14 @@
 """The plan of a step: chunks of sequences to compute; totals of steps."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from inlay.engine.torch.sequence import Sequence
 from inlay.prompt import Rows
 
 
-@dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Positions [start, start + count) of a sequence.
+    """Positions [start, start + count) of a sequence. Equal to itself only.
 
     Attributes:
         sequence: the sequence.
@@ -18,32 +17,44 @@ class ScheduledChunk:
         samples: the last known position gives a token.
         drafts: ids of the last positions, which may turn out not to be its output. Each of them
             gives a token if those before it are.
+        num_sampled: number of positions at the end whose logits are needed.
+        num_uncertain: number of positions at the end that may be computed again: drafts, and the
+            position before them where the mask of a grammar may be late.
+        decodes: it computes one known position after the prompt, and drafts.
     """
 
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-    drafts: tuple[int, ...] = ()
+    __slots__ = (
+        "count",
+        "decodes",
+        "drafts",
+        "num_sampled",
+        "num_uncertain",
+        "samples",
+        "sequence",
+        "start",
+    )
 
-    @property
-    def num_sampled(self) -> int:
-        """Number of positions at the end whose logits are needed."""
-        return self.samples + len(self.drafts)
+    def __init__(
+        self,
+        sequence: Sequence,
+        start: int,
+        count: int,
+        samples: bool,
+        drafts: tuple[int, ...] = (),
+    ) -> None:
+        self.sequence = sequence
+        self.start = start
+        self.count = count
+        self.samples = samples
+        self.drafts = drafts
+        more = len(drafts)
+        self.num_sampled = samples + more
+        self.num_uncertain = more + (samples and sequence.grammar is not None)
+        self.decodes = count - more == 1 and start >= sequence.prompt_length
 
-    @property
-    def num_uncertain(self) -> int:
-        """Number of positions at the end that may be computed again.
-
-        Drafts, and the position before them where the mask of a grammar may be late.
-        """
-        return len(self.drafts) + (self.samples and self.sequence.grammar is not None)
-
-    @property
-    def decodes(self) -> bool:
-        """True if it computes one known position after the prompt, and drafts."""
-        known = self.count - len(self.drafts)
-        return known == 1 and self.start >= self.sequence.prompt_length
+    def __repr__(self) -> str:
+        stop = self.start + self.count
+        return f"ScheduledChunk({self.sequence!r}, {self.start} to {stop}, drafts {self.drafts})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +69,38 @@ class PartialPlan:
     """A plan in the making.
 
     Attributes:
+        number: unlike that of any other plan of its scheduler.
         left: positions left of the budget.
         resting: adapters that are not in this step.
         chunks: so far.
-        preempted: sequences that were preempted for it.
     """
 
+    number: int
     left: int
     resting: frozenset[str]
     chunks: dict[Sequence, ScheduledChunk] = field(default_factory=dict)
-    preempted: set[Sequence] = field(default_factory=set)
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Add a chunk of a sequence that has none: its next `count` pending positions."""
+        self.left -= count
+        sequence.planned_in = self.number
+        self.chunks[sequence] = ScheduledChunk(
+            sequence, sequence.num_computed_tokens, count, count == sequence.pending
+        )
 
     def add_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Add drafts to the chunk of a sequence, which has none yet."""
-        chunk = self.chunks[sequence]
-        self.chunks[sequence] = replace(chunk, count=chunk.count + len(drafts), drafts=drafts)
+        of = self.chunks[sequence]
+        self.chunks[sequence] = ScheduledChunk(
+            sequence, of.start, of.count + len(drafts), of.samples, drafts
+        )
         self.left -= len(drafts)
 
     def lacks(self, sequence: Sequence) -> bool:
-        """True if `sequence` may be planned and is not."""
-        known = sequence in self.chunks or sequence in self.preempted
-        return not known and sequence.request.adapter not in self.resting
+        """True if `sequence` may be planned, and is neither planned nor preempted for others."""
+        if sequence.planned_in == self.number:
+            return False
+        return not self.resting or sequence.request.adapter not in self.resting
 
 
 @dataclass(slots=True)
@@ -95,7 +117,8 @@ class Totals:
     def add_step(self, chunks: Iterable[ScheduledChunk]) -> None:
         """Count a step."""
         self.steps += 1
-        self.progress += sum(chunk.count for chunk in chunks)
+        for chunk in chunks:
+            self.progress += chunk.count
 
     def add_prompt(self, sequence: Sequence) -> None:
         """Count the prompt of a sequence."""

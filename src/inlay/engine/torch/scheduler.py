@@ -24,9 +24,8 @@ written to are scrubbed if its sequence ends meanwhile.
 """
 
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
 
@@ -96,13 +95,14 @@ class Scheduler:
         self.preemptions = 0
         self.blocked = False
         self.to_encode: list[tuple[Sequence, Media]] = []
-        self._unread: dict[Sequence, deque[ScheduledChunk]] = {}
         self._clients: Counter[str | None] = Counter()
         self._shares = StepShares(bounds, self._clients, self.running, self._pages_outstanding)
         self._prefix_caching = prefix_caching
         self._speculator = speculator
         self._in_progress = PagesInProgress(bounds.page_size)
         self.parking = Parking(bounds.page_size)
+        self._num_plans = 0
+        self._has_windows = any(window is not None for window in bounds.windows)
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
@@ -131,68 +131,80 @@ class Scheduler:
         self._shares.reset()
         self._start_waiting()
         for sequence in self.running:
-            self._skip_cached(sequence)
+            sequence.pending = sequence.num_pending_tokens
+            if sequence.pending > 1:
+                self._skip_cached(sequence)
         plan = self._plan()
         for sequence in self.running:
-            if sequence.num_pending_tokens and plan.lacks(sequence):
+            if sequence.planned_in == plan.number or not sequence.pending:
+                sequence.starved_steps = 0
+            elif plan.lacks(sequence):
                 pass_over(sequence)
             else:
                 sequence.starved_steps = 0
-        for sequence, span in plan.chunks.items():
-            sequence.num_computed_tokens = span.start + span.count
-            self._unread.setdefault(sequence, deque()).append(span)
+        for sequence, chunk in plan.chunks.items():
+            sequence.num_computed_tokens = chunk.start + chunk.count
+            sequence.unread.append(chunk)
         return SchedulerOutput(tuple(plan.chunks.values()))
 
-    def retract(self, span: ScheduledChunk) -> None:
-        """Nothing is chosen from `span`, the last that was planned of its sequence.
+    def unschedule_last(self, chunk: ScheduledChunk) -> None:
+        """Nothing is sampled after `chunk`, the last that was planned of its sequence.
 
         Its last position is computed again.
         """
-        span.sequence.num_computed_tokens -= 1
+        chunk.sequence.num_computed_tokens -= 1
 
-    def keep(self, span: ScheduledChunk, accepted: int) -> ScheduledChunk:
-        """Return `span`, read next, with its first `accepted` drafts; others are computed over."""
-        rejected = len(span.drafts) - accepted
-        span.sequence.num_computed_tokens -= rejected
-        return replace(span, count=span.count - rejected, drafts=())
+    def accept_drafts(self, chunk: ScheduledChunk, accepted: int) -> ScheduledChunk:
+        """Return `chunk`, read next, with its first `accepted` drafts; others are computed over."""
+        rejected = len(chunk.drafts) - accepted
+        chunk.sequence.num_computed_tokens -= rejected
+        return ScheduledChunk(chunk.sequence, chunk.start, chunk.count - rejected, chunk.samples)
 
-    def commit(self, span: ScheduledChunk, *, retracted: bool = False) -> None:
-        """The keys and values of `span`, the first unread of its sequence, are good.
+    def commit(self, chunk: ScheduledChunk, *, unscheduled: bool = False) -> None:
+        """The keys and values of `chunk`, the first unread of its sequence, are good.
 
         Name the pages it filled.
 
         Args:
-            span: of a plan.
-            retracted: its last position is computed again.
+            chunk: of a plan.
+            unscheduled: its last position is computed again.
         """
-        sequence = span.sequence
-        self._mark_read(sequence)
-        stop, size = span.start + span.count - retracted, self.bounds.page_size
-        for index in range(span.start // size, stop // size) if self._prefix_caching else ():
-            digest = sequence.page_digest(index, size)
+        sequence, size = chunk.sequence, self.bounds.page_size
+        sequence.unread.popleft()
+        stop = chunk.start + chunk.count - unscheduled
+        first, end = chunk.start // size, stop // size
+        if first < end and self._prefix_caching:
+            self._name_pages(sequence, range(first, end))
+        if self._has_windows:
+            self._free_passed_pages(sequence, stop)
+
+    def _name_pages(self, sequence: Sequence, indices: Iterable[int]) -> None:
+        for index in indices:
+            digest = sequence.page_digest(index, self.bounds.page_size)
             if digest is not None:
                 for group, run in enumerate(sequence.pages):
                     new = self.cache.insert(digest, run.pages[index - run.first], group)
                     if new and self._events is not None:
                         self._events.stored(sequence, index, group)
                 self._in_progress.complete(digest, sequence)
-        self._free_passed_pages(sequence, stop)
 
-    def mark_verified(self, span: ScheduledChunk) -> None:
-        """Finite logits came out of the pages of its sequence up to the end of `span`."""
-        sequence, end = span.sequence, self.bounds.pages_for(span.start + span.count)
+    def mark_verified(self, chunk: ScheduledChunk) -> None:
+        """Finite logits came out of the pages of its sequence up to the end of `chunk`."""
+        if chunk.count == 1 and chunk.start % self.bounds.page_size:
+            return  # the page of the position before it has been
+        sequence, end = chunk.sequence, self.bounds.pages_for(chunk.start + chunk.count)
         for run in sequence.pages:
             self.table.mark_verified(run.since(sequence.num_verified_pages, end))
         # The last page may be filled further, and is proven again then.
         sequence.num_verified_pages = max(0, end - 1)
 
-    def invalidate(self, span: ScheduledChunk) -> None:
-        """The logits of `span` are not finite.
+    def invalidate(self, chunk: ScheduledChunk) -> None:
+        """The logits of `chunk` are not finite.
 
         Its pages are scrubbed before anyone else has them. Not committed; its sequence is finished
         next.
         """
-        sequence, written = span.sequence, span.start // self.bounds.page_size
+        sequence, written = chunk.sequence, chunk.start // self.bounds.page_size
         for group, run in enumerate(sequence.pages):
             self.table.invalidate(run.since(written), keep_verified=False)
             # What a window has passed before finite logits came is known by its digests only, also
@@ -296,7 +308,7 @@ class Scheduler:
 
         Full pages stay in the cache while there is room.
         """
-        if sequence in self._unread:
+        if sequence.unread:
             self.blocked = True
             return False
         self._stop(sequence)
@@ -306,22 +318,16 @@ class Scheduler:
         insort(self.waiting, sequence, key=_by_order)
         return True
 
-    def _mark_read(self, sequence: Sequence) -> None:
-        """The first unread span of `sequence` is read."""
-        spans = self._unread[sequence]
-        spans.popleft()
-        if not spans:
-            del self._unread[sequence]
-
     def _stop(self, sequence: Sequence) -> None:
         self._shares.reset()
         _remove(self.running, sequence)
         self._in_progress.remove(sequence, self._num_committed(sequence))
-        for span in self._unread.pop(sequence, ()):
-            first = span.start // self.bounds.page_size
-            end = self.bounds.pages_for(span.start + span.count)
+        for chunk in sequence.unread:
+            first = chunk.start // self.bounds.page_size
+            end = self.bounds.pages_for(chunk.start + chunk.count)
             for run in sequence.pages:
                 self.table.invalidate(run.since(first, end), keep_verified=False)
+        sequence.unread.clear()
         self.table.release(sequence.pages)
 
     def _pages_outstanding(self, sequence: Sequence) -> int:
@@ -355,18 +361,17 @@ class Scheduler:
 
     def _skip_cached(self, sequence: Sequence) -> None:
         """Take pages that another sequence has computed since `sequence` started."""
-        if sequence.num_pending_tokens > 1 and sequence not in self._unread:
-            hits = self._lookup.hits(sequence)
-            if hits is not None:
-                self._use_cached(sequence, hits)
+        hits = None if sequence.unread else self._lookup.hits(sequence)
+        if hits is not None:
+            self._use_cached(sequence, hits)
+            sequence.pending = sequence.num_pending_tokens
 
     def _num_committed(self, sequence: Sequence) -> int:
-        unread = self._unread.get(sequence)
-        return unread[0].start if unread else sequence.num_computed_tokens
+        return sequence.unread[0].start if sequence.unread else sequence.num_computed_tokens
 
     def _plan(self) -> PartialPlan:
         plan = self._plan_without(self._adapter_turns.choose(self.running))
-        if plan.resting and not plan.chunks and not self._unread:
+        if plan.resting and not plan.chunks and not any(one.unread for one in self.running):
             # Those that rest hold the pages that the others lack.
             for sequence in tuple(self.running):
                 if sequence.request.adapter in plan.resting and not plan.chunks:
@@ -374,11 +379,10 @@ class Scheduler:
         return plan
 
     def _plan_without(self, resting: frozenset[str]) -> PartialPlan:
-        plan = PartialPlan(self.bounds.max_num_batched_tokens, resting)
+        self._num_plans += 1
+        plan = PartialPlan(self._num_plans, self.bounds.max_num_batched_tokens, resting)
         self._schedule_starved(plan)
-        for sequence in tuple(self.running):
-            if sequence.num_pending_tokens == 1 and plan.lacks(sequence):
-                self._schedule(plan, sequence, 1)
+        self._schedule_decodes(plan)
         self._schedule_prefills(plan)
         if self._speculator is not None:
             self._speculator.extend(plan, self.table, self.bounds.page_size, len(self.running))
@@ -396,16 +400,31 @@ class Scheduler:
                     plan, sequence, self.bounds.max_num_batched_tokens // (4 * len(self._clients))
                 )
 
+    def _schedule_decodes(self, plan: PartialPlan) -> None:
+        """Plan those with one position pending."""
+        for sequence in tuple(self.running):
+            if sequence.pending != 1 or sequence.planned_in == plan.number:
+                continue
+            start = sequence.num_computed_tokens
+            if plan.resting or start < sequence.prompt_length or not start % self.bounds.page_size:
+                if plan.lacks(sequence):
+                    self._schedule(plan, sequence, 1)
+            elif plan.left:
+                # No atomic segment is after the prompt, and the position before it has a page.
+                plan.add(sequence, 1)
+
     def _schedule_prefills(self, plan: PartialPlan) -> None:
         """Plan those with many positions pending, clients in equal parts."""
         lines: dict[tuple[int, str | None], list[Sequence]] = {}
         for sequence in self.running:
-            if sequence.num_pending_tokens and plan.lacks(sequence):
+            if sequence.planned_in == plan.number or not sequence.pending:
+                continue
+            if plan.lacks(sequence):
                 lines.setdefault((sequence.order[0], sequence.client), []).append(sequence)
+        if not lines:
+            return
         clients = Counter(priority for priority, _ in lines)
-        order = sorted(
-            lines, key=lambda key: (key[0], sum(one.num_pending_tokens for one in lines[key]))
-        )
+        order = sorted(lines, key=lambda key: (key[0], sum(one.pending for one in lines[key])))
         for key in order:
             self._plan_line(plan, lines[key], -(-plan.left // clients[key[0]]))
             clients[key[0]] -= 1
@@ -419,7 +438,7 @@ class Scheduler:
         first, *others = line
         left = budget - self._chunk(first, max(1, budget // 2), plan.left)
         wanted: list[tuple[Sequence, int]] = []
-        for sequence in sorted(others, key=lambda s: (s.num_pending_tokens, s.order)):
+        for sequence in sorted(others, key=lambda s: (s.pending, s.order)):
             count = self._chunk(sequence, left, left)
             left -= count
             if count:
@@ -438,7 +457,7 @@ class Scheduler:
         else 0.
         """
         start = sequence.num_computed_tokens
-        want = min(want, limit, sequence.num_pending_tokens)
+        want = min(want, limit, sequence.pending)
         if want <= 0:
             return 0
         stop = split_point(sequence.atomic, start + want)
@@ -459,9 +478,7 @@ class Scheduler:
             missing = self.bounds.pages_for(start + count) - end
         if not count or not self.table.grow(sequence.pages, missing):
             return
-        plan.left -= count
-        samples = count == sequence.num_pending_tokens
-        plan.chunks[sequence] = ScheduledChunk(sequence, start, count, samples)
+        plan.add(sequence, count)
 
     def _make_room(self, plan: PartialPlan, sequence: Sequence, missing: int) -> None:
         """Preempt unplanned sequences after `sequence` until `missing` pages are available."""
@@ -472,7 +489,7 @@ class Scheduler:
             if other not in plan.chunks:
                 if not self._preempt(other):
                     return
-                plan.preempted.add(other)
+                other.planned_in = plan.number
 
 
 def _remove(line: list[Sequence], sequence: Sequence) -> None:

@@ -4,7 +4,8 @@ It has counters, no states.
 """
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
 from inlay.engine.torch.prompt_media import PromptMedia, RopePositions
+from inlay.engine.torch.sampling.plain import is_plain
 from inlay.errors import ErrorFrame, InlayError
 from inlay.prompt import Media, Prompt, Segment, Tokens
 from inlay.request import (
@@ -27,6 +29,9 @@ from inlay.request import (
     Usage,
 )
 
+if TYPE_CHECKING:
+    from inlay.engine.torch.plan import ScheduledChunk
+
 
 class Sequence:
     """Prompt and output as one run of positions.
@@ -37,13 +42,17 @@ class Sequence:
         request: the request.
         prompt: the request's prompt.
         prompt_length: its positions.
-        output: output ids so far, those of earlier attempts included.
+        output: output ids so far, those of earlier attempts included; `append` adds to them.
+        length: number of known positions, prompt and output.
         prompt_token_ids: ids of the prompt's token positions, for penalties.
         pages: a run of pages in each page group, all with the same end; only `PageTable` changes
             them.
         num_computed_tokens: positions whose keys and values are, or were, in the pages, or will be
             when the launched steps have run.
         has_pending_token: True if its next token is sampled on the device and not read yet.
+        pending: `num_pending_tokens` when the plan in the making was begun.
+        planned_in: number of the last plan that has a chunk of it, or for which it was preempted.
+        unread: chunks of it that are planned, and whose results are not committed, in order.
         num_verified_pages: page index up to which the pages gave finite logits.
         cached: while nothing of it is computed, the pages from its first on that were found cached,
             for each page group without a window.
@@ -63,6 +72,10 @@ class Sequence:
         adapter: slot of the adapter for its next span, or `lora.BASE`.
         media: the prompt's images and their rows, or None if it has none.
         paused: nothing is computed for it until what it has made is used.
+        ended: its last output was made.
+        is_plain: the likeliest token by the model's own logits is the next one, once its output has
+            `min_tokens`.
+        asks_more: it has an adapter or a grammar, or wants hidden states or logprobs of its prompt.
     """
 
     __slots__ = (
@@ -72,12 +85,16 @@ class Sequence:
         "_queued",
         "_rope",
         "adapter",
+        "asks_more",
         "atomic",
         "cached",
         "cached_tokens",
+        "ended",
         "expires",
         "grammar",
         "has_pending_token",
+        "is_plain",
+        "length",
         "looked_up_at",
         "media",
         "num_computed_tokens",
@@ -86,6 +103,8 @@ class Sequence:
         "output",
         "pages",
         "paused",
+        "pending",
+        "planned_in",
         "preemptions",
         "prompt",
         "prompt_length",
@@ -95,6 +114,7 @@ class Sequence:
         "scored",
         "starved_steps",
         "turn_ends",
+        "unread",
         "waited",
         "wanted_states",
     )
@@ -131,6 +151,10 @@ class Sequence:
         self.num_computed_tokens = 0
         self.has_pending_token = False
         self.paused = False
+        self.ended = False
+        self.pending = 0
+        self.planned_in = 0
+        self.unread: deque[ScheduledChunk] = deque()
         self.num_verified_pages = 0
         self.forget_cached()
         self.looked_up_at = 0
@@ -149,6 +173,7 @@ class Sequence:
         self.media = PromptMedia.of(self.prompt)
         self._rope = rope
         self.prompt_length = len(self.prompt)
+        self.length = self.prompt_length + len(self.output)
         asks = request.sampling.prompt_logprobs is not None and not request.prior_output
         self.scored = 1 if asks else self.prompt_length
         states = request.sampling.hidden_states
@@ -161,7 +186,14 @@ class Sequence:
         self._announced = False
         if chain is not None:
             chain.extend(self.prompt)
-            chain.extend_tokens(self.output)
+        sampling = request.sampling
+        self.is_plain = grammar is None and is_plain(sampling)
+        self.asks_more = (
+            request.adapter is not None
+            or grammar is not None
+            or sampling.prompt_logprobs is not None
+            or states is not None
+        )
 
     def __repr__(self) -> str:
         return f"Sequence({self.request.id!r}, {self.num_computed_tokens}/{self.length})"
@@ -180,11 +212,6 @@ class Sequence:
     def waits(self) -> bool:
         """True if it waits for what comes from elsewhere: rows of media, or use of its output."""
         return self.paused or (self.media is not None and bool(self.media.pending))
-
-    @property
-    def length(self) -> int:
-        """Number of known positions, prompt and output."""
-        return self.prompt_length + len(self.output)
 
     @property
     def num_pending_tokens(self) -> int:
@@ -208,21 +235,26 @@ class Sequence:
         most = (self.length if self.scored >= self.prompt_length else self.scored) - 1
         return min(most, self.wanted_states.start) if self.wanted_states else most
 
-    def segments(self, start: int, stop: int) -> Iterator[tuple[int, Segment]]:
-        """Yield (first position, part) of each segment between positions `start` and `stop`.
+    def segments(self, start: int, stop: int) -> list[tuple[int, Segment]]:
+        """Return (first position, part) of each segment between positions `start` and `stop`.
 
         Output ids are tokens; a pending one is left out. Media are rows.
         """
         base = self.prompt_length
-        if start < base:
-            for first, segment in self.prompt.spans(start, min(stop, base)):
-                if isinstance(segment, Media) and self.media is not None:
-                    yield first, self.media.rows(segment)
-                else:
-                    yield first, segment
-        low = max(start, base)
-        if min(stop, self.length) > low:
-            yield low, Tokens(tuple(self.output[low - base : stop - base]))
+        parts = self.prompt_segments(start, stop) if start < base else []
+        if known := self.output[max(0, start - base) : max(0, stop - base)]:
+            parts.append((max(start, base), Tokens(tuple(known))))
+        return parts
+
+    def prompt_segments(self, start: int, stop: int) -> list[tuple[int, Segment]]:
+        """Return as `segments`, of the prompt alone."""
+        spans = self.prompt.spans(start, min(stop, self.prompt_length))
+        if self.media is None:
+            return list(spans)
+        return [
+            (first, self.media.rows(segment) if isinstance(segment, Media) else segment)
+            for first, segment in spans
+        ]
 
     def rope(self, start: int, stop: int) -> npt.NDArray[np.int64] | None:
         """Return the rotary positions [3, stop - start], or None where they are the positions."""
@@ -240,7 +272,14 @@ class Sequence:
         if self._chain is None:
             return None
         block = (index + 1) * (page_size // BLOCK_SIZE) - 1
+        if block >= len(self._chain.blocks):
+            self._extend_chain(self._chain)
         return self._chain.blocks[block] if block < len(self._chain.blocks) else None
+
+    def _extend_chain(self, chain: Chain) -> None:
+        """Take the output ids since the last time. Not with each token: a page takes many."""
+        if chain.length < self.length:
+            chain.extend_tokens(self.output[chain.length - self.prompt_length :])
 
     def start(self) -> None:
         """Mark it as scheduled for the first time; its time in the queue goes into its usage."""
@@ -260,15 +299,17 @@ class Sequence:
 
     def blocks(self, start: int, stop: int) -> list[bytes]:
         """Return the digests of blocks `start` to `stop`; empty if caching is not allowed."""
-        return [] if self._chain is None else self._chain.blocks[start:stop]
+        if self._chain is None:
+            return []
+        self._extend_chain(self._chain)
+        return self._chain.blocks[start:stop]
 
     def append(self, token_id: int) -> None:
         """Append the next output token."""
         self.has_pending_token = False
         self.waited = 0
         self.output.append(token_id)
-        if self._chain is not None:
-            self._chain.extend_tokens((token_id,))
+        self.length += 1
 
     def finish_reason(self, eos_token_ids: tuple[int, ...]) -> FinishReason | None:
         """Return the finish reason of the output so far, or None."""
@@ -288,24 +329,29 @@ class Sequence:
         self,
         *,
         new: int = 0,
+        untold: int = 0,
         logprobs: tuple[TokenLogprobs, ...] = (),
         finish_reason: FinishReason | None = None,
         error: InlayError | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
         payloads: tuple[Payload, ...] = (),
     ) -> Output:
-        """Return the output with the last `new` tokens, and perhaps the end: an `error` is one."""
-        offset = len(self.output) - new
+        """Return the output with the last `new` tokens, and perhaps the end: an `error` is one.
+
+        Its last `untold` tokens are those of a later output.
+        """
+        stop = len(self.output) - untold
+        offset = stop - new
         reason: FinishReason | None = "error" if error is not None else finish_reason
         usage = None
         if reason is not None or not self._announced:
-            usage = Usage(self.prompt_length, len(self.output), self.cached_tokens, self._queued)
+            usage = Usage(self.prompt_length, stop, self.cached_tokens, self._queued)
         self._announced = True
         return Output(
             request_id=self.request.id,
             attempt=self.request.attempt,
             offset=offset,
-            token_ids=tuple(self.output[offset:]),
+            token_ids=tuple(self.output[offset:stop]),
             logprobs=logprobs,
             finish_reason=reason,
             stop_token_id=self.output[-1] if reason == "stop" and new else None,

@@ -3,40 +3,42 @@
 Requests go in, `step` computes the scheduled chunks, outputs come out.
 """
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import asdict, replace
 
 import torch
 from msgspec import structs
-from torch import Tensor
 
 from inlay.card import Stats
 from inlay.digest import Secret
-from inlay.engine.torch import prompt_logprobs
 from inlay.engine.torch.adapters import LoraAdapters
-from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache_events import CacheEvents
+from inlay.engine.torch.committer import Committer
 from inlay.engine.torch.decode_graphs import Capture, DecodeGraphs
-from inlay.engine.torch.grammar.masks import GRACE
+from inlay.engine.torch.emitter import Emitter
 from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.hidden_states import Recorder
-from inlay.engine.torch.in_flight_step import InFlightStep
+from inlay.engine.torch.lookahead import Lookahead
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, Totals
+from inlay.engine.torch.runner import Runner
 from inlay.engine.torch.sampling.chooser import TokenChooser
-from inlay.engine.torch.sampling.sampler import SampledToken, Sampler
+from inlay.engine.torch.sampling.sampler import Sampler
+from inlay.engine.torch.sampling.token_sampler import TokenSampler
 from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.sequence_factory import SequenceFactory
-from inlay.engine.torch.speculation import AcceptedRun, SpeculationCounts, Speculator
-from inlay.errors import DeadlineExceededError, EmbeddingsError, EngineError, InlayError
+from inlay.engine.torch.speculation import SpeculationCounts, Speculator
+from inlay.errors import DeadlineExceededError, EngineError, InlayError
 from inlay.prompt import Media, Rows
-from inlay.request import FinishReason, Output, Payload, PromptLogprobs, Request
+from inlay.request import Output, Request
+
+log = logging.getLogger(__name__)
 
 
 class Core:
@@ -107,13 +109,16 @@ class Core:
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._chooser = TokenChooser(self.sampler)
         self._encode = encode
-        self._overlap = overlap and speculator is None
-        self._speculator = speculator
-        self._reader = None if speculator is None else speculator.reader
-        self._in_flight: InFlightStep | None = None
+        self._lookahead = Lookahead(overlap=overlap, speculator=speculator)
+        self._totals = Totals()
+        reader = None if speculator is None else speculator.reader
+        self._runner = Runner(model, self.pages, self.graphs, self.adapters, self._chooser, reader)
+        self._token_sampler = TokenSampler(self._chooser, self.scheduler, model, speculator)
+        self._committer = Committer(self.scheduler)
+        expect = None if speculator is None else self._chooser.expect
+        self._emitter = Emitter(model.eos_token_ids, self._totals, expect, self._drop)
         self._factory = SequenceFactory(model, self.adapters, secret, prefix_caching=prefix_caching)
         self._sequences: dict[str, Sequence] = {}
-        self._totals = Totals()
         self._idle = False
 
     def __len__(self) -> int:
@@ -135,7 +140,7 @@ class Core:
             The last output at once if the earlier output was already complete, else nothing.
         """
         sequence = self._factory.make(request, expires, grammar)
-        reason = self._finish_reason(sequence)
+        reason = sequence.finish_reason(self.model.eos_token_ids)
         if reason is not None:
             return [sequence.make_output(finish_reason=reason)]
         self._sequences[request.id] = sequence
@@ -158,7 +163,7 @@ class Core:
         Does nothing for unknown ids.
         """
         sequence = self._sequences.get(request_id)
-        return [] if sequence is None else [self._end(sequence, "abort")]
+        return [] if sequence is None else [self._abort(sequence)]
 
     def pause(self, request_id: str, paused: bool) -> list[Output]:
         """Plan nothing more of a request, or go on with it. Does nothing for unknown ids."""
@@ -168,7 +173,11 @@ class Core:
 
     def abort_all(self) -> list[Output]:
         """End every request."""
-        return [self._end(sequence, "abort") for sequence in tuple(self._sequences.values())]
+        return [self._abort(sequence) for sequence in tuple(self._sequences.values())]
+
+    def _abort(self, sequence: Sequence) -> Output:
+        self._drop(sequence)
+        return sequence.make_output(finish_reason="abort")
 
     def fail_all(self, error: InlayError) -> list[Output]:
         """End every request with `error`, after a step has failed.
@@ -194,7 +203,7 @@ class Core:
                 return []
             except EngineError as error:
                 found = error
-        return [self._end(sequence, error=found)]
+        return [self._emitter.fail(sequence, found)]
 
     def restored(self, sequence: Sequence) -> None:
         """Let a preempted sequence go on: what was kept of it is in the cache."""
@@ -219,7 +228,7 @@ class Core:
             if sequence.expires is not None and sequence.expires <= now
         ]
         error = DeadlineExceededError("the deadline passed before the output was complete")
-        return [self._end(sequence, error=error) for sequence in late]
+        return [self._emitter.fail(sequence, error) for sequence in late]
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
@@ -232,25 +241,52 @@ class Core:
         Raises `Exception`: any error of the model; only `fail_all` may be called afterwards.
         """
         began = time.perf_counter()
-        before, self._in_flight = self._in_flight, None
         self._idle = False
+        before = self._lookahead.unread
         if not self._sequences:
+            self._lookahead.push(None)
             return []
-        flight = None if before is not None and self.scheduler.blocked else self._launch(before)
+        plan = None if before is not None and self.scheduler.blocked else self._schedule()
+        flight = None if plan is None else self._runner.run(plan, before)
+        done = self._lookahead.push(flight)
         self._idle = flight is None and before is None
-        waits = self.scheduler.parking or any(one.waits for one in self._sequences.values())
-        if self._idle and not waits:
-            raise EngineError(f"none of {len(self._sequences)} requests could be scheduled")
-        outputs = [] if before is None else self._collect(before)
-        if flight is not None:
-            self._choose(flight)
-            if self._overlap:
-                self._in_flight = flight
-            else:
-                outputs += self._collect(flight)
-            if self._speculator is not None:
-                self._speculator.timed(flight.chunks, time.perf_counter() - began)
+        if self._idle:
+            self._check_waits()
+        outputs: list[Output] = []
+        if done is not None:
+            runs = self._token_sampler.sample(done)
+            self._committer.commit(runs)
+            outputs = self._emitter.emit(runs)
+        if self._lookahead.unread is not None:
+            self._token_sampler.draw(self._lookahead.unread)
+        if self._lookahead.speculator is not None and done is not None:
+            self._lookahead.speculator.timed(done.chunks, time.perf_counter() - began)
         return outputs
+
+    def _schedule(self) -> Run[ScheduledChunk] | None:
+        """Plan a step, and have its pages ready; None if nothing can be computed now."""
+        dirty = self.scheduler.table.take_dirty()
+        if dirty:
+            self.model.scrub(self.pages, dirty)
+        chunks = self.scheduler.schedule().chunks
+        self.cached.offload()
+        for sequence, run in self.scheduler.to_encode:
+            if self._encode is None:
+                raise EngineError("the engine has no encoder of images")
+            self._encode(sequence.request.id, run)
+        if not chunks:
+            return None
+        self._totals.add_step(chunks)
+        return chunks
+
+    def _check_waits(self) -> None:
+        """Raise `EngineError` if nothing is computed, and no sequence waits for anything."""
+        if self.scheduler.parking or any(one.waits for one in self._sequences.values()):
+            return
+        for sequence in self._sequences.values():
+            pages = [(run.first, run.end) for run in sequence.pages]
+            log.error("%r has pages %s of (first, end), and is not planned", sequence, pages)
+        raise EngineError(f"none of {len(self._sequences)} requests could be scheduled")
 
     def remove_adapter(self, name: str) -> None:
         """Unload an adapter.
@@ -268,7 +304,8 @@ class Core:
     def stats(self) -> Stats:
         """Return the current counters."""
         table = self.scheduler.table
-        drafts = SpeculationCounts() if self._speculator is None else self._speculator.counts
+        speculator = self._lookahead.speculator
+        drafts = SpeculationCounts() if speculator is None else speculator.counts
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -283,201 +320,10 @@ class Core:
             **asdict(self._totals),
         )
 
-    def _launch(self, before: InFlightStep | None) -> InFlightStep | None:
-        """Schedule a step and launch it.
-
-        Returns None if nothing can be computed before the results of `before` are read.
-        """
-        dirty = self.scheduler.table.take_dirty()
-        if dirty:
-            self.model.scrub(self.pages, dirty)
-        spans = self.scheduler.schedule().chunks
-        self.cached.offload()
-        for sequence, run in self.scheduler.to_encode:
-            if self._encode is None:
-                raise EngineError("the engine has no encoder of images")
-            self._encode(sequence.request.id, run)
-        if not spans:
-            return None
-        slots = self.adapters.place(span.sequence.request.adapter for span in spans)
-        for span in spans:
-            span.sequence.adapter = slots[span.sequence.request.adapter]
-        self._chooser.prepare(
-            span for span in spans if span.samples and not span.sequence.has_pending_token
-        )
-        recorder = Recorder.of(spans, self._reader)
-        hidden, logits = self._forward(spans, before, recorder)
-        self._totals.add_step(spans)
-        scores = prompt_logprobs.score(self.model, hidden, spans)
-        return InFlightStep(spans, hidden, logits, scores, recorder)
-
-    def _forward(
-        self,
-        spans: Run[ScheduledChunk],
-        before: InFlightStep | None,
-        recorder: Recorder | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of all positions, and the logits of the sampled ones."""
-        batch = Batch.of(spans, self.bounds.page_size, bidirectional=self.model.bidirectional)
-        pending = [span.sequence for span in spans if span.sequence.has_pending_token]
-        chosen = None if before is None or not pending else before.chosen(pending)
-        if recorder is None and self.graphs is not None and self.graphs.fits(batch):
-            return self.graphs.run(batch, chosen)
-        batch = self.model.upload(batch)
-        if chosen is not None:
-            batch.token_ids.index_copy_(0, batch.pending, chosen)
-        if recorder is None:
-            hidden = self.model.hidden(batch, self.pages)
-        else:
-            layers = self.model.decoder_layers
-            with recorder.watching(layers, self.model.device):
-                hidden = self.model.hidden(batch, self.pages)
-            recorder.end(hidden, len(layers), self.model.projector)
-        return hidden, self.model.logits(hidden[batch.sampled])
-
-    def _choose(self, flight: InFlightStep) -> None:
-        """Sample the next tokens of a step. All earlier tokens are known."""
-        going = [span for span in flight.sampling if self._goes_on(span.sequence)]
-        chosen = self._chooser.choose(flight.logits_of(going, 0), going)
-        flight.choose(chosen)
-        for span in chosen.late:
-            # Its last position is computed again later, for its logits.
-            flight.retracted.add(span)
-            self.scheduler.retract(span)
-        if self._speculator is None:
-            self.model.settle(flight.kept({}))
-
-    def _collect(self, flight: InFlightStep) -> list[Output]:
-        """Read a step: commit finite results, end failed requests, return the outputs.
-
-        Requests that ended meanwhile are skipped.
-        """
-        outcomes = [
-            (span, of) for span, of in flight.read().items() if self._is_live(span.sequence)
-        ]
-        runs: Mapping[ScheduledChunk, AcceptedRun] = {}
-        if self._speculator is not None:
-            until = time.monotonic() + GRACE
-            runs = self._speculator.accept(
-                {span: of.choice for span, of in outcomes if of.good and span.drafts},
-                lambda spans, place: self._chooser.choose(
-                    flight.logits_of(spans, place), spans, until
-                ),
-                self._append,
-            )
-            self.model.settle(flight.kept({span: run.accepted for span, run in runs.items()}))
-        for span, outcome in outcomes:
-            if outcome.good:
-                kept = self.scheduler.keep(span, runs[span].accepted) if span.drafts else span
-                # First, as committing frees the pages that a window has passed.
-                self.scheduler.mark_verified(kept)
-                self.scheduler.commit(kept, retracted=span in flight.retracted)
-        outputs: list[Output] = []
-        for span, (good, scores, choice, states) in outcomes:
-            if not good:
-                outputs.append(self._invalidate(span))
-                continue
-            if span.drafts:
-                outputs += self._emit_run(span.sequence, runs[span])
-                continue
-            payloads = () if states is None else states.take(span.sequence)
-            if scores or (payloads and choice is None):
-                outputs.append(self._emit_output(span.sequence, scores, payloads))
-                payloads = ()
-            if choice is not None:
-                outputs.append(self._take(span.sequence, choice, payloads))
-        return outputs
-
-    def _is_live(self, sequence: Sequence) -> bool:
-        return self._sequences.get(sequence.request.id) is sequence
-
-    def _goes_on(self, sequence: Sequence) -> bool:
-        return self._is_live(sequence) and len(sequence.output) < sequence.sampling.max_tokens
-
-    def _emit_output(
-        self, sequence: Sequence, told: PromptLogprobs | None, payloads: tuple[Payload, ...]
-    ) -> Output:
-        """Emit logprobs and hidden states of a prompt; the end, if nothing else was requested."""
-        sequence.scored += 0 if told is None else len(told)
-        reason = self._finish_reason(sequence)
-        if reason is not None:
-            self._totals.add_prompt(sequence)
-            self._drop(sequence)
-        return sequence.make_output(prompt_logprobs=told, payloads=payloads, finish_reason=reason)
-
-    def _invalidate(self, span: ScheduledChunk) -> Output:
-        self.scheduler.invalidate(span)
-        error: InlayError = EngineError("the model's output is not finite")
-        if any(isinstance(segment, Rows) for segment in span.sequence.prompt.segments):
-            error = EmbeddingsError("the model's output for these embeddings is not finite")
-        return self._end(span.sequence, error=error)
-
-    def _take(
-        self,
-        sequence: Sequence,
-        choice: SampledToken | InlayError,
-        payloads: tuple[Payload, ...],
-    ) -> Output:
-        """Take the result of a step for one request: its next token, or its failure.
-
-        Returns its output, which may be the last.
-        """
-        if isinstance(choice, InlayError):
-            return self._end(sequence, error=choice)
-        self._append(sequence, choice)
-        return self._emit_tokens(sequence, [choice], payloads)
-
-    def _append(self, sequence: Sequence, choice: SampledToken) -> FinishReason | None:
-        """Append the next token; return the finish reason of the output, if it has ended."""
-        if len(sequence.output) == len(sequence.request.prior_output):
-            self._totals.add_prompt(sequence)
-        self._totals.generated_tokens += 1
-        sequence.append(choice.token_id)
-        reason = self._finish_reason(sequence)
-        if reason is None and self._speculator is not None:
-            # What the grammar forces is to be known when the next step is planned.
-            self._chooser.expect(sequence)
-        return reason
-
-    def _emit_run(self, sequence: Sequence, run: AcceptedRun) -> list[Output]:
-        """Emit the tokens of a chunk with drafts, and the failure of the next one."""
-        outputs = [self._emit_tokens(sequence, run.tokens)] if run.tokens else []
-        if run.error is not None:
-            outputs.append(self._end(sequence, error=run.error))
-        return outputs
-
-    def _emit_tokens(
-        self,
-        sequence: Sequence,
-        tokens: Run[SampledToken],
-        payloads: tuple[Payload, ...] = (),
-    ) -> Output:
-        """Emit appended tokens; the end, if the last of them ends the output."""
-        reason = self._finish_reason(sequence)
-        if reason is not None:
-            self._drop(sequence)
-            payloads = tuple(structs.replace(payload, last=True) for payload in payloads)
-        logprobs = tuple(token.logprobs for token in tokens if token.logprobs is not None)
-        return sequence.make_output(
-            new=len(tokens), logprobs=logprobs, finish_reason=reason, payloads=payloads
-        )
-
-    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        return sequence.finish_reason(self.model.eos_token_ids)
-
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason | None = None,
-        *,
-        error: InlayError | None = None,
-    ) -> Output:
-        self._drop(sequence)
-        return sequence.make_output(finish_reason=reason, error=error)
-
     def _drop(self, sequence: Sequence) -> None:
+        sequence.ended = True
         self.scheduler.finish(sequence)
         self._chooser.forget(sequence)
-        if self._speculator is not None:
-            self._speculator.forget(sequence)
+        if self._lookahead.speculator is not None:
+            self._lookahead.speculator.forget(sequence)
         del self._sequences[sequence.request.id]

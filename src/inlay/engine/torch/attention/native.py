@@ -87,10 +87,11 @@ class NativeAttention:
 
     def _shape(self, group: int, window: Window) -> AttentionShape:
         batch = self._batch
-        order = sorted(
-            range(len(batch.counts)),
-            key=lambda span: batch.counts[span] if span in batch.decoding else sys.maxsize,
-        )
+        counts_known = [
+            count if place in batch.decoding else sys.maxsize
+            for place, count in enumerate(batch.counts)
+        ]
+        order = sorted(range(len(batch.counts)), key=counts_known.__getitem__)
         counts = torch.tensor(batch.counts, dtype=torch.int32)
         contexts = torch.tensor(batch.contexts, dtype=torch.int32)
         rows = counts.cumsum(0, dtype=torch.int32) - counts

@@ -88,8 +88,10 @@ class Masks:
         Why they must end, or None where they need more time. Masks after drafts are waited for
         `until` a moment, all of a step together; a sequence is not slow for it.
         """
-        drafted = until is not None
         bound = [sequence for sequence in sequences if sequence.grammar is not None]
+        if not bound:
+            return {}
+        drafted = until is not None
         # With no other in the step no one waits.
         alone = len(bound) == len(sequences) and all(_is_slow(sequence) for sequence in bound)
         until = time.monotonic() + GRACE if until is None else until

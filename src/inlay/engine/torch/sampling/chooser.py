@@ -56,7 +56,9 @@ class TokenChooser:
 
     def prepare(self, spans: Iterable[ScheduledChunk]) -> None:
         """Begin to compute the masks for the tokens after `spans`."""
-        self._masks.prepare(span.sequence for span in spans)
+        bound = [chunk.sequence for chunk in spans if chunk.sequence.grammar is not None]
+        if bound:
+            self._masks.prepare(bound)
 
     def expect(self, sequence: Sequence) -> None:
         """Begin to compute the mask for the next token of `sequence`, which is not planned yet."""

@@ -27,14 +27,12 @@ from torch import Tensor
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.sampling.constraints import Constraints
 from inlay.engine.torch.sampling.draws import TruncationParams, inverse_cdf, ranked, uniform
+from inlay.engine.torch.sampling.plain import is_greedy, penalises
 from inlay.engine.torch.sampling.thinking import Thoughts, only
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.transfers import Download, upload
 from inlay.errors import InlayError, InvalidRequestError
 from inlay.request import Sampling, TokenLogprobs
-
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy, as in vLLM."""
 
 
 class SampledToken(NamedTuple):
@@ -82,14 +80,6 @@ class SampledTokens(NamedTuple):
         return found
 
 
-def _penalises(sampling: Sampling) -> bool:
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty != 0.0
-        or sampling.presence_penalty != 0.0
-    )
-
-
 def _float32(values: Any) -> np.ndarray:
     """Return settings as float32, clamped to its range.
 
@@ -108,24 +98,6 @@ def _argmax(values_SV: Tensor) -> Tensor:
     if native is None or not native.serve(values_SV.dtype):
         return values_SV.argmax(dim=-1)
     return native.argmax(values_SV)
-
-
-def _is_greedy(sampling: Sampling) -> bool:
-    return sampling.temperature < GREEDY_BELOW
-
-
-def _is_plain(sequence: Sequence) -> bool:
-    """Return True if plain greedy choice is enough."""
-    sampling = sequence.sampling
-    return (
-        _is_greedy(sampling)
-        and sampling.logprobs is None
-        and not (_penalises(sampling) or sampling.logit_bias or sampling.bad_words)
-        and sampling.allowed_token_ids is None
-        and sampling.thinking is None
-        and sequence.grammar is None
-        and sampling.min_tokens <= len(sequence.output)
-    )
 
 
 class TokenCounts:
@@ -209,7 +181,11 @@ class Sampler:
                 choice is enough.
             sequences: S, in the order of the rows.
         """
-        others = [row for row, sequence in enumerate(sequences) if not _is_plain(sequence)]
+        others = [
+            row
+            for row, sequence in enumerate(sequences)
+            if not (sequence.is_plain and sequence.sampling.min_tokens <= len(sequence.output))
+        ]
         if not others:
             ids_S = _argmax(logits_SV)
             return SampledTokens(ids_S, {}, {}, Download(ids_S, ids_S))
@@ -249,7 +225,7 @@ class Sampler:
     def _choose(self, processed_SV: Tensor, sequences: Run[Sequence]) -> Tensor:
         """Return ids (S,): greedy or drawn."""
         samplings = [sequence.sampling for sequence in sequences]
-        drawn = [row for row, sampling in enumerate(samplings) if not _is_greedy(sampling)]
+        drawn = [row for row, sampling in enumerate(samplings) if not is_greedy(sampling)]
         if len(drawn) < len(samplings):
             ids_S = _argmax(processed_SV)
         else:
@@ -281,7 +257,7 @@ class Sampler:
 
     def _penalised(self, logits_SV: Tensor, sequences: Run[Sequence]) -> Tensor:
         """Apply repetition, frequency and presence penalties; a copy if anything changed."""
-        rows = [row for row, sequence in enumerate(sequences) if _penalises(sequence.sampling)]
+        rows = [row for row, sequence in enumerate(sequences) if penalises(sequence.sampling)]
         tallies = [self._tally(sequences[row]) for row in rows]
         sizes = [len(tally) for tally in tallies]
         if not sum(sizes):

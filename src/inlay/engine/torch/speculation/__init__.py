@@ -5,6 +5,6 @@ output so far, and a draft is accepted when the sampled id equals it. For a draf
 probabilities of its own that accepts as often as rejection sampling does.
 """
 
-from inlay.engine.torch.speculation.speculator import AcceptedRun, SpeculationCounts, Speculator
+from inlay.engine.torch.speculation.speculator import SpeculationCounts, Speculator
 
-__all__ = ["AcceptedRun", "SpeculationCounts", "Speculator"]
+__all__ = ["SpeculationCounts", "Speculator"]

@@ -8,7 +8,7 @@ alone, so that a prompt that the served model has cached is read by the draft mo
 Nothing of it decides an output: what is missing or stale there makes guesses worse, no more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from inlay.engine.torch.batch import Batch, BatchItem
@@ -114,7 +114,7 @@ class DraftModel:
             length += 1
         return min(length, sequence.length - 1)
 
-    def _in_own_ids(self, parts: Iterator[tuple[int, Segment]]) -> Iterator[tuple[int, Segment]]:
+    def _in_own_ids(self, parts: Iterable[tuple[int, Segment]]) -> Iterator[tuple[int, Segment]]:
         """Yield parts of a sequence; ids that the draft model does not have become 0."""
         size = self._model.vocab_size
         for first, part in parts:

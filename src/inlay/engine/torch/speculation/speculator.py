@@ -1,20 +1,16 @@
 """`Speculator`: drafts for the decoding sequences of a step, as many as pay."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.grammar.masks import forced_tokens
 from inlay.engine.torch.hidden_states import StateReader
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk
-from inlay.engine.torch.sampling.chooser import ChosenTokens
-from inlay.engine.torch.sampling.sampler import SampledToken
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation.costs import StepCosts, best_lengths, shared_lengths
-from inlay.errors import InlayError
-from inlay.request import FinishReason
 
 
 class Drafter(Protocol):
@@ -94,24 +90,6 @@ class SpeculationCounts:
     accepted_tokens: int = 0
     forced_draft_tokens: int = 0
     forced_accepted_tokens: int = 0
-
-
-@dataclass(slots=True)
-class AcceptedRun:
-    """Tokens that a chunk with drafts gave.
-
-    Attributes:
-        tokens: sampled tokens; all but the last are drafts.
-        error: why no token could be sampled after them, or None.
-    """
-
-    tokens: list[SampledToken] = field(default_factory=list)
-    error: InlayError | None = None
-
-    @property
-    def accepted(self) -> int:
-        """Number of drafts among the tokens."""
-        return max(0, len(self.tokens) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,43 +245,13 @@ class Speculator:
                 each.chance += _RETURN * (PRIOR - each.chance)
         return {sequences[place]: (known[place].chance, count) for place, count in counts.items()}
 
-    def accept(
-        self,
-        choices: Mapping[ScheduledChunk, SampledToken | InlayError | None],
-        choose: Callable[[list[ScheduledChunk], int], ChosenTokens],
-        append: Callable[[Sequence, SampledToken], FinishReason | None],
-    ) -> dict[ScheduledChunk, AcceptedRun]:
-        """Append the tokens of chunks with drafts: sampled ones, as long as they are the drafts.
-
-        The token after each accepted draft is sampled as in a step of its own, with all before it
-        known.
-
-        Args:
-            choices: chunks, and what was sampled after their known positions, if anything.
-            choose: samples after the n-th draft of chunks, n from 1 on.
-            append: appends a token to a sequence; returns why its output has ended, if it has.
-        """
-        runs = {chunk: AcceptedRun() for chunk in choices}
-        place = 0
-        while choices:
-            going = []
-            for chunk, choice in choices.items():
-                if isinstance(choice, InlayError):
-                    runs[chunk].error = choice
-                elif choice is not None:
-                    reason = append(chunk.sequence, choice)
-                    runs[chunk].tokens.append(choice)
-                    expected = chunk.drafts[place : place + 1] == (choice.token_id,)
-                    if expected and reason is None:
-                        going.append(chunk)
-            place += 1
-            choices = choose(going, place).read()
-        fates = [fate for chunk, run in runs.items() for fate in self._learn(chunk, run.accepted)]
+    def learn(self, accepted: Mapping[ScheduledChunk, int]) -> None:
+        """Learn how many of the drafts of chunks became output."""
+        fates = [fate for chunk, count in accepted.items() for fate in self._learn(chunk, count)]
         self._usual = _moved(self._usual, fates, _PRIOR_WEIGHT)
         for each in self._acceptance.values():
             if not each.tried:
                 each.chance = _moved(each.chance, fates, _PRIOR_WEIGHT)
-        return runs
 
     def _learn(self, chunk: ScheduledChunk, accepted: int) -> list[float]:
         """Record that the first `accepted` drafts of `chunk` became output.
