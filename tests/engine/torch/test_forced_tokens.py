@@ -295,6 +295,7 @@ def test_all_drafts_of_a_step_wait_for_masks_until_one_moment(
         return late(self, sequences, until)
 
     monkeypatch.setattr(masks.Masks, "late", told)
+    monkeypatch.setattr(masks, "GRACE", 60.0)
     grammar = Grammar("json_schema", json.dumps({"const": "a lantern in the harbour at night"}))
     asked = [make_request("a", prompts("llama")["b-text"], 40, grammar=grammar)]
     engine = core("llama", forced=True)

@@ -66,15 +66,12 @@ class Ends:
         return self.emitter.emit(runs)
 
 
-def flight(chunks: Run[ScheduledChunk], **changes: Any) -> InFlightStep:
-    rows = sum(chunk.num_sampled for chunk in chunks)
-    count = sum(chunk.count for chunk in chunks)
-    values = {"hidden": torch.zeros(count, 4), "logits": torch.zeros(rows, 9), "scores": {}}
-    return InFlightStep(chunks, **(values | changes))
+def flight(*chunks: ScheduledChunk) -> InFlightStep:
+    return InFlightStep(chunks, torch.zeros(3, 4), torch.zeros(1, 9), {})
 
 
 def test_without_overlap_a_step_is_read_at_once() -> None:
-    lookahead, step = Lookahead(overlap=False), flight([ScheduledChunk(sequence(), 0, 3, True)])
+    lookahead, step = Lookahead(overlap=False), flight(ScheduledChunk(sequence(), 0, 3, True))
     assert lookahead.push(step) is step
     assert lookahead.unread is None
     assert lookahead.push(None) is None
@@ -82,7 +79,7 @@ def test_without_overlap_a_step_is_read_at_once() -> None:
 
 def test_with_overlap_the_step_before_is_read() -> None:
     lookahead = Lookahead(overlap=True)
-    steps = [flight([ScheduledChunk(sequence(), 0, 3, True)]) for _ in range(2)]
+    steps = [flight(ScheduledChunk(sequence(), 0, 3, True)) for _ in range(2)]
     assert lookahead.push(steps[0]) is None
     assert lookahead.unread is steps[0]
     assert lookahead.push(steps[1]) is steps[0]
@@ -137,7 +134,7 @@ def test_one_value_that_is_not_finite_spoils_its_chunk_alone(where: str) -> None
     chunks = [ScheduledChunk(sequence(), 0, 3, True) for _ in range(3)]
     values = {"hidden": torch.zeros(9, 4), "logits": torch.zeros(3, 9)}
     values[where][{"hidden": 4, "logits": 1}[where], 2] = torch.nan
-    found = flight(chunks, **values).read()
+    found = InFlightStep(chunks, values["hidden"], values["logits"], {}).read()
     assert [run.finite for run in found] == [True, False, True]
 
 

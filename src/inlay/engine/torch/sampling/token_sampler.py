@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from inlay.engine.torch.grammar.masks import GRACE
+from inlay.engine.torch.grammar import masks
 from inlay.engine.torch.in_flight_step import InFlightStep, TokenRun
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.sampling.chooser import TokenChooser
@@ -77,7 +77,7 @@ class TokenSampler:
 
     def _verify(self, flight: InFlightStep, runs: Iterable[TokenRun]) -> None:
         """Sample after the drafts that are what was sampled before them."""
-        until, place = time.monotonic() + GRACE, 0
+        until, place = time.monotonic() + masks.GRACE, 0
         while going := [run for run in runs if self._goes_on(run, place)]:
             place += 1
             chunks = [run.chunk for run in going]
