@@ -3,7 +3,10 @@
 Prompts may be tokens, embedding vectors, or both. One step goes through these types:
 
 - `TorchEngine` (`engine.py`) implements the engine protocols on the event loop; a thread runs
-  `Core` (`step.py`), which schedules, computes, samples and emits outputs; `loading.py` builds it.
+  `Core` (`step.py`); `loading.py` builds it. A step has six stages, an object with one method each:
+  `Scheduler.schedule`, `Runner.run`, `Lookahead.push` (which launched step is read now),
+  `TokenSampler.sample` (a run of tokens for each chunk: without drafts, of one), `Committer.commit`
+  and `Emitter.emit`.
 - `Scheduler` (`scheduler.py`) is pure Python: it admits, schedules, commits, preempts and finishes
   `Sequence`s; `fairness.py` divides pages and places among clients; `AdapterTurns` chooses the LoRA
   adapters of a step; `PrefixLookup` finds cached pages.
