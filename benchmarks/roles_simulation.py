@@ -37,12 +37,12 @@ from benchmarks.router_simulation import (
 )
 from inlay.card import Address, Phase
 from inlay.digest import BLOCK_SIZE
+from inlay.router.decide import Ask, Part, Placement, decide
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
-from inlay.router.policies import policy_of
-from inlay.router.pool import Chosen, Pool
 from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool
 from inlay.routing import WorkerLoad, routing_chain
 
 PRICES = (0.05, 0.2, 0.5, 2.0)
@@ -109,7 +109,7 @@ class Fleet:
         self.now = 0.0
         self.price = price
         settings = RouterSettings(router_worker_backlog=100.0, router_interference_weight=weight)
-        self.pool = Pool(policy_of(settings, Random(seed))(), settings, lambda: self.now)
+        self.pool = Pool(settings, Random(seed), lambda: self.now)
         self.workers: dict[str, Stepping] = {}
         for number, phase in enumerate(phases):
             made = msgspec.structs.replace(
@@ -156,18 +156,20 @@ class Fleet:
         keys, length = keys_of(chain), len(request.prompt)
         job = Job(keys, keys.tolist(), length, request.output, self.now)
         splits = self.pool.has_prefill_workers
-        chosen = self.pool.choose(length, keys, splits=splits)
-        assert chosen is not None
-        if chosen.prefiller is None:
-            self._compute(job, chosen)
+        placement = decide(self.pool.view(), Ask(length, keys, divisible=splits))
+        assert isinstance(placement, Placement)
+        if placement.prompt is None:
+            self._compute(job, placement.part)
             return
         self.handed += 1
-        self.pool.change(chosen.member, requests=1)
-        self._compute(job, chosen.prefiller, chosen.member)
+        goes_on = self.pool.seated[placement.part.seat]
+        self.pool.change(goes_on, requests=1)
+        self._compute(job, placement.prompt, goes_on)
 
-    def _compute(self, job: Job, chosen: Chosen, goes_on: PoolMember | None = None) -> None:
+    def _compute(self, job: Job, chosen: Part, goes_on: PoolMember | None = None) -> None:
         """Send a prompt to a worker; its tokens come from there, or from the one that goes on."""
-        member, worker = chosen.member, self.workers[chosen.member.id]
+        member = self.pool.seated[chosen.seat]
+        worker = self.workers[member.id]
         idle, began, work = not member.load.prefill, self.now, chosen.work
         held = max(worker.has(job.blocks) * BLOCK_SIZE, 0)
         fetched = 0
@@ -198,7 +200,7 @@ class Fleet:
         worker.take(job.blocks)
         self._fetch(worker, job, fetched)
 
-    def _measure(self, chosen: Chosen, positions: int, seconds: float) -> None:
+    def _measure(self, chosen: Part, positions: int, seconds: float) -> None:
         """Tell the router's price what a prompt has cost."""
         price, fetchable = self.pool.price, chosen.fetchable
         if chosen.holders:

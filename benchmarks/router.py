@@ -28,7 +28,9 @@ from inlay.digest import BLOCK_SIZE, Secret
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.request import Output, Request, Sampling
 from inlay.router import Router
+from inlay.router.decide import Ask, decide
 from inlay.router.kv_index import keys_of
+from inlay.router.snapshot import Pool
 from inlay.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
 from inlay.transport.api import Stream, Worker
 
@@ -133,6 +135,10 @@ def chains() -> None:
         print(f"chain of {length} positions: {', '.join(said)}")
 
 
+def _decide(pool: Pool, ask: Ask) -> object:
+    return decide(pool.view(), ask)
+
+
 def _timed(what: Callable[[], object]) -> float:
     began = time.thread_time()
     what()
@@ -167,7 +173,7 @@ async def fill(plane: Standings, num_workers: int, num_blocks: int) -> list[byte
     return known
 
 
-async def decide(num_workers: int, num_blocks: int) -> None:
+async def measure(num_workers: int, num_blocks: int) -> None:
     print(f"{num_workers} workers, {num_blocks / 1e6:g} million blocks")
     plane = Standings(num_workers)
     router = Router(plane, secret=SECRET)
@@ -182,6 +188,9 @@ async def decide(num_workers: int, num_blocks: int) -> None:
     pool = router._fleet.pool(router.card("m"))
     looks = [_timed(partial(pool.index.overlap, keys_of(keys))) for keys in known[:REQUESTS]]
     print(f"  look-up of {CHAIN} blocks that are there: {_percentiles(looks)}")
+    asks = [Ask(CHAIN * BLOCK_SIZE, keys_of(keys)) for keys in known[:REQUESTS]]
+    deciding = [_timed(partial(_decide, pool, ask)) for ask in asks]
+    print(f"  decision of a prompt of {CHAIN} blocks: {_percentiles(deciding)}")
     random = Random(4)
     for length in (256, 2048):
         prompts = [make(random, length) for _ in range(REQUESTS // 4) for make in (text, rows)]
@@ -220,7 +229,7 @@ def main() -> None:
     chains()
     for num_workers in asked.workers:
         for num_blocks in asked.blocks:
-            asyncio.run(decide(num_workers, num_blocks))
+            asyncio.run(measure(num_workers, num_blocks))
 
 
 if __name__ == "__main__":

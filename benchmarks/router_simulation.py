@@ -29,12 +29,12 @@ from inlay.commands import Command
 from inlay.digest import BLOCK_SIZE, Secret
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.request import Request
+from inlay.router.decide import Ask, Placement, decide
 from inlay.router.kv_index import keys_of
 from inlay.router.member import PoolMember
 from inlay.router.peers import TELL_SECONDS, Peers
-from inlay.router.policies import policy_of
-from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool
 from inlay.routing import (
     KEY_SIZE,
     FrontendLoad,
@@ -179,7 +179,7 @@ class Frontend:
     """A frontend's routing, as it is, but for the plane."""
 
     def __init__(self, name: str, settings: RouterSettings, simulation: "Simulation") -> None:
-        self.pool = Pool(policy_of(settings, Random(name))(), settings, simulation.time)
+        self.pool = Pool(settings, Random(name), simulation.time)
         self.peers = Peers(
             simulation.publish, self._learn, self._routed, name=name, clock=simulation.time
         )
@@ -196,9 +196,9 @@ class Frontend:
         member = self.pool.members[worker_id]
         for event in message.events:
             if isinstance(event, Stored):
-                self.pool.index.store(member.told, keys_of(event.keys))
+                self.pool.index.store(member.reported, keys_of(event.keys))
             elif isinstance(event, Removed):
-                self.pool.index.remove(member.told, keys_of(event.keys))
+                self.pool.index.remove(member.reported, keys_of(event.keys))
 
 
 class Simulation:
@@ -278,15 +278,17 @@ class Simulation:
         blocks = keys.tolist()
         began = time.thread_time()
         pool = frontend.pool
-        chosen = pool.choose(length, keys if pool.asks_for_chain(None) else None)
-        assert chosen is not None
-        member = chosen.member
+        ask = Ask(length, keys if pool.asks_for_chain(None) else None)
+        placement = decide(pool.view(), ask)
+        assert isinstance(placement, Placement)
+        pool.last, part = placement.part.seat, placement.part
+        member = pool.seated[part.seat]
         if self.oracle:
             member = pool.members[self._best(length, blocks).id]
         if pool.asks_for_chain(None):
             pool.sent(member, keys)
             frontend.peers.sent(member, keys)
-        prefill = length - chosen.cached
+        prefill = length - part.cached
         pool.change(member, requests=1, prefill=prefill)
         self.deciding.append(time.thread_time() - began)
         worker = self.by_id[member.id]

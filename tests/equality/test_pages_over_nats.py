@@ -64,7 +64,7 @@ class Pair:
 
         def known() -> bool:
             held = pool.index.overlap(keys)
-            return any(held[member.told] == len(keys) for member in pool.members.values())
+            return any(held[member.reported] == len(keys) for member in pool.members.values())
 
         while not known():  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.prompt import Buffer, Prompt, Tokens
 from inlay.request import Emit, Grammar, Output, Request
-from inlay.router import pool
+from inlay.router import decide
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
 from inlay.transport import wire
@@ -42,7 +42,7 @@ EAGER = RouterSettings(router_interference_weight=1000)
 
 @pytest.fixture(autouse=True)
 def short_prompts_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LEAST_HANDOVER", 32)
+    monkeypatch.setattr(decide, "LEAST_HANDOVER", 32)
 
 
 @pytest.fixture(autouse=True)

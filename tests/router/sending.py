@@ -21,6 +21,10 @@ async def send(
 class First(Random):
     """Takes the first of several that are alike."""
 
+    def random(self) -> float:
+        """The least there is."""
+        return 0.0
+
     def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
         """The first."""
         return 0

@@ -16,9 +16,8 @@ from inlay.prompt import Buffer
 from inlay.router import cache_tracker as caches
 from inlay.router.cache_tracker import CacheTracker
 from inlay.router.kv_index import keys_of
-from inlay.router.policies import policy_of
-from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool
 from inlay.routing import (
     Cleared,
     KvEvent,
@@ -71,7 +70,7 @@ class Following:
 
     def __init__(self, teller: Teller) -> None:
         given = RouterSettings()
-        self.pool = Pool(policy_of(given, Random(1))(), given)
+        self.pool = Pool(given)
         self.caches = CacheTracker(teller.snapshot)
         (member,) = self.pool.take([teller.worker], lambda _: WorkerLoad())
         self.member = member
@@ -79,7 +78,7 @@ class Following:
 
     def known(self) -> set[bytes]:
         index = self.pool.index
-        return {key for key in KEYS if index.overlap(keys_of(key))[self.member.told]}
+        return {key for key in KEYS if index.overlap(keys_of(key))[self.member.reported]}
 
 
 async def settled(turns: int = 12) -> None:

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from inlay.card import EMBEDS_OFF, Adapter, ModelCard
 from inlay.digest import BLOCK_SIZE
+from inlay.router.decide import Ask, Decision, Part, Placement, decide
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import keys_of
 from inlay.router.member import BRIDGED_SECONDS, PoolMember
-from inlay.router.policies import policy_of
-from inlay.router.pool import Pool
 from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool
+from inlay.router.terms import prompt_at
 from inlay.routing import WorkerLoad
 from tests.router.standing import CARD, Standing
 
@@ -28,7 +29,7 @@ class Made:
     def __init__(self, *cards: ModelCard, **routing: object) -> None:
         self.now = 0.0
         given = RouterSettings.model_validate(routing)
-        self.pool = Pool(policy_of(given, Random(1))(), given, lambda: self.now)
+        self.pool = Pool(given, Random(1), lambda: self.now)
         self.workers = [Standing(f"w{n}", card) for n, card in enumerate(cards)]
         self.take()
 
@@ -38,9 +39,30 @@ class Made:
     def member(self, number: int) -> PoolMember:
         return self.pool.members[f"w{number}"]
 
+    def decide(self, length: int = 160, keys: Keys | None = None, **how: object) -> Decision:
+        return decide(self.pool.view(), Ask(length, keys, **how))  # type: ignore[arg-type]
+
+    def placed(self, length: int = 160, keys: Keys | None = None, **how: object) -> Placement:
+        decision = self.decide(length, keys, **how)
+        assert isinstance(decision, Placement)
+        return decision
+
     def chosen(self, length: int = 160, keys: Keys | None = None, **how: object) -> str | None:
-        chosen = self.pool.choose(length, keys, **how)  # type: ignore[arg-type]
-        return None if chosen is None else chosen.member.id
+        """The worker that makes the output, or None where none can take the request now."""
+        decision = self.decide(length, keys, **how)
+        if not isinstance(decision, Placement):
+            return None
+        self.pool.last = decision.part.seat
+        return self.id_at(decision.part)
+
+    def id_at(self, part: Part | None) -> str | None:
+        return None if part is None else self.pool.seated[part.seat].id
+
+    def cached(self, keys: Keys) -> list[int]:
+        """Positions of a prompt that each worker has, by seat."""
+        found = prompt_at(self.pool.view(), 0, keys).cached
+        assert found is not None
+        return [int(positions) for positions in found]
 
 
 def card(**changes: object) -> ModelCard:
@@ -115,21 +137,21 @@ def test_what_was_sent_is_known_until_its_time_is_over() -> None:
     made.pool.sent(made.member(1), keys)
     assert made.chosen(keys=keys) == "w1"
     made.now = 99.0
-    assert made.pool._cached(keys).tolist() == [0, 160, 0]
+    assert made.cached(keys) == [0, 160, 0]
     made.now = 101.0
-    assert made.pool._cached(keys).tolist() == [0, 0, 0]
+    assert made.cached(keys) == [0, 0, 0]
 
 
 def test_of_a_worker_that_tells_what_it_has_what_was_sent_is_believed_for_a_short_time() -> None:
     made = Made(card(kv_events=True), CARD)
     keys = blocks(1)
     made.pool.sent(made.member(0), keys)
-    assert made.pool._cached(keys).tolist() == [160, 0]
+    assert made.cached(keys) == [160, 0]
     made.now = BRIDGED_SECONDS + 0.1
-    assert made.pool._cached(keys).tolist() == [0, 0]
-    made.pool.index.store(made.member(0).told, keys[:4])
+    assert made.cached(keys) == [0, 0]
+    made.pool.index.store(made.member(0).reported, keys[:4])
     made.now = 1000.0
-    assert made.pool._cached(keys).tolist() == [64, 0]
+    assert made.cached(keys) == [64, 0]
 
 
 @settings(max_examples=20, deadline=None)
@@ -141,11 +163,10 @@ def test_no_more_is_thought_cached_than_fits_and_the_last_that_was_sent_always_i
     member = made.member(0)
     for seed, number in sent:
         made.pool.sent(member, blocks(seed, number))
-        assert made.pool._cached(blocks(seed, number)).tolist() == [number * BLOCK_SIZE, 0]
+        assert made.cached(blocks(seed, number)) == [number * BLOCK_SIZE, 0]
     distinct = dict(sent)
     known = sum(
-        int(made.pool._cached(blocks(seed, number))[0]) // BLOCK_SIZE
-        for seed, number in distinct.items()
+        made.cached(blocks(seed, number))[0] // BLOCK_SIZE for seed, number in distinct.items()
     )
     assert known <= 128 + 30
 
@@ -158,7 +179,7 @@ def test_who_falls_asleep_has_nothing_cached_when_it_wakes() -> None:
     made.take()
     made.workers[0].card = CARD
     made.take()
-    assert made.pool._cached(keys).tolist() == [0, 0]
+    assert made.cached(keys) == [0, 0]
 
 
 def test_those_who_stay_keep_what_they_have_when_others_come_and_go() -> None:
@@ -170,7 +191,7 @@ def test_those_who_stay_keep_what_they_have_when_others_come_and_go() -> None:
     made.pool.change(gone, requests=1, decode=5)
     made.workers = [Standing("new"), *made.workers[1:]]
     assert [member.id for member in made.take()] == ["new"]
-    assert made.pool._cached(keys).tolist() == [0, 0, 160]
+    assert made.cached(keys) == [0, 0, 160]
     assert made.member(2).load == WorkerLoad(1, 160, 0)
     made.pool.change(gone, requests=-1, decode=-5)  # its last request ends after it has left
     assert [member.load for member in made.pool.members.values()] == [
@@ -223,4 +244,4 @@ def test_where_all_are_full_a_client_is_let_in_up_to_its_share(
     for number, name, count in reversed(given_works):
         made.pool.change(made.member(number), requests=-count, client=name)
     assert not made.pool._requests_of
-    assert not made.pool._clients.any()
+    assert not made.pool.view().clients.any()

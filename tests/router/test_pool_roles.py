@@ -5,8 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inlay.card import Address, ModelCard, Phase
-from inlay.router.fetch_price import KNOWN_SECONDS, FetchPrice
-from inlay.router.pool import LEAST_HANDOVER
+from inlay.router.decide import LEAST_HANDOVER
+from inlay.router.prices import KNOWN_SECONDS, RouterPrice
 from inlay.routing import WorkerLoad
 from tests.router.test_pool import Made, blocks, card
 
@@ -25,10 +25,8 @@ def made(*phases: str, **routing: object) -> Made:
 
 def places(fleet: Made, length: int = LONG, **how: object) -> tuple[str, str | None]:
     """The worker that makes the tokens, and the one that computes the prompt for it."""
-    chosen = fleet.pool.choose(length, blocks(1, 64), splits=True, **how)  # type: ignore[arg-type]
-    assert chosen is not None
-    prefiller = chosen.prefiller
-    return chosen.member.id, None if prefiller is None else prefiller.member.id
+    placed = fleet.placed(length, blocks(1, 64), divisible=True, **how)
+    return str(fleet.id_at(placed.part)), fleet.id_at(placed.prompt)
 
 
 def test_a_busy_decode_worker_has_its_prompts_computed_elsewhere() -> None:
@@ -85,22 +83,20 @@ def test_where_no_split_pays_roles_are_no_constraint(
         for number, (_, load, cached) in enumerate(workers):
             fleet.pool.change(fleet.member(number), load.requests, load.prefill, load.decode)
             fleet.pool.sent(fleet.member(number), blocks(1, cached))
-        chosen = fleet.pool.choose(16 * num_blocks, keys, splits=True)
-        assert chosen is not None
-        found.append(chosen)
+        found.append(fleet.placed(16 * num_blocks, keys, divisible=True))
     chosen, whole = found
-    assert whole.prefiller is None
+    assert whole.prompt is None
     if 4 * weight <= price:
-        assert chosen.member.id == whole.member.id
-        assert (chosen.cached, chosen.holders, chosen.work) == whole[1:4]
-    if chosen.prefiller is not None:
+        assert chosen.part == whole.part
+    if chosen.prompt is not None:
         # One does, by the formula.
-        here, there = (workers[int(one.member.id[1:])][1] for one in (chosen, chosen.prefiller))
+        here, there = (workers[one.seat][1] for one in (chosen.part, chosen.prompt))
         assert there.requests < here.requests
         decoded = 0.05 * max(there.decode - here.decode, 0)
-        delayed = weight * here.requests * chosen.work
+        work = chosen.part.work
+        delayed = weight * here.requests * work
         queued = there.prefill - here.prefill
-        assert queued + decoded + price * chosen.work < chosen.work + delayed
+        assert queued + decoded + price * work < work + delayed
 
 
 def test_a_prompt_is_handed_over_only_to_where_it_delays_fewer() -> None:
@@ -146,17 +142,14 @@ def test_what_can_be_fetched_is_cheaper_than_what_must_be_computed() -> None:
     fleet.pool.sent(fleet.member(0), keys)
     # The holder is busy: another fetches, at a fifth of the price of computing.
     fleet.pool.change(fleet.member(0), requests=1, prefill=LONG // 2)
-    chosen = fleet.pool.choose(LONG, keys)
-    assert chosen is not None
-    assert chosen.member.id != "w0"
-    assert chosen.holders == (member("both", 0).address,)
-    assert (chosen.cached, chosen.work) == (0, LONG - int(0.8 * LONG))
+    part = fleet.placed(LONG, keys).part
+    assert fleet.id_at(part) != "w0"
+    assert part.holders == (member("both", 0).address,)
+    assert (part.cached, part.work) == (0, LONG - int(0.8 * LONG))
     for _ in range(9):
         fleet.pool.price.computed(LONG, 1.0)
         fleet.pool.price.fetched(LONG, 2.0)
-    chosen = fleet.pool.choose(LONG, keys)
-    assert chosen is not None
-    assert chosen.member.id == "w0"
+    assert fleet.chosen(LONG, keys) == "w0"
 
 
 def test_what_goes_by_ticket_is_handed_over_and_never_fetched() -> None:
@@ -164,16 +157,15 @@ def test_what_goes_by_ticket_is_handed_over_and_never_fetched() -> None:
     fleet = Made(*cards, router_interference_weight=0.25)
     fleet.pool.sent(fleet.member(0), blocks(1, 40))
     fleet.pool.change(fleet.member(1), requests=3, decode=30)
-    chosen = fleet.pool.choose(LONG, blocks(1, 64), splits=True)
-    assert chosen is not None
-    assert chosen.prefiller is not None
-    assert (chosen.member.id, chosen.prefiller.member.id) == ("w1", "w0")
-    assert (chosen.holders, chosen.work, chosen.prefiller.work) == ((), LONG, LONG - 16 * 40)
+    part, prompt, _ = fleet.placed(LONG, blocks(1, 64), divisible=True)
+    assert prompt is not None
+    assert (fleet.id_at(part), fleet.id_at(prompt)) == ("w1", "w0")
+    assert (part.holders, part.work, prompt.work) == ((), LONG, LONG - 16 * 40)
 
 
 def test_a_price_is_measured_and_forgotten() -> None:
     now = 0.0
-    price = FetchPrice(0.2, lambda: now)
+    price = RouterPrice(0.2, lambda: now)
     price.fetched(1000, 1.0)
     assert price.value == 0.2
     price.computed(1000, 2.0)

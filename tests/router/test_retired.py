@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.prompt import Buffer
-from inlay.router.catalog import MAX_GONE, RETIRED_SECONDS, Catalog
-from inlay.router.fleet import Fleet
-from inlay.router.pool import Pool
+from inlay.router.fleet import MAX_GONE, RETIRED_SECONDS, Catalog, Fleet
 from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool
 from inlay.routing import FrontendLoad, KvSnapshot
 from inlay.transport.api import Worker
 from tests.router.standing import CARD, Standing

@@ -27,7 +27,9 @@ from inlay.errors import (
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Request, Sampling
 from inlay.router import Router, resume
-from inlay.router.resume import ResumingStream, Sent
+from inlay.router.decide import Placement, Refuse
+from inlay.router.resume import ResumingStream
+from inlay.router.sending import Sent
 from inlay.router.settings import RouterSettings
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Stream
@@ -464,24 +466,24 @@ def half(phase: str, number: int, form: str = "f", **changes: object) -> ModelCa
 
 
 def pair(fleet: Made, length: int = 160, **how: Any) -> tuple[str, str | None] | None:
-    chosen = fleet.pool.choose(length, blocks(1, 10), **how)
-    if chosen is None:
+    decision = fleet.decide(length, blocks(1, 10), **how)
+    if not isinstance(decision, Placement):
         return None
-    return chosen.member.id, None if chosen.prefiller is None else chosen.prefiller.member.id
+    return str(fleet.id_at(decision.part)), fleet.id_at(decision.prompt)
 
 
 def test_a_half_takes_no_request_without_the_other() -> None:
     for cards in ([half("prefill", 0)], [half("decode", 0)]):
         fleet = Made(*cards)
         assert pair(fleet) is None
-        assert not fleet.pool.can_serve(None)
+        assert fleet.decide() == Refuse("none")
     fleet = Made(half("prefill", 0, "a"), half("decode", 1, "b"))
     assert pair(fleet) is None
-    assert not fleet.pool.can_serve(None)
+    assert fleet.decide() == Refuse("none")
     fleet = Made(half("prefill", 0, "a"), half("decode", 1, "b"), half("prefill", 2, "b"))
     assert pair(fleet) == ("w1", "w2")
-    assert fleet.pool.can_serve(None)
-    assert pair(fleet, avoid=["w2"]) is None
+    assert fleet.decide() != Refuse("none")
+    assert pair(fleet, avoid=["w2"]) == ("w1", "w2")  # there is no other
     assert pair(fleet, only=["w0", "w1"], full_too=True) is None
     fleet = Made(half("prefill", 0, asleep=1), half("decode", 1))
     assert pair(fleet) is None
@@ -495,11 +497,10 @@ def test_the_prompt_goes_where_it_waits_least_or_is_cached() -> None:
     assert pair(fleet) == ("w3", "w1")
     # 160 positions that need not be computed are worth more than 50 that wait.
     fleet.pool.sent(fleet.member(0), blocks(1, 10))
-    chosen = fleet.pool.choose(160, blocks(1, 10))
-    assert chosen is not None
-    assert chosen.prefiller is not None
-    assert chosen.prefiller.member.id == "w0"
-    assert (chosen.cached, chosen.work, chosen.prefiller.work) == (160, 0, 0)
+    part, prompt, together = fleet.placed(160, blocks(1, 10))
+    assert prompt is not None
+    assert fleet.id_at(prompt) == "w0"
+    assert (part.cached, part.work, prompt.work, together) == (160, 0, 0, True)
 
 
 def test_a_request_waits_until_both_have_room() -> None:

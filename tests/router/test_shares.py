@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from inlay.card import ModelCard, Rollout
 from inlay.errors import OverloadedError
 from inlay.router import Router
-from inlay.router.catalog import Catalog
+from inlay.router.fleet import Catalog
 from inlay.router.shares import Weights, called, drawn, leader, shares_of
 from inlay.transport.api import Worker
 from tests.router.standing import CARD, Standing

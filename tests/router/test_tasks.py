@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -18,13 +19,16 @@ from inlay.media.spec import MediaSpec
 from inlay.prompt import Buffer, Media, Prompt, Tokens
 from inlay.request import Pooling, Request, Sampling, Task
 from inlay.router import Router
-from inlay.router.encoders import Encoders
-from inlay.router.policies import RoundRobin
-from inlay.router.pool import Pool, PoolKey
+from inlay.router.decide import Ask, Part, Placement, decide
+from inlay.router.fleet import Fleet
+from inlay.router.sending import Booking
 from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import PoolKey
 from inlay.routing import WorkerLoad
 from inlay.worker.host import EngineHost
 from tests.router.sending import send
+from tests.router.standing import Standing
+from tests.router.test_retired import Cluster
 from tests.transport.direct import DirectPlane
 
 SECRET = Secret(bytes(32))
@@ -134,15 +138,22 @@ def image(name: int) -> Media:
     return Media("image", bytes([name]) * 16, 4, Buffer(b"file"))
 
 
-def asked_with(*images: Media) -> Request:
-    prompt = Prompt.of(Tokens([1]), *images)
-    return Request(id="r", prompts=(prompt,), params=Sampling(max_tokens=1), salt="t")
+def asked(*images: Media) -> Ask:
+    return Ask(4, media={one.digest: one.total for one in images}, salt="t")
 
 
-def pool_of(*workers: Placed) -> Pool:
-    pool = Pool(RoundRobin(), RouterSettings())
-    pool.take(cast("Any", workers), lambda _: WorkerLoad())
-    return pool
+def fleet_of(card: ModelCard, *encoders: Placed, slack: float = 1.0) -> Fleet:
+    """One worker of a language model, and encode workers."""
+    cluster = Cluster()
+    cluster.there = cast("Any", [Standing("lm", card), *encoders])
+    return Fleet(cluster, RouterSettings(router_session_slack=slack), Random(1))
+
+
+def part_of(fleet: Fleet, card: ModelCard, ask: Ask) -> Part:
+    fleet.refresh()
+    placement = decide(fleet.pool(card).view(), ask)
+    assert isinstance(placement, Placement)
+    return placement.part
 
 
 async def test_an_image_is_named_the_workers_of_its_encoder_the_same_first_at_every_frontend(
@@ -156,46 +167,50 @@ async def test_an_image_is_named_the_workers_of_its_encoder_the_same_first_at_ev
         Placed(7, card, address=None),
         Placed(8, card, asleep=1),
     ]
-    one = Encoders([pool_of(*workers), *(pool_of(each) for each in strangers)], 1.0)
-    other = Encoders([pool_of(*reversed(workers))], 1.0)
+    one, other = fleet_of(card, *workers, *strangers), fleet_of(card, *reversed(workers))
     firsts = set()
     for number in range(20):
-        request, _ = one.assign(asked_with(image(number), image(number), image(99)), card)
-        again, _ = other.assign(request, card)
-        assert again.sources == request.sources
-        assert [source.name for source in request.sources] == [bytes([number]) * 16, b"c" * 16]
-        peers = request.peers_of(bytes([number]) * 16)
+        ask = asked(image(number), image(number), image(99))
+        sources = part_of(one, card, ask).sources
+        assert part_of(other, card, ask).sources == sources
+        assert [source.name for source in sources] == [bytes([number]) * 16, b"c" * 16]
+        peers = sources[0].peers
         assert len(set(peers)) == 3
         assert {peer.port for peer in peers} <= set(range(5))
         firsts.add(peers[0])
     assert len(firsts) > 1
-    assert request.peers_of(b"unknown") == ()
 
 
 async def test_what_is_being_encoded_is_load_and_moves_further_images_elsewhere(
     plane: DirectPlane,
 ) -> None:
     card = plane.workers()[1].card
-    pool = pool_of(*(Placed(number, card) for number in range(2)))
-    encoders = Encoders([pool], 0.0)
-    request, encoding = encoders.assign(asked_with(image(1)), card)
-    first = request.sources[0].peers[0]
-    end = encoding.begin()
-    loads = sorted(member.load.requests for member in pool.members.values())
-    assert loads == [0, 1]
-    assert sum(member.load.prefill for member in pool.members.values()) == 4
-    moved, _ = encoders.assign(asked_with(image(1)), card)
-    assert moved.sources[0].peers[0] != first
-    end()
-    assert {member.load for member in pool.members.values()} == {WorkerLoad()}
+    fleet = fleet_of(card, *(Placed(number, card) for number in range(2)), slack=0.0)
+    part = part_of(fleet, card, asked(image(1)))
+    pool = fleet.pool(card)
+    booking = Booking(
+        pool, pool.seated[part.seat], prefill=4, length=4, client="c",
+        released=lambda client: None, encoding=part.encoding,
+    )  # fmt: skip
+    loads = fleet.loads()
+    assert sorted(loads[f"encoder-{number}"].requests for number in range(2)) == [0, 1]
+    assert sum(loads[f"encoder-{number}"].prefill for number in range(2)) == 4
+    moved = part_of(fleet, card, asked(image(1)))
+    assert moved.sources[0].peers[0] != part.sources[0].peers[0]
+    # The images are computed with the prompt.
+    booking.add(1)
+    assert fleet.loads()["lm"] == WorkerLoad(1, 0, 4)
+    assert {fleet.loads()[f"encoder-{number}"] for number in range(2)} == {WorkerLoad()}
+    booking.end()
+    booking.end()
+    assert set(fleet.loads().values()) == {WorkerLoad()}
 
 
 async def test_requests_without_images_and_models_without_encoders_name_nobody(
     plane: DirectPlane,
 ) -> None:
     card = plane.workers()[1].card
-    encoders = Encoders([pool_of(Placed(0, card))], 1.0)
-    assert encoders.assign(generation("g"), card)[0].sources == ()
-    named, _ = encoders.assign(asked_with(image(1)), card)
-    assert named.sources
-    assert Encoders([], 1.0).assign(named, card)[0].sources == ()
+    fleet = fleet_of(card, Placed(0, card))
+    assert part_of(fleet, card, asked()).sources == ()
+    assert part_of(fleet, card, asked(image(1))).sources
+    assert part_of(fleet_of(card), card, asked(image(1))).sources == ()

@@ -12,7 +12,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.errors import DeadlineExceededError
 from inlay.prompt import Buffer, Prompt, Tokens
 from inlay.request import PORTS, Grammar, Output, Payload, Request, Sampling, Task
-from inlay.router import Router, pool, resume
+from inlay.router import Router, decide, resume
 from inlay.router.settings import RouterSettings
 from tests.router.sending import First
 from tests.router.test_resume import Scripted, gives_up_after, read
@@ -24,7 +24,7 @@ EAGER = RouterSettings(router_interference_weight=1000)
 
 @pytest.fixture(autouse=True)
 def short_prompts_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LEAST_HANDOVER", 4)
+    monkeypatch.setattr(decide, "LEAST_HANDOVER", 4)
 
 
 @pytest.fixture

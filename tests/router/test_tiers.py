@@ -44,11 +44,10 @@ class Told:
 
     def work(self, keys: Keys) -> int:
         """What the second worker has to do for a prompt of these blocks, beside the first."""
-        chosen = self.made.pool.choose(LONG, keys, only=["w1"])
-        assert chosen is not None
-        assert chosen.cached == 0
-        assert self.made.pool.choose(LONG, keys, only=["w0"]).work == LONG  # type: ignore[union-attr]
-        return chosen.work
+        part = self.made.placed(LONG, keys, only=["w1"]).part
+        assert part.cached == 0
+        assert self.made.placed(LONG, keys, only=["w0"]).part.work == LONG
+        return part.work
 
 
 @pytest.mark.parametrize("page_size", [16, 64])

@@ -4,25 +4,28 @@
 (they go to one worker together), `embed` for vectors. It knows workers only through
 `inlay.transport.api.Plane`.
 
-    catalog.py          Catalog, ServedModel   names to models and adapters
-    fleet.py            Fleet                  the pools, as the workers are now
-    pool.py             Pool                   workers that can serve each other's requests
+    router.py           Router                 what a frontend sees
+    fleet.py            Fleet, Catalog         the pools, as the workers are now; names to models
+    shares.py           shares_of              which weights a name means
+    snapshot.py         Pool, Snapshot         workers that can serve each other's requests: arrays
     member.py           PoolMember             one worker of a pool: its load and its cache
+    decide.py           decide                 the workers for a request: a function of a `Snapshot`
+    terms.py                                   what a choice weighs, in positions to compute
+    dispatcher.py       Dispatcher             places requests, and those that wait
+    admission_queue.py  AdmissionQueue         whose turn it is
+    sending.py          Sender, Booking        sends to the chosen workers; the load until the end
+    handover.py                                a prompt computed at one worker, decoded at another
+    resume.py           ResumingStream         one request over as many attempts as it needs
+    prices.py           RouterPrice            what a fetched position costs, beside a computed one
     kv_index.py         KvIndex                block keys to sets of workers, over key_table.py
-    policies.py         Policy                 round-robin, least-loaded, power-of-two, kv; sessions
-    admission_queue.py  AdmissionQueue         requests that wait, fair among clients
-    placing.py          Placing                sends requests to the workers that are chosen
-    handover.py         Handover               a prompt computed at one worker, decoded at another
-    tiers.py            Tiers                  what workers keep behind their caches, and its price
-    fetch_price.py      FetchPrice             what a fetched position costs, beside a computed one
-    load_reservation.py LoadReservation        the load a request adds to its worker until it ends
     cache_tracker.py    CacheTracker           KV events of workers, numbered, with snapshots
     peers.py            Peers                  loads that frontends of a fleet send each other
-    resume.py           ResumingStream         one request over as many attempts as it needs
 
 Invariants:
 
 - A pool is one model, one set of weights, one dtype. Routing and resuming never leave it.
+- `decide` reads, and nothing else: no clock, no random number, no callback. The `Dispatcher` alone
+  places requests. What ends, joins or leaves only marks that there may be room.
 - A choice costs a few operations on arrays, whatever the number of workers. No frontend asks
   another anything while a request waits: each sends four times a second the changes of its load,
   everything every 5 s, and everything at once when a new frontend appears.
@@ -39,9 +42,9 @@ from typing import TYPE_CHECKING
 from inlay.lazy import exported
 
 if TYPE_CHECKING:
-    from inlay.router.catalog import ServedModel
+    from inlay.router.fleet import ServedModel
     from inlay.router.router import Router
 
 __all__ = ["Router", "ServedModel"]
 
-__getattr__ = exported(__name__, {"Router": "router", "ServedModel": "catalog"})
+__getattr__ = exported(__name__, {"Router": "router", "ServedModel": "fleet"})

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from inlay.errors import InlayError
 from inlay.router.kv_index import keys_of
 from inlay.router.member import MAX_TIERS, PoolMember, TierHolding
-from inlay.router.pool import Pool
+from inlay.router.snapshot import Pool
 from inlay.routing import KEY_SIZE, Cleared, KvEvents, KvSnapshot, Priced, Stored
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class CacheTracker:
                     pool.tiers_changed()
                 continue
             change = pool.index.store if isinstance(event, Stored) else pool.index.remove
-            change(member.told if tier is None else tier.holder, keys_of(event.keys))
+            change(member.reported if tier is None else tier.holder, keys_of(event.keys))
             if len(member.tiers) > known:
                 pool.tiers_changed()
 
@@ -133,10 +133,10 @@ class CacheTracker:
                 continue
             if followed.has_left():
                 return  # it left meanwhile, and its holders are others' now
-            member.forget_told()
+            member.forget_reported()
             member.forget_tiers()
             pool.renumbered(member)
-            parts = [(member.told, snapshot.keys)]
+            parts = [(member.reported, snapshot.keys)]
             for kept in snapshot.tiers:
                 tier = followed.tier(kept.name)
                 if tier is not None:

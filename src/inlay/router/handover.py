@@ -1,59 +1,28 @@
-"""Handover of a request: its prompt is computed at one worker, its output made at another.
+"""A request's prompt is computed at one worker, its output made at another.
 
-The first worker is sent the request for one token. The next is asked to fetch the prompt's pages
-from it as they are computed, and then goes on as after the loss of a worker.
+In a *handover* the first worker is sent the request for one token. The next is asked to fetch the
+prompt's pages from it as they are computed, and then goes on as after the loss of a worker.
 
 Workers whose card says `kv_tickets` know pages by a ticket alone. There the first token is not
 shown: the next worker makes all of the output, so that nothing of it depends on where it began.
+
+Workers whose card says `kv_rooms` do one phase alone, and have a request two at a time: they meet
+in a *room*.
 """
+
+from collections.abc import Sequence
+from secrets import randbelow
 
 from msgspec.structs import replace
 
+from inlay.address import KvRoom
 from inlay.card import Address, ModelCard
-from inlay.request import PAGES, PORTS, Output, Request, Sampling, Source, Task
+from inlay.errors import EngineError
+from inlay.request import PAGES, Request, Sampling, Source, Task
 from inlay.resuming import inexact
-from inlay.router.load_reservation import LoadReservation
-from inlay.transport.api import Stream, Worker
+from inlay.transport.api import Worker
 
-
-class Handover:
-    """A place at the worker that goes on with a request.
-
-    Args:
-        worker: that goes on.
-        load: the request's part of its load, until it is sent there.
-        prefetch: of the prompt's pages there, or None.
-
-    Attributes:
-        ticket: for the pages, once the prefill worker has given it; empty where it gives none.
-    """
-
-    def __init__(
-        self, worker: Worker, load: LoadReservation, prefetch: Stream | None = None
-    ) -> None:
-        self.worker = worker
-        self.ticket = b""
-        self._load = load
-        self._prefetch = prefetch
-
-    def take(self, output: Output) -> Output:
-        """Return the part of a prefill worker's output that is shown."""
-        if not self.worker.card.kv_tickets:
-            return output
-        for payload in output.payloads:
-            if payload.port == PORTS[Task.GENERATE]:
-                self.ticket = bytes(payload.data.view)
-        return replace(output, offset=0, token_ids=(), logprobs=(), payloads=())
-
-    def end(self) -> None:
-        """Free the place; the prefetch goes on. May be called again."""
-        self._load.end()
-
-    def cancel(self) -> None:
-        """Free the place and stop the prefetch. May be called again."""
-        self._load.end()
-        if self._prefetch is not None:
-            self._prefetch.cancel()
+_MOST_ROOMS = 2**63 - 1
 
 
 def is_divisible(request: Request, card: ModelCard) -> bool:
@@ -93,3 +62,37 @@ def prefetch_of(request: Request, address: Address) -> Request:
         trace=None,
         prefetch=True,
     )
+
+
+def with_partners(workers: Sequence[Worker]) -> list[Worker]:
+    """Return those of some workers that can take a whole request, alone or with one of them."""
+    there = {(one.card.kv_rooms, one.card.phase) for one in workers}
+    return [
+        one
+        for one in workers
+        if not one.card.kv_rooms
+        or {(one.card.kv_rooms, phase) for phase in ("prefill", "decode")} <= there
+    ]
+
+
+def room_at(card: ModelCard) -> KvRoom:
+    """Return a new room at the prefill worker with this card.
+
+    Raises:
+        EngineError: its card does not say where it is found.
+    """
+    if card.bootstrap is None:
+        raise EngineError("a prefill worker's card does not say where decode workers find it")
+    return KvRoom(*card.bootstrap, 1 + randbelow(_MOST_ROOMS))
+
+
+def prompt_part(request: Request) -> Request:
+    """Return the part of a request in a room that its prefill worker has: prompt and first token.
+
+    The decode worker takes that token as its own, so it is drawn with the request's parameters. It
+    has an id of its own: the prompt of the attempt before may not have ended there yet.
+    """
+    sampling: Sampling = request.sampling
+    most = min(sampling.max_tokens, len(request.prior_output) + 1)
+    id_ = f"{request.id}/prompt-{request.attempt}"
+    return replace(request, id=id_, params=replace(sampling, max_tokens=most))

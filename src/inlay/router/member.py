@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
+from blake3 import blake3
+
 from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.router.key_table import Keys
 from inlay.router.kv_index import KvIndex
-from inlay.router.policies import hash_of
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 
@@ -21,6 +23,11 @@ MAX_TIERS = 8
 """Tiers of a worker that are known; each takes a place in the pool's index."""
 UNBOUNDED = 1 << 62
 """Positions that a worker may queue which names no bound."""
+
+
+def hash_of(name: str) -> np.uint64:
+    """64 bits of a name, the same everywhere."""
+    return np.uint64(int.from_bytes(blake3(name.encode()).digest(8), "little"))
 
 
 class TierHolding:
@@ -41,15 +48,16 @@ class TierHolding:
 class PoolMember:
     """A worker of a pool.
 
-    Its cached blocks are three holders of the pool's index. `told` has those of its events. `young`
-    and `old` have those of the prompts it was sent: recent ones are young. When the young are half
-    of the worker's capacity, or half of their time is over, the old are dropped and the young
-    become old. So no state is kept for each block, and a sent block counts as cached for at least
-    half, and at most all, of the capacity or time.
+    Its cached blocks are three holders of the pool's index. `reported` has those of its events.
+    `recent` and `previous` have those of the prompts it was sent. When the recent ones are half of
+    the worker's capacity, or half of their time is over, the previous ones are dropped and the
+    recent become previous. So no state is kept for each block, and a sent block counts as cached
+    for at least half, and at most all, of the capacity or time.
 
     Attributes:
-        seat: its place in the pool's arrays; None while it has none.
-        turns_at: when half of the time of what it was sent is over, if it was sent anything.
+        seat: its place in the pool's arrays; None once it has left.
+        gone: it refused a request as workers do that are gone; the plane has not said so yet.
+        rotates_at: when half of the time of what it was sent is over, if it was sent anything.
         own: load of this frontend there.
         others: load of the other frontends.
         num_clients: clients with requests there through this frontend.
@@ -58,30 +66,27 @@ class PoolMember:
     """
 
     __slots__ = (
-        "_index", "_num_old", "_num_young", "card", "hash", "num_clients", "old",
-        "others", "own", "seat", "tiers", "told", "turns_at", "worker", "young",
+        "_index", "_num_previous", "_num_recent", "card", "gone", "hash", "id", "num_clients",
+        "others", "own", "previous", "recent", "reported", "rotates_at", "seat", "tiers", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: Worker, index: KvIndex) -> None:
         self.worker = worker
+        self.id = worker.id
         self.card: ModelCard = worker.card
         self.seat: int | None = None
+        self.gone = False
         self.own = _NOTHING
         self.others = _NOTHING
         self.num_clients = 0
         self.hash = hash_of(worker.id)
         self._index = index
-        self.told = index.add_holder()
-        self.young = index.add_holder()
-        self.old = index.add_holder()
-        self._num_young = self._num_old = 0
+        self.reported = index.add_holder()
+        self.recent = index.add_holder()
+        self.previous = index.add_holder()
+        self._num_recent = self._num_previous = 0
         self.tiers: dict[str, TierHolding] = {}
-        self.turns_at: float | None = None
-
-    @property
-    def id(self) -> str:
-        """Of the worker."""
-        return self.worker.id
+        self.rotates_at: float | None = None
 
     @property
     def load(self) -> WorkerLoad:
@@ -101,53 +106,39 @@ class PoolMember:
         most = self.card.limits.max_num_queued_tokens
         return UNBOUNDED if most is None else most
 
-    @property
-    def clients(self) -> int:
-        """Known clients with requests there; those of all other frontends count as one."""
-        return self.num_clients + (self.others.requests > 0)
-
-    @property
-    def takes_rows(self) -> bool:
-        """True if it accepts prompts with rows."""
-        return self.card.prompt_embeds is None
-
-    def has_adapter(self, name: str | None) -> bool:
-        """True if it can serve requests with this adapter; None is none."""
-        return name is None or any(adapter.name == name for adapter in self.card.adapters)
-
     def sent(self, keys: Keys, now: float, ttl: float) -> bool:
         """It was sent a prompt of these blocks, some `ttl` seconds of which it may keep it.
 
-        Whether it must be looked at again later.
+        True if it must be looked at again later.
         """
-        self._num_young += self._index.store(self.young, keys)
+        self._num_recent += self._index.store(self.recent, keys)
         half = self.card.num_blocks * self.card.block_size // BLOCK_SIZE // 2
-        if half and self._num_young >= half:
-            self.turn()
-        if self.turns_at is not None or not self._num_young + self._num_old:
+        if half and self._num_recent >= half:
+            self.rotate()
+        if self.rotates_at is not None or not self._num_recent + self._num_previous:
             return False
-        self._turn_later(now, ttl)
+        self._rotate_later(now, ttl)
         return True
 
-    def _turn_later(self, now: float, ttl: float) -> None:
-        self.turns_at = now + (min(ttl, BRIDGED_SECONDS) if self.card.kv_events else ttl) / 2
+    def _rotate_later(self, now: float, ttl: float) -> None:
+        self.rotates_at = now + (min(ttl, BRIDGED_SECONDS) if self.card.kv_events else ttl) / 2
 
-    def turn_due(self, due: float, ttl: float) -> bool:
-        """Half of the time was over at `due`. Whether it must be looked at again."""
-        self.turns_at = None
+    def rotation_due(self, due: float, ttl: float) -> bool:
+        """Half of the time was over at `due`. True if it must be looked at again."""
+        self.rotates_at = None
         if self.seat is None:
             return False
-        self.turn()
-        if not self._num_old:
+        self.rotate()
+        if not self._num_previous:
             return False
-        self._turn_later(due, ttl)
+        self._rotate_later(due, ttl)
         return True
 
-    def turn(self) -> None:
-        """Forget the old; the young are old now."""
-        self._index.drop(self.old)
-        self.old, self.young = self.young, self._index.add_holder()
-        self._num_old, self._num_young = self._num_young, 0
+    def rotate(self) -> None:
+        """Forget the previous blocks; the recent ones are previous now."""
+        self._index.drop(self.previous)
+        self.previous, self.recent = self.recent, self._index.add_holder()
+        self._num_previous, self._num_recent = self._num_recent, 0
 
     def tier(self, name: str) -> TierHolding | None:
         """Return the pages it can read from a tier; none yet, if that is new.
@@ -160,25 +151,25 @@ class PoolMember:
         return found
 
     def forget_tiers(self) -> None:
-        """Nothing is known any more of its tiers."""
+        """Forget what it can read from its tiers."""
         for tier in self.tiers.values():
             self._index.drop(tier.holder)
         self.tiers = {}
 
-    def forget_told(self) -> None:
-        """Nothing is known any more of what it said."""
-        self._index.drop(self.told)
-        self.told = self._index.add_holder()
+    def forget_reported(self) -> None:
+        """Forget the blocks that its events named."""
+        self._index.drop(self.reported)
+        self.reported = self._index.add_holder()
 
     def forget(self) -> None:
-        """It has nothing cached any more."""
-        self.forget_told()
-        self.turn()
-        self.turn()
+        """Forget all it had in its cache."""
+        self.forget_reported()
+        self.rotate()
+        self.rotate()
 
     def leave(self) -> None:
         """It is gone, and so is all it had."""
         self.seat = None
-        for holder in (self.told, self.young, self.old):
+        for holder in (self.reported, self.recent, self.previous):
             self._index.drop(holder)
         self.forget_tiers()

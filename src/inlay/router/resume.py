@@ -8,8 +8,9 @@ exactly, or but for rounding. Before anything has been shown, a request may star
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
@@ -17,7 +18,6 @@ from inlay import liveness
 from inlay.card import ModelCard
 from inlay.edges import NONE_WANTED, Fetch, Lease
 from inlay.errors import (
-    KV_LOST,
     OUT_OF_MEMORY,
     DeadlineExceededError,
     EngineError,
@@ -28,10 +28,9 @@ from inlay.errors import (
 from inlay.outputs import coalesce, drop_known, trim_to_offset
 from inlay.request import Output, PromptLogprobs, Request, Sampling, Task, Usage
 from inlay.resuming import behind, inexact
-from inlay.router.halves import with_partners
-from inlay.router.handover import Handover
-from inlay.router.load_reservation import LoadReservation
-from inlay.transport.api import Stream, Worker
+from inlay.router.handover import with_partners
+from inlay.router.sending import GivenUpError, Handover, Sent
+from inlay.transport.api import Worker
 from inlay.transport.output_queue import OutputQueue, TakeOutput
 
 log = logging.getLogger(__name__)
@@ -50,78 +49,20 @@ _PAUSE_SECONDS = 0.5
 """Before a request goes to a worker again that has lost it once."""
 
 
-class _GivenUpError(OverloadedError):
-    """The worker gave the request up by itself; it still has its pages."""
-
-
 class _PromptComputed(Exception):  # no error
     """The prefill worker's part is over."""
 
 
-class Sent:
-    """One attempt: a worker, what it answers, and the load that it adds there until it ends.
+class SendsAgain(Protocol):
+    """Sends further attempts at a request; `Dispatcher` does."""
 
-    A prefill worker may have the prompt at the same time; the other's tokens are all that is shown.
+    def equivalent_workers(self, card: ModelCard, request: Request) -> Sequence[Worker]:
+        """The ready workers that would answer a request as the one with this card."""
 
-    Attributes:
-        failure: why the prefill worker gives no keys and values, or None. The attempt is stopped
-            then.
-    """
-
-    __slots__ = ("_prompt", "_reading", "card", "failure", "load", "stream", "worker")
-
-    def __init__(self, worker: Worker, stream: Stream, load: LoadReservation) -> None:
-        self.worker = worker
-        self.card = worker.card
-        self.stream = stream
-        self.load = load
-        self.failure: InlayError | None = None
-        self._prompt: Sent | None = None
-        self._reading: asyncio.Task[None] | None = None
-
-    def add_prompt(self, prompt: "Sent") -> None:
-        """A prefill worker has the prompt: the attempt ends with that part's failure."""
-        self._prompt = prompt
-        self._reading = asyncio.create_task(self._read(prompt))
-
-    async def _read(self, prompt: "Sent") -> None:
-        try:
-            async for outputs in prompt.stream:
-                prompt.load.take(outputs)
-                if outputs[-1].finish_reason == "abort":
-                    raise _GivenUpError("the prefill worker gave the request up", retry_after=1)
-        except InlayError as error:
-            self._fail(error)
-        except Exception:
-            # The decode worker must not wait for what nobody reads.
-            log.exception("reading what a prefill worker answers failed")
-            self._fail(EngineError("the prefill worker's answer could not be read"))
-        finally:
-            prompt.load.end()
-
-    def _fail(self, error: InlayError) -> None:
-        if not self.load.has_begun:
-            self.failure = error
-            self.stream.cancel()
-
-    def to_blame(self, error: InlayError) -> str:
-        """Return the id of the worker because of which the attempt ended with an error."""
-        prompt = self._prompt
-        if prompt is None or (self.failure is None and error.reason != KV_LOST):
-            return self.worker.id
-        return prompt.worker.id
-
-    def end(self) -> None:
-        """Release its load, and stop what is left of the prompt. May be called again."""
-        self.load.end()
-        if self._prompt is not None and self._reading is not None:
-            self._reading.cancel()
-            self._prompt.cancel()
-
-    def cancel(self) -> None:
-        """Stop the attempt; needs no answer."""
-        self.stream.cancel()
-        self.end()
+    def send_again(
+        self, workers: Sequence[Worker], request: Request, holder: ModelCard | None
+    ) -> Sent:
+        """As `Dispatcher.send_again`."""
 
 
 class ResumingStream:
@@ -130,27 +71,23 @@ class ResumingStream:
     Args:
         request: the first attempt, which has been sent.
         sent: it.
-        workers: those of its pool that are ready now and could take it.
-        send: sends a further attempt to one of the workers it is given; the card is that of a
-            worker which has the pages of the attempt before, or None.
+        sender: sends further attempts.
         handover: where the request goes on after its first token; `sent` is the prompt alone.
         failed_on: ids of workers that have failed at it, to which others are added.
     """
 
     __slots__ = (
-        "_began", "_cached", "_cancelled", "_empty_attempts", "_ended", "_failed_on", "_failure",
-        "_first", "_given", "_handover", "_outputs", "_prefetching", "_request", "_send", "_sent",
-        "_shown", "_take", "_told", "_workers",
+        "_began", "_cached", "_cancelled", "_card", "_empty_attempts", "_ended", "_failed_on",
+        "_failure", "_first", "_given", "_handover", "_outputs", "_prefetching", "_request",
+        "_sender", "_sent", "_shown", "_take", "_told",
     )  # fmt: skip
 
     def __init__(
         self,
         request: Request,
         sent: Sent,
-        *,
-        workers: Callable[[], Sequence[Worker]],
-        send: Callable[[Sequence[Worker], Request, ModelCard | None], Sent],
-        handover: Handover | None = None,
+        sender: SendsAgain,
+        handover: Handover | None,
         failed_on: set[str],
     ) -> None:
         self._first = self._request = request
@@ -159,8 +96,8 @@ class ResumingStream:
         self._take: TakeOutput | None = None
         self._ended = False
         self._failure: Exception | None = None
-        self._workers = workers
-        self._send = send
+        self._card = sent.card
+        self._sender = sender
         self._handover = handover
         self._prefetching = handover
         self._began = asyncio.get_running_loop().time()
@@ -181,8 +118,9 @@ class ResumingStream:
         """Stop the request; needs no answer."""
         self._cancelled = True
         self._sent.cancel()
-        self._stop_prefetch()
-        self._end_handover()
+        if self._prefetching is not None:
+            self._stop_prefetch()
+            self._end_handover()
 
     def offer(self, take: TakeOutput | None) -> None:
         """Offer outputs with nothing but the next ids to `take`, while the reader waits for some.
@@ -278,8 +216,9 @@ class ResumingStream:
             raise StopAsyncIteration
         except BaseException:
             self._sent.end()
-            self._end_handover()
-            self._stop_prefetch()
+            if self._prefetching is not None:
+                self._end_handover()
+                self._stop_prefetch()
             raise
 
     def _is_next(self, output: Output) -> bool:
@@ -333,7 +272,7 @@ class ResumingStream:
         if output.finish_reason == "abort" and not self._cancelled:
             if self._sent.failure is not None:
                 raise self._sent.failure
-            raise _GivenUpError("the worker gave the request up", retry_after=1)
+            raise GivenUpError("the worker gave the request up", retry_after=1)
         if self._handover is not None:
             output = self._handover.take(output)
         if output.offset > len(self._shown):
@@ -389,7 +328,7 @@ class ResumingStream:
         self._failed_on.add(self._sent.to_blame(error))
         workers = await self._wait_for_workers(error)
         last = self._sent.worker.id
-        holder = self._sent.card if isinstance(error, _GivenUpError) else None
+        holder = self._sent.card if isinstance(error, GivenUpError) else None
         try:
             self._send_next(workers, attempt, holder)
         except (NotFoundError, OverloadedError):
@@ -421,7 +360,7 @@ class ResumingStream:
             deadline=self._remaining(),
             ticket=ticket,
         )
-        self._sent = self._send(workers, self._request, holder)
+        self._sent = self._sender.send_again(workers, self._request, holder)
         self._offer(None)
         self._outputs, self._failure = aiter(self._sent.stream), None
 
@@ -488,7 +427,8 @@ class ResumingStream:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _workers_that_fit(self) -> list[Worker]:
-        return [worker for worker in self._workers() if self._fits(worker.card)]
+        workers = self._sender.equivalent_workers(self._card, self._first)
+        return [worker for worker in workers if self._fits(worker.card)]
 
     def _fits(self, card: ModelCard) -> bool:
         """True if an engine may continue what another has begun."""

@@ -1,41 +1,29 @@
 """Chooses a worker for each request and follows it to its end."""
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
-from typing import TypeAlias
 
 from inlay.card import Adapter, ModelCard
 from inlay.digest import Secret
-from inlay.errors import OverloadedError
+from inlay.errors import InlayError, OverloadedError
 from inlay.request import Request, Task
-from inlay.router.admission_queue import AdmissionQueue
-from inlay.router.catalog import Catalog, ServedModel
-from inlay.router.fleet import Fleet
-from inlay.router.key_table import Keys
-from inlay.router.kv_index import keys_of
+from inlay.router.decide import Refuse
+from inlay.router.dispatcher import Dispatcher
+from inlay.router.fleet import Catalog, Fleet, ServedModel
 from inlay.router.places import Places
-from inlay.router.placing import Placed, Placing, RouterStats, cancel
-from inlay.router.pool import Pool, PoolKey
-from inlay.router.resume import ResumingStream, Sent
+from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
 from inlay.router.shares import Weights
-from inlay.routing import WorkerLoad, routing_chain
+from inlay.routing import WorkerLoad
 from inlay.transport.api import Announces, Drains, Plane, Reaches, RecordsAdapters, Worker
 
 ASLEEP_RETRY_AFTER = 5.0
 """Seconds after which to ask again for a model that is asleep: waking takes about that long."""
 
-_LONG = 8192
-"""Positions of a prompt from which on its chain is made off the event loop."""
-
 _DEFAULTS = RouterSettings()
-
-_Line: TypeAlias = tuple[str, PoolKey, str | None, bool]
-"""Key of requests that wait for the same workers: model, pool, adapter, and need of rows."""
 
 
 class Router:
@@ -62,37 +50,35 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plane = plane
-        self._secret = secret
-        self._clock = clock
-        self._fleet = Fleet(plane, settings, random or Random(), clock)
+        self._random = random or Random()
+        self._fleet = Fleet(plane, settings, self._random, clock)
         announced = plane.announced if isinstance(plane, Announces) else None
         self._catalog = Catalog(self._fleet.workers, self._reasons, clock, announced)
-        self._random = random or Random()
-        self._waiting: AdmissionQueue[_Line, list[Placed]] = AdmissionQueue(settings, cancel, clock)
-        self._watching: asyncio.Task[None] | None = None
         self._places = Places(settings.router_queue_size)
-        self.stats = RouterStats()
-        self._placing = Placing(self._fleet, self.stats, self._ended, clock)
+        self._dispatcher = Dispatcher(
+            self._fleet, self._equivalent_workers, self._refusal, settings, secret, clock
+        )
+        self.stats = self._dispatcher.stats
 
     async def start(self) -> None:
         """Subscribe to cache events and loads, where the transport carries them."""
-        self._fleet.start(self._waiting.mark)
+        self._fleet.start(self._dispatcher.mark)
 
     async def close(self) -> None:
         """Publish that this frontend has no load any more, and unsubscribe."""
-        self._stop_watching()
+        self._dispatcher.close()
         await self._fleet.close()
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait because all workers are full."""
-        return self._waiting.num_requests
+        return self._dispatcher.waiting.num_requests
 
     def waiting(self) -> dict[str, int]:
         """The same by the model that they were sent to."""
         found: Counter[str] = Counter()
-        for (name, *_), requests in self._waiting.queues.items():
-            found[name] += requests
+        for line, requests in self._dispatcher.waiting.requests_in.items():
+            found[line.pool.name] += requests
         return found
 
     def loads(self) -> dict[str, WorkerLoad]:
@@ -222,7 +208,7 @@ class Router:
         bases = [(self._catalog.base(name, Task.STAGE), count) for name, count in wanted.items()]
         counts = {base.name: count for base, count in bases}
         room = {base.name: self._fleet.pool(base).num_places for base, _ in bases}
-        return self._places.take(counts, room, client, self._waiting.retry_after)
+        return self._places.take(counts, room, client, self._dispatcher.retry_after)
 
     async def send(
         self,
@@ -260,148 +246,26 @@ class Router:
             RateLimitedError: too much of the client's waits.
             DeadlineExceededError: the requests' time was over before there was room.
         """
-        first = requests[0]
+        task = requests[0].task
         if isinstance(model, str):
-            name, base = model, self._catalog.draw(model, self._random.random(), first.task)
+            name, base = model, self._catalog.draw(model, self._random.random(), task)
         else:
-            name, base = model.name, self._catalog.same_weights(model, first.task)
-        pool = self._fleet.pool(base)
-        rows = pool.needs_rows(first)
-        self._check(name, pool, first.adapter, rows)
-        keys = await self._keys(pool, first)
-        came = self._clock()
-        failed: Collection[str] = () if failed_on is None else failed_on
-        able = self._equivalent_workers(base, first)
-
-        def place() -> list[Placed] | None:
-            self._fleet.refresh()
-            pool = self._fleet.pool(base)
-            self._check(name, pool, first.adapter, rows)
-            avoid = failed if failed and any(one.id not in failed for one in able()) else ()
-            waited = self._clock() - came
-            return self._placing.place(pool, requests, keys, session, waited, avoid=avoid)
-
-        line = (base.name, PoolKey.of(base), first.adapter, rows)
-        self._waiting.settle()
-        placed = None if self._waiting.waits(line, first.client) else place()
-        if placed is None:
-            placed = await self._wait(line, place, requests, admitted=admitted)
-        return [
-            ResumingStream(
-                request,
-                sent,
-                workers=self._equivalent_workers(sent.card, request),
-                send=self._resend,
-                handover=handover,
-                failed_on=set() if failed_on is None else failed_on,
-            )
-            for request, sent, handover in placed
-        ]
-
-    async def _wait(
-        self,
-        line: _Line,
-        place: Callable[[], list[Placed] | None],
-        requests: Sequence[Request],
-        *,
-        admitted: bool,
-    ) -> list[Placed]:
-        if self._watching is None and not self._fleet.watching:
-            self._watching = asyncio.create_task(self._watch())
-        try:
-            return await self._waiting.wait(
-                line,
-                place,
-                num_requests=len(requests),
-                client=requests[0].client,
-                priority=requests[0].priority,
-                admitted=admitted,
-            )
-        finally:
-            self._stop_watching()
-
-    def _equivalent_workers(
-        self, card: ModelCard, request: Request
-    ) -> Callable[[], Sequence[Worker]]:
-        def found() -> Sequence[Worker]:
-            rows = self._fleet.pool(card).needs_rows(request)
-            return self._catalog.equivalent_workers(card, request.adapter, rows=rows)
-
-        return found
-
-    def _resend(
-        self, workers: Sequence[Worker], request: Request, holder: ModelCard | None
-    ) -> Sent:
-        """Send a further attempt to one of some workers, without waiting: it has had its turn.
-
-        `holder` is of the worker that has the pages of the attempt before.
-
-        Raises:
-            OverloadedError: they are gone.
-        """
-        pool = self._fleet.pool(workers[0].card)
-        chain = self._chain(pool, request)
-        keys = None if chain is None else chain()
-        only = [worker.id for worker in workers]
-        placed = self._placing.place(pool, [request], keys, None, 0, only=only, holder=holder)
-        if placed is None:
-            raise self._no_worker(workers[0].card.name)
-        return placed[0].sent
-
-    def _check(self, name: str, pool: Pool, adapter: str | None, rows: bool) -> None:
-        """Raise unless some worker could take a request now, had it room."""
-        if pool.can_serve(adapter, rows=rows):
-            return
-        if pool.asleep:
-            raise _asleep(name)
-        if adapter is not None and len(pool) and not pool.has_adapter(adapter):
-            raise self._catalog.unknown(adapter)
-        raise self._no_worker(name)
-
-    async def _keys(self, pool: Pool, request: Request) -> Keys | None:
-        """Block keys of a prompt, if the choice needs them."""
-        chain = self._chain(pool, request)
-        if chain is None:
-            return None
-        return chain() if request.num_positions < _LONG else await asyncio.to_thread(chain)
-
-    def _chain(self, pool: Pool, request: Request) -> Callable[[], Keys] | None:
-        """Function that computes the block keys of a request, if the choice needs them."""
-        secret, card = self._secret, pool.card
-        if (
-            secret is None
-            or card is None
-            or request.task is not Task.GENERATE
-            or not pool.asks_for_chain(request.adapter, rows=pool.needs_rows(request))
-        ):
-            return None
-        adapter = None if request.adapter is None else pool.content_id(request.adapter)
-        return lambda: keys_of(
-            routing_chain(
-                request.prompt,
-                card,
-                secret,
-                adapter=adapter,
-                salt=request.salt,
-                output=request.prior_output,
-            )
+            name, base = model.name, self._catalog.same_weights(model, task)
+        return await self._dispatcher.submit(
+            name, base, requests, session=session, failed_on=failed_on, admitted=admitted
         )
 
-    def _ended(self, client: str | None) -> None:
-        self._waiting.ended()
-        self._waiting.mark(client)
+    def _equivalent_workers(self, card: ModelCard, request: Request) -> Sequence[Worker]:
+        rows = self._fleet.pool(card).differ_in_rows and request.has_embeds
+        return self._catalog.equivalent_workers(card, request.adapter, rows=rows)
 
-    def _stop_watching(self) -> None:
-        if self._watching is not None and not self._waiting.num_requests:
-            self._watching.cancel()
-            self._watching = None
-
-    async def _watch(self) -> None:
-        """While requests wait, watch for workers that come, wake up or leave."""
-        while True:
-            await self._plane.changed()
-            self._fleet.refresh()
-            self._waiting.mark()
+    def _refusal(self, name: str, adapter: str | None, refused: Refuse) -> InlayError:
+        """The error of a request for a model that no worker could have."""
+        if refused.why == "asleep":
+            return _asleep(name)
+        if refused.why == "adapter" and adapter is not None:
+            return self._catalog.unknown(adapter)
+        return self._no_worker(name)
 
 
 def _asleep(name: str) -> OverloadedError:

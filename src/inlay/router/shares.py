@@ -105,3 +105,42 @@ def called(cards: Iterable[ModelCard], name: str, task: Task | None = None) -> l
         able = [card for card in found if task in card.tasks]
         return [card for card in able if card.role is task] or able or first or found
     return first or found
+
+
+class Called:
+    """The workers that requests for a name, and a task, are between.
+
+    Args:
+        ready: cards of workers that are connected here.
+        announced: cards of ready workers as all frontends hear of them.
+        name: of the model, or an alias.
+        task: as for `called`.
+
+    Attributes:
+        shares: each set of weights that is ready here, and its share of requests.
+        cards: by weights, the card that stands for all workers that have them. Where they differ it
+            is of one that accepts rows: requests with rows go to those.
+        base: the card that stands for the name, once somebody has asked.
+    """
+
+    __slots__ = ("base", "cards", "shares")
+
+    def __init__(
+        self,
+        ready: Sequence[ModelCard],
+        announced: Sequence[ModelCard],
+        name: str,
+        task: Task | None,
+    ) -> None:
+        cards, told = called(ready, name, task), called(announced, name, task)
+        self.base: ModelCard | None = None
+        self.cards: dict[Weights, ModelCard] = {}
+        for card in cards:
+            standing = self.cards.setdefault(Weights.of(card), card)
+            if card.prompt_embeds is None or standing.prompt_embeds is not None:
+                self.cards[Weights.of(card)] = card
+        shares = {one: share for one, share in shares_of(told).items() if one in self.cards}
+        if not any(shares.values()):
+            shares = shares_of([card for card in told if Weights.of(card) in self.cards] or cards)
+        total = sum(shares.values())
+        self.shares = {one: share / (total or 1.0) for one, share in shares.items()}

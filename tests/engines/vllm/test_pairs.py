@@ -24,7 +24,7 @@ from inlay.engine.vllm.connectors import CONNECTORS
 from inlay.errors import InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Grammar, Output, Request
-from inlay.router import Router, pool
+from inlay.router import Router, decide
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
 from inlay.transport.api import Stream, Worker
@@ -162,7 +162,7 @@ async def started_pair(directory: Path) -> AsyncIterator[Pair]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(directory: Path) -> AsyncIterator[Pair]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "LEAST_HANDOVER", 32)
+        patch.setattr(decide, "LEAST_HANDOVER", 32)
         async with started_pair(directory) as found:
             yield found
 

@@ -13,7 +13,7 @@ _WEIGHT = 0.3
 _LEAST, _MOST = 0.01, 10.0
 
 
-class FetchPrice:
+class RouterPrice:
     """Moving averages of the seconds that a position takes to be computed, and to be fetched.
 
     With b bytes a position, r positions computed and B bytes fetched a second it is b * r / B; both

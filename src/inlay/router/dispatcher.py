@@ -1,0 +1,395 @@
+"""Places requests: what `decide` says is sent, and what has no room waits for its turn."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from inlay.card import ModelCard
+from inlay.digest import Secret
+from inlay.errors import InlayError, OverloadedError
+from inlay.prompt import Media, Prompt
+from inlay.request import Diffusion, Request, Task
+from inlay.router.admission_queue import AdmissionQueue, Ticket
+from inlay.router.decide import Ask, Refuse, Wait, decide
+from inlay.router.fleet import Fleet
+from inlay.router.handover import is_divisible
+from inlay.router.key_table import Keys
+from inlay.router.kv_index import keys_of
+from inlay.router.resume import ResumingStream
+from inlay.router.sending import GoneError, Order, Sender, Sent, Started, cancel
+from inlay.router.settings import RouterSettings
+from inlay.router.snapshot import Pool, PoolKey
+from inlay.routing import routing_chain
+from inlay.transport.api import Worker
+
+_LONG = 8192
+"""Positions of a prompt from which on its chain is made off the event loop."""
+_REMEMBERED_SECONDS = 10.0
+_LONGEST_RETRY = 60.0
+
+
+class Line(NamedTuple):
+    """Key of requests that wait for the same workers."""
+
+    pool: PoolKey
+    adapter: str | None
+    rows: bool
+
+
+_Ticket: TypeAlias = Ticket[Line, Order, list[Started]]
+
+
+class Dispatcher:
+    """Sends requests to workers, and those that wait as soon as there is room.
+
+    Nothing but `submit` and `_run` places requests, and neither within the other: whatever ends,
+    joins or leaves only marks that there may be room.
+
+    Args:
+        fleet: the pools.
+        equivalent_workers: the ready workers that would answer a request as the one with this card.
+        refused: the error of a request for this model that no worker could have.
+        settings: of the router.
+        secret: of the namespace. Without it caches are not considered.
+        clock: monotonic seconds.
+
+    Attributes:
+        stats: counters of its decisions.
+        waiting: requests that wait.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        equivalent_workers: Callable[[ModelCard, Request], Sequence[Worker]],
+        refused: Callable[[str, str | None, Refuse], InlayError],
+        settings: RouterSettings,
+        secret: Secret | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sender = Sender(fleet, self._released, clock)
+        self.stats = self._sender.stats
+        self._equivalent_workers = equivalent_workers
+        self.waiting: AdmissionQueue[Line, Order, list[Started]] = AdmissionQueue(
+            settings.router_queue_size
+        )
+        self._fleet = fleet
+        self._refused = refused
+        self._timeout = settings.router_queue_timeout
+        self._secret = secret
+        self._clock = clock
+        self._rate = _Rate(clock)
+        self._placing = False
+        self._marked = False
+        self._freed: dict[str | None, None] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    async def submit(
+        self,
+        name: str,
+        card: ModelCard,
+        requests: Sequence[Request],
+        *,
+        session: str | None = None,
+        failed_on: set[str] | None = None,
+        admitted: bool = False,
+    ) -> list[ResumingStream]:
+        """Send requests to one worker of the card's pool, once one has room.
+
+        Arguments and errors as of `Router.send`.
+        """
+        first = requests[0]
+        key = PoolKey.of(card)
+        failed = set[str]() if failed_on is None else failed_on
+        self._fleet.refresh()
+        pool = self._fleet.of(key)
+        keys = await self._keys(pool, first) if len(pool.seated) > 1 else None
+        order = Order(name, key, requests, failed, session, keys, self._clock())
+        if self._marked:
+            self._run()
+        started = None
+        if not (self.waiting.num_requests and self.waiting.waits(self._line(order), first.client)):
+            started = self._place(order)
+        if started is None:
+            started = await self._wait(order, admitted=admitted)
+        streams: list[ResumingStream] = []
+        for request, sent, handover in started:
+            streams.append(ResumingStream(request, sent, self, handover, failed))
+        return streams
+
+    def send_again(
+        self, workers: Sequence[Worker], request: Request, holder: ModelCard | None
+    ) -> Sent:
+        """Send a further attempt to one of some workers, without waiting: it has had its turn.
+
+        `holder` is of the worker that has the pages of the attempt before.
+
+        Raises:
+            OverloadedError: they are gone.
+        """
+        card = workers[0].card
+        key = PoolKey.of(card)
+        chain = self._chain(self._fleet.of(key), request)
+        started = self._place(
+            Order(
+                card.name,
+                key,
+                [request],
+                set(),
+                keys=None if chain is None else chain(),
+                only=[worker.id for worker in workers],
+                holder=holder,
+            )
+        )
+        if started is None:
+            raise self._refused(card.name, None, Refuse("none"))
+        return started[0].sent
+
+    def equivalent_workers(self, card: ModelCard, request: Request) -> Sequence[Worker]:
+        """The ready workers that would answer a request as the one with this card."""
+        return self._equivalent_workers(card, request)
+
+    def close(self) -> None:
+        """Watch for nothing more."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    # Waiting.
+
+    def _line(self, order: Order) -> Line:
+        first = order.requests[0]
+        rows = self._fleet.of(order.pool).differ_in_rows and first.has_embeds
+        return Line(order.pool, first.adapter, rows)
+
+    async def _wait(self, order: Order, *, admitted: bool) -> list[Started]:
+        first, number = order.requests[0], len(order.requests)
+        if not admitted:
+            self.waiting.check(number, first.client, self.retry_after())
+        ticket: _Ticket = Ticket(
+            self._line(order),
+            order,
+            num_requests=number,
+            client=first.client,
+            priority=first.priority,
+        )
+        self.waiting.push(ticket)
+        if self._watching is None and not self._fleet.watching:
+            self._watching = asyncio.create_task(self._watch())
+        timer = None
+        if self._timeout is not None:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(self._timeout, self._expire, ticket, self._timeout)
+        try:
+            return await ticket.placed
+        except asyncio.CancelledError:
+            if ticket.placed.cancelled():
+                self.waiting.remove(ticket)
+            elif ticket.placed.exception() is None:
+                cancel(ticket.placed.result())
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if not self.waiting.num_requests:
+                self.close()
+
+    async def _watch(self) -> None:
+        """While requests wait, watch for workers that come, wake up or leave."""
+        while True:
+            await self._fleet.changed()
+            self.mark()
+
+    def _expire(self, ticket: _Ticket, timeout: float) -> None:
+        if not ticket.placed.done():
+            self.waiting.remove(ticket)
+            ticket.placed.set_exception(
+                OverloadedError(
+                    f"all workers were full for {timeout:g} s", retry_after=self.retry_after()
+                )
+            )
+
+    def retry_after(self) -> float:
+        """Seconds until what waits has been placed, going by the last seconds.
+
+        Whole, from 1 to 60.
+        """
+        rate = self._rate.count()
+        if not rate:
+            return 1.0
+        return min(_LONGEST_RETRY, max(1.0, math.ceil((self.waiting.num_requests + 1) / rate)))
+
+    def mark(self, *clients: str | None) -> None:
+        """Note that there may be room, and that these clients run fewer requests than before.
+
+        It places nothing: what is waiting is placed by the event loop's next turn, or by who comes
+        before that.
+        """
+        if not self.waiting.num_requests:
+            return
+        self._freed |= dict.fromkeys(clients)
+        if not self._marked:
+            self._marked = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _released(self, client: str | None) -> None:
+        # What a placing has booked and drops again leaves no more room than there was.
+        if not self._placing:
+            self._rate.count(1)
+            self.mark(client)
+
+    def _run(self) -> None:
+        """Place waiting requests in turn as long as there is room, then those of freed clients."""
+        if self._placing:
+            raise RuntimeError("what waits is placed by what placing another calls")
+        if not self._marked:
+            return
+        self._marked = False
+        freed, self._freed = self._freed, {}
+        stuck = set[Line]()
+        while (ticket := self.waiting.next(stuck)) is not None:
+            if not self._settle(ticket):
+                stuck.add(ticket.line)
+            elif ticket.waits:
+                self.waiting.take(ticket)
+        for client in freed:
+            # It may have room that others lack.
+            stuck = set()
+            while (ticket := self.waiting.next_of(client, stuck)) is not None:
+                if self._settle(ticket):
+                    self.waiting.remove(ticket)
+                else:
+                    stuck.add(ticket.line)
+
+    def _settle(self, ticket: _Ticket) -> bool:
+        """True if a ticket no longer waits: it is placed, cannot be, or its owner left."""
+        if ticket.placed.done():
+            self.waiting.remove(ticket)
+            return True
+        try:
+            started = self._place(ticket.payload)
+        except Exception as error:  # it is that request's alone
+            ticket.placed.set_exception(error)
+            return True
+        if started is not None:
+            ticket.placed.set_result(started)
+        return started is not None
+
+    # Placing.
+
+    def _place(self, order: Order) -> list[Started] | None:
+        """Send the requests now; None where no worker has room.
+
+        A worker that turns out to be gone is not chosen again, so there are at most as many tries
+        as workers.
+
+        Raises:
+            NotFoundError, OverloadedError: no worker could have them.
+            DeadlineExceededError: their time is over.
+        """
+        if self._placing:
+            raise RuntimeError("a request is placed by what placing another calls")
+        self._placing = True
+        try:
+            self._fleet.refresh()
+            pool = self._fleet.of(order.pool)
+            ask = self._ask(pool, order)
+            while True:
+                decision = decide(pool.view(), ask)
+                if isinstance(decision, Wait):
+                    return None
+                if isinstance(decision, Refuse):
+                    raise self._refused(order.name, ask.adapter, decision)
+                try:
+                    return self._sender.start(pool, decision, ask, order)
+                except GoneError as error:
+                    pool.set_gone(error.member)
+                    self._fleet.look_again()
+        finally:
+            self._placing = False
+
+    def _ask(self, pool: Pool, order: Order) -> Ask:
+        first, card = order.requests[0], pool.card
+        return Ask(
+            # Of images their steps: all else is positions.
+            first.params.steps * first.params.count
+            if isinstance(first.params, Diffusion)
+            else first.num_positions + len(first.prior_output),
+            order.keys,
+            first.adapter,
+            pool.differ_in_rows and first.has_embeds,
+            order.session,
+            first.client,
+            order.only,
+            order.failed_on,
+            order.only is not None,
+            pool.has_prefill_workers
+            and order.only is None
+            and len(order.requests) == 1
+            and card is not None
+            and is_divisible(first, card),
+            _media(first.prompt) if pool.encoders and first.task is Task.GENERATE else {},
+            first.salt,
+            order.holder,
+        )
+
+    # Block keys.
+
+    async def _keys(self, pool: Pool, request: Request) -> Keys | None:
+        """Block keys of a prompt, if the choice needs them."""
+        chain = self._chain(pool, request)
+        if chain is None:
+            return None
+        return chain() if request.num_positions < _LONG else await asyncio.to_thread(chain)
+
+    def _chain(self, pool: Pool, request: Request) -> Callable[[], Keys] | None:
+        """Function that computes the block keys of a request, if the choice needs them."""
+        secret, card = self._secret, pool.card
+        if (
+            secret is None
+            or card is None
+            or request.task is not Task.GENERATE
+            or not pool.asks_for_chain(
+                request.adapter, rows=pool.differ_in_rows and request.has_embeds
+            )
+        ):
+            return None
+        adapter = None if request.adapter is None else pool.content_id(request.adapter)
+        return lambda: keys_of(
+            routing_chain(
+                request.prompt,
+                card,
+                secret,
+                adapter=adapter,
+                salt=request.salt,
+                output=request.prior_output,
+            )
+        )
+
+
+class _Rate:
+    """Rate of recent events, as an exponentially decaying mean."""
+
+    __slots__ = ("_at", "_clock", "_value")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at = clock()
+        self._value = 0.0
+
+    def count(self, number: int = 0) -> float:
+        """It happened so many times more. Times a second."""
+        now = self._clock()
+        self._value *= math.exp((self._at - now) / _REMEMBERED_SECONDS)
+        self._value += number / _REMEMBERED_SECONDS
+        self._at = now
+        return self._value
+
+
+def _media(prompt: Prompt) -> Mapping[bytes, int]:
+    """Rows of each item of media in a prompt by its digest."""
+    return {
+        segment.digest: segment.total for segment in prompt.segments if isinstance(segment, Media)
+    }
