@@ -12,10 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+Lend: TypeAlias = Callable[[int], AbstractContextManager[None]]
+"""Reserves so many bytes for a block, once there are as many."""
 
 SWITCH = 0.0005
 """Seconds after which a thread gives up the interpreter's lock where another wants it.
@@ -43,6 +46,7 @@ class Unwanted(Exception):
 class _Own(threading.local):
     due = math.inf
     left: threading.Event | None = None
+    lend: Lend | None = None
 
 
 _own = _Own()
@@ -100,6 +104,23 @@ def while_wanted(
         return function(*arguments, **named)
     finally:
         _own.left = None
+
+
+def lending(lend: Lend, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Call `function`, whose `reserved` blocks take their memory from `lend`."""
+    _own.lend = lend
+    try:
+        return function(*arguments, **named)
+    finally:
+        _own.lend = None
+
+
+def reserved(num_bytes: int) -> AbstractContextManager[None]:
+    """Reserve memory for a block, once there is as much; not within another such block.
+
+    Nothing is reserved where nobody lends. Raises as `check_wanted` meanwhile.
+    """
+    return nullcontext() if _own.lend is None else _own.lend(num_bytes)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Rates, shares and the byte budget, by a clock of their own."""
 
 import math
+import threading
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from inlay.http.bodies.accounting import ByteBudget, Reservation, bytes_alive
 from inlay.http.callers.auth import ANYONE, Caller, Tenant
 from inlay.http.callers.clients import Client, Clients, TokenBucket, default_share, network
 from inlay.http.callers.keys import ClientLimits
+from inlay.pace import Unwanted, while_wanted
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 
 MIB = 1024 * 1024
@@ -189,6 +192,51 @@ def test_what_is_over_is_the_callers_first_and_the_servers_then() -> None:
             reservation(budget, one).grow_to(15)
         assert (limited.value.retry_after, full.value.retry_after) == (1, 1)
         reservation(budget, one).grow_to(10)
+
+
+def test_memory_for_a_block_is_waited_for_and_given_back() -> None:
+    budget, known = ByteBudget(100), clients(max_client_bytes=60)
+    one, other = reservation(budget, anyone(known)), reservation(budget, anyone(known, "10.0.0.2"))
+    other.grow_to(20)
+
+    def used_meanwhile() -> int:
+        with other.lend(11):
+            return budget.lent
+
+    with futures.ThreadPoolExecutor(1) as threads:
+        with one.lend(40):
+            assert (budget.used, budget.lent) == (60, 40)
+            # Beside the first it would pass half of the budget.
+            waiting = threads.submit(used_meanwhile)
+            assert not futures.wait([waiting], timeout=0.3).done
+        assert waiting.result(60) == 11
+    assert (budget.used, budget.lent) == (20, 0)
+
+
+def test_one_block_alone_gets_its_memory_whatever_others_hold() -> None:
+    budget, known = ByteBudget(100), clients(max_client_bytes=60)
+    one, other = reservation(budget, anyone(known)), reservation(budget, anyone(known, "10.0.0.2"))
+    one.grow_to(50)
+    other.grow_to(50)
+    with one.lend(80):
+        assert budget.used == 180
+    assert (budget.used, budget.lent) == (100, 0)
+
+
+def test_who_is_not_wanted_any_more_does_not_wait_for_memory() -> None:
+    budget, left = ByteBudget(100), threading.Event()
+    held = reservation(budget)
+
+    def taken() -> None:
+        with held.lend(40):
+            raise AssertionError("it has no memory")
+
+    with futures.ThreadPoolExecutor(1) as threads, held.lend(40):
+        waiting = threads.submit(while_wanted, left, taken)
+        left.set()
+        with pytest.raises(Unwanted):
+            waiting.result(60)
+    assert (budget.used, budget.lent) == (0, 0)
 
 
 def rows(buffer: Buffer, count: int) -> Rows:

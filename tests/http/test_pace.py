@@ -16,6 +16,8 @@ import pytest
 
 from inlay import pace
 from inlay.digest import BLOCK_SIZE, Secret, row_digests
+from inlay.http.bodies.accounting import Reservation
+from inlay.http.callers.auth import ANYONE
 from inlay.http.server import OFFLOAD_BYTES, SMALL_BYTES, preparing_for
 from inlay.prompt import Buffer, Rows
 from inlay.tensors.cast import cast, largest_magnitude
@@ -140,18 +142,20 @@ def test_a_client_that_has_much_prepared_leaves_a_thread_to_others(llama: Fleet)
     over = threading.Event()
 
     async def prepared(client: str, function: Callable[[], object]) -> None:
-        preparing_for.set(client)
+        memory = Reservation(server.budget)
+        memory.client = server.clients.of(ANYONE, client)
+        preparing_for.set(memory)
         await server.prepare(OFFLOAD_BYTES, function)
 
     async def both() -> None:
-        many = [asyncio.create_task(prepared("many", over.wait)) for _ in range(32)]
+        many = [asyncio.create_task(prepared("10.0.0.1", over.wait)) for _ in range(32)]
         try:
             for _ in range(5):
                 await asyncio.sleep(0)
             # Those that have begun cannot be interrupted: their threads stay taken.
             for one in many[:4]:
                 one.cancel()
-            await asyncio.wait_for(prepared("one", lambda: None), 60)
+            await asyncio.wait_for(prepared("10.0.0.2", lambda: None), 60)
         finally:
             over.set()
         await asyncio.gather(*many, return_exceptions=True)

@@ -2,15 +2,22 @@
 
 import random
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from inlay.errors import ContextLengthError, InvalidRequestError
-from inlay.pace import Unwanted, while_wanted
-from inlay.render.long_text import LONG, PIECE, UNSPLIT, encode_long, pieces_of
+from inlay.pace import Unwanted, lending, while_wanted
+from inlay.render.long_text import (
+    LONG,
+    MEMORY_OF_A_CHARACTER,
+    PIECE,
+    UNSPLIT,
+    encode_long,
+    pieces_of,
+)
 from inlay.render.renderer import Renderer
 from inlay.render.template import ChatTemplates
 from inlay.render.texts import TextEncoder
@@ -188,3 +195,37 @@ def test_every_way_to_tokenize_cuts_long_texts(kind: str) -> None:
         renderer.encode(long)
     with pytest.raises(ContextLengthError):
         renderer.encode_pairs([("the", long)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [PIECE // 2, 3 * PIECE], ids=["short", "long"])
+def test_every_way_to_tokenize_reserves_its_memory(kind: str, length: int) -> None:
+    renderer = Renderer(KINDS[kind](), ChatTemplates({}, {}), {})
+    text, asked = prose(1, length), [0]
+    held = 0
+    # Words that are tokens are looked up.
+    least = 0 if kind == "wordpiece" else MEMORY_OF_A_CHARACTER * len(text)
+
+    @contextmanager
+    def lend(num_bytes: int) -> Iterator[None]:
+        nonlocal held
+        # Who holds memory and waits for more may wait for ever.
+        assert held == 0
+        held = num_bytes
+        asked.append(num_bytes)
+        yield
+        held = 0
+
+    for way in (
+        lambda: renderer.encode(text),
+        lambda: renderer.encode(text, keep=10_000_000),
+        lambda: renderer.encode_texts([text]),
+        lambda: renderer.encode_pairs([("the", text)]),
+        lambda: renderer.encode_pairs([(text, text)], keep=10_000),
+        lambda: renderer.clipped([text], [10_000_000]),
+    ):
+        asked.clear()
+        lending(lend, way)
+        # But for spaces at cuts.
+        assert sum(asked) >= 0.99 * least
+        assert max(asked) <= MEMORY_OF_A_CHARACTER * UNSPLIT

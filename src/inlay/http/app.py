@@ -100,7 +100,7 @@ class _Endpoint:
         clock = call.start_clock()
         peer = scope.get("client")
         client = call.reservation.client = server.clients.of(call.caller, peer[0] if peer else "")
-        preparing_for.set(client.name)
+        preparing_for.set(call.reservation)
         with client, server.inflight, call.reservation, call.ending:
             try:
                 async with clock:

@@ -45,7 +45,7 @@ from inlay.http.request_scope import Deadline, Inflight
 from inlay.http.settings import FrontendSettings
 from inlay.http.tables import Tables
 from inlay.media.fetch import Fetcher
-from inlay.pace import mark_background, while_wanted
+from inlay.pace import lending, mark_background, while_wanted
 from inlay.prompt import Prompt
 from inlay.render.renderer import Renderers
 from inlay.request import Diffusion, Input, Pooling, Request, Sampling, Task
@@ -71,8 +71,8 @@ INLINE = 0.002
 Beyond them no body but a small one is prepared there: 14 KB of text are 6 ms.
 """
 
-preparing_for: ContextVar[str | None] = ContextVar("preparing_for", default=None)
-"""Client whose request the running task answers."""
+preparing_for: ContextVar[Reservation | None] = ContextVar("preparing_for", default=None)
+"""Memory of the request that the running task answers."""
 
 _QUERY_FIELDS = 16
 
@@ -246,10 +246,14 @@ class Server:
             finally:
                 took = time.thread_time() - begun
                 self._inline_until = max(self._inline_until, now) + 2 * took
-        async with self._turns.taken(preparing_for.get()) as place:
+        memory = preparing_for.get()
+        client = None if memory is None or memory.client is None else memory.client.name
+        async with self._turns.taken(client) as place:
             run = asyncio.get_running_loop().run_in_executor
             left = threading.Event()
             wanted = functools.partial(while_wanted, left, function)
+            if memory is not None:
+                wanted = functools.partial(lending, memory.lend, wanted)
             work = run(self._pool, functools.partial(wanted, *args, **kwargs))
             place.occupy(work)
             try:

@@ -2,18 +2,19 @@
 
 A tokenizer takes up to 460 bytes of memory and 2.5 us for each character that it is given at once,
 and cannot be stopped. So a long text is cut where that changes nothing: the text around a cut has
-the same tokens whole and in its two parts. Memory is bounded so whatever a text holds, and
-tokenizing ends between pieces when nobody waits for it (`check_wanted`).
+the same tokens whole and in its two parts. Memory is bounded so whatever a text holds, and reserved
+(`memory_for`); tokenizing ends between pieces when nobody waits for it (`check_wanted`).
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
 from inlay.errors import InvalidRequestError
 from inlay.limits import check_length
-from inlay.pace import yield_gil
+from inlay.pace import reserved, yield_gil
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 """Returns the ids of a text, without special tokens around it."""
@@ -26,6 +27,9 @@ LONG = 3 * PIECE // 2
 
 UNSPLIT = 4 * PIECE
 """Characters that are tokenized together where no cut is found, as within one word."""
+
+MEMORY_OF_A_CHARACTER = 460
+"""Bytes that tokenizing takes at most."""
 
 _AROUND = 512
 """Characters on each side of a cut whose tokens must not change."""
@@ -40,6 +44,11 @@ class Piece(NamedTuple):
 
     text: str
     end: int
+
+
+def memory_for(*texts: str) -> AbstractContextManager[None]:
+    """Reserve, for a block, the memory of tokenizing `texts` at once; as `inlay.pace.reserved`."""
+    return reserved(MEMORY_OF_A_CHARACTER * sum(map(len, texts)))
 
 
 def pieces_of(encode: Encode, text: str) -> Iterator[Piece]:

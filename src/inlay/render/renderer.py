@@ -23,7 +23,7 @@ from inlay.render.detokenizer import (
     WindowDetokenizer,
 )
 from inlay.render.ends import End, Side, end_of
-from inlay.render.long_text import LONG, encode_long
+from inlay.render.long_text import LONG, encode_long, memory_for
 from inlay.render.marks import PlaceholderMarks
 from inlay.render.template import ChatTemplates, read_template
 from inlay.render.texts import Pair, TextEncoder
@@ -463,9 +463,10 @@ class _RowsTokenizer:
 def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
     # The batch form leaves out offsets, which are not needed and take two thirds of the time.
     try:
-        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with memory_for(text):
+            (made,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return tuple(made.ids)
     except TypeError as error:
         raise InvalidRequestError(
             "text must be valid Unicode, without unpaired surrogates"
         ) from error
-    return tuple(encoding.ids)

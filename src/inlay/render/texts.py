@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
 from inlay.errors import InvalidRequestError
 from inlay.render.ends import End, Side, end_of, first_size, part_of
-from inlay.render.long_text import LONG, check_limit, encode_long, pieces_of
+from inlay.render.long_text import LONG, check_limit, encode_long, memory_for, pieces_of
 from inlay.render.word_pieces import WordPieces
 
 _CHARACTERS = 32
@@ -151,7 +152,8 @@ class TextEncoder:
             return text
         while text:
             try:
-                encoding = self._tokenizer.encode(text, add_special_tokens=False)
+                with memory_for(text):
+                    encoding = self._tokenizer.encode(text, add_special_tokens=False)
             except TypeError as error:
                 raise _surrogates() from error
             if len(encoding.ids) <= most:
@@ -182,7 +184,9 @@ class TextEncoder:
         ]
         short = [pair for pair in parts if sum(map(len, pair)) <= LONG]
         try:
-            encodings = iter(self._tokenizer.encode_batch_fast(short))
+            with memory_for(*chain(*short)):
+                made = self._tokenizer.encode_batch_fast(short)
+            encodings = iter(made)
             found = []
             for (first, second), part in zip(pairs, parts, strict=True):
                 encoding = next(encodings) if sum(map(len, part)) <= LONG else None
@@ -213,7 +217,8 @@ class TextEncoder:
         """Tokenize a text of any length; raises as `encode_long` unless an end of it is kept."""
         found = Encoding()
         for piece in pieces_of(self._alone, text):
-            more = self._tokenizer.encode(piece.text, add_special_tokens=False)
+            with memory_for(piece.text):
+                more = self._tokenizer.encode(piece.text, add_special_tokens=False)
             found = Encoding.merge([found, more]) if len(found.ids) else more
             if not keep and piece.end < len(text):
                 check_limit(len(found.ids), self._limit, piece.end, text)
@@ -229,12 +234,13 @@ class TextEncoder:
 
     def _tokenized(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         try:
-            encodings = self._tokenizer.encode_batch_fast(
-                list(texts), add_special_tokens=add_special_tokens
-            )
+            with memory_for(*texts):
+                encodings = self._tokenizer.encode_batch_fast(
+                    list(texts), add_special_tokens=add_special_tokens
+                )
+                return [encoding.ids for encoding in encodings]
         except TypeError as error:
             raise _surrogates() from error
-        return [encoding.ids for encoding in encodings]
 
 
 def _enough(room: int) -> int:

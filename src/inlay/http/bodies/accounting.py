@@ -5,8 +5,9 @@ Memory is reserved before it is taken.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from threading import Lock
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition, Lock
 
 import msgspec
 
@@ -15,7 +16,7 @@ from inlay.errors import BodyTooLargeError, InvalidRequestError, OverloadedError
 from inlay.http.bodies.structure import Counts, check_structure, count
 from inlay.http.callers.clients import RETRY_AFTER, Client, default_share
 from inlay.http.settings import AUTO, MIB, FrontendSettings
-from inlay.pace import yield_gil
+from inlay.pace import check_wanted, yield_gil
 from inlay.prompt import DTYPE_SIZES, Media, Prompt, Rows
 from inlay.tensors import ReadLimits
 
@@ -138,15 +139,19 @@ class ByteBudget:
         limit: maximum bytes.
         used: bytes held now.
         taken: total bytes reserved since the start.
+        lent: bytes held by blocks of `Reservation.lend`, half of the limit at most.
+        freed: notified when memory is given back.
     """
 
-    __slots__ = ("limit", "lock", "taken", "used")
+    __slots__ = ("freed", "lent", "limit", "lock", "taken", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.taken = 0
+        self.lent = 0
         self.lock = Lock()
+        self.freed = Condition(self.lock)
 
 
 class Reservation:
@@ -193,11 +198,51 @@ class Reservation:
         if self.client is not None:
             self.client.bytes += more
 
-    def _check(self, size: int, more: int) -> None:
+    @contextmanager
+    def lend(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes more for a block, once the budget and the client's quota have them.
+
+        A block that is alone may pass both, so that requests that hold memory and wait for more do
+        not wait for each other. Not on the event loop. Raises as `check_wanted` meanwhile.
+        """
         budget, client = self._budget, self.client
-        share = budget.limit
-        if client is not None and client.share.max_bytes is not None:
-            share = min(client.share.max_bytes, budget.limit)
+        with budget.lock:
+            while budget.lent and not self._has(size):
+                budget.freed.wait(_LOOK_SECONDS)
+                check_wanted()
+            budget.lent += size
+            budget.used += size
+            if client is not None:
+                client.bytes += size
+        try:
+            yield
+        finally:
+            with budget.lock:
+                budget.lent -= size
+                budget.used -= size
+                if client is not None:
+                    client.bytes -= size
+                budget.freed.notify_all()
+
+    def _has(self, more: int) -> bool:
+        budget = self._budget
+        held = 0 if self.client is None else self.client.bytes
+        return (
+            budget.lent + more <= budget.limit // 2
+            and budget.used + more <= budget.limit
+            and held + more <= self._share
+        )
+
+    @property
+    def _share(self) -> int:
+        """Bytes of its client at most."""
+        limit = self._budget.limit
+        client = self.client
+        most = None if client is None else client.share.max_bytes
+        return limit if most is None else min(most, limit)
+
+    def _check(self, size: int, more: int) -> None:
+        budget, client, share = self._budget, self.client, self._share
         if size > share:
             raise BodyTooLargeError(
                 f"the request takes {size} bytes with what it decodes to; one client may hold "
@@ -221,6 +266,7 @@ class Reservation:
         with self._budget.lock:
             less = self.size - size
             if less > 0:
+                self._budget.freed.notify_all()
                 self._budget.used -= less
                 self.size = size
                 if self.client is not None:
@@ -270,6 +316,9 @@ _SMALL = 4096
 """Bytes of JSON below which the worst case is assumed instead of counting."""
 
 _WORST = 24
+
+_LOOK_SECONDS = 0.1
+"""Seconds between two looks of who waits for memory whether its request is still wanted."""
 
 _AT_ONCE = 512
 """Items that are measured before other threads may run."""
