@@ -254,10 +254,14 @@ def _model(name: str, settings: DoctorSettings) -> Iterator[Finding]:
     yield Finding(state, "model", f"{found.result} against {found.reference}")
     for place, distance in found.distances.items():
         yield Finding(state, "distance", f"{distance:.2f} of {found.bound:g}  {place}")
+    for part, distance in found.parts.items():
+        yield Finding(state, "part", f"{distance:.2g} from float32  {part}")
     if found.layers:
         worst = max(range(len(found.layers)), key=found.layers.__getitem__)
         said = f"{len(found.layers)} compared; the largest distance is {found.layers[worst]:.2f}"
         yield Finding(state, "layers", f"{said}, of layer {worst}")
+    if not found.distances:
+        return
     said = f"{found.num_modules} compared, {len(found.left_out)} left as they were"
     yield Finding(state, "modules", ": ".join(filter(None, (said, ", ".join(found.left_out)))))
 

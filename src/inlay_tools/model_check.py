@@ -1,15 +1,19 @@
 """The comparison of a model with its own code, for `inlay doctor`."""
 
-from typing import Literal
+import asyncio
+from typing import TYPE_CHECKING, Literal
 
 from inlay.card import SelfCheck
 from inlay.engine.settings import DtypeName, EngineSettings
-from inlay.engine.task import with_task
+from inlay.engine.task import with_engine, with_task
 from inlay.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from inlay.engine.torch.media.loading import WithMedia
 
 
 def self_check_of(name: str, dtype: DtypeName, device: Literal["auto", "cpu", "cuda"]) -> SelfCheck:
-    """Load a model that generates or makes vectors, and compare it in full.
+    """Load a model that generates, makes vectors or draws, and compare it in full.
 
     Args:
         name: directory, or name on the hub.
@@ -21,20 +25,38 @@ def self_check_of(name: str, dtype: DtypeName, device: Literal["auto", "cpu", "c
         EngineError: its numbers are wrong.
         ImportError: the torch engine is not installed.
     """
-    settings = with_task(EngineSettings(model=name, dtype=dtype, device=device, self_check="full"))
+    given = EngineSettings(model=name, dtype=dtype, device=device, self_check="full")
+    settings = with_task(with_engine(given))
     if settings.task == "generate":
         from inlay.engine.torch.model import CausalModel
 
-        found = CausalModel.load(settings).self_check
+        found = _with_tower(settings, CausalModel.load(settings))
     elif settings.task in ("embed", "score"):
         from inlay.engine.embed.encoder import Encoder
 
-        found = Encoder.load(settings).self_check
+        found = _with_tower(settings, Encoder.load(settings))
+    elif settings.engine == "diffusers":
+        from inlay.engine.diffusers.loading import load
+        from inlay.engine.diffusers.part_check import pipeline_parts
+        from inlay.engine.torch.self_check.parts import checked_parts
+
+        loaded = load(settings)
+        found = checked_parts(settings.self_check, loaded.dtype, pipeline_parts(loaded))
     else:
         found = None
     if found is None:
         raise InvalidRequestError(
-            f"{name} is a model for the task {settings.task!r}; those that generate text, embed or "
-            "score are compared with their own code"
+            f"{name} is a model for the task {settings.task!r}; those that generate text, embed, "
+            "score or draw are compared"
         )
     return found
+
+
+def _with_tower(settings: EngineSettings, model: "WithMedia") -> SelfCheck | None:
+    from inlay.engine.torch.media.loading import encoder_of
+
+    encoder = encoder_of(settings, model)
+    if encoder is None:
+        return model.self_check
+    asyncio.run(encoder.close())
+    return encoder.self_check

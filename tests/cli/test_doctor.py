@@ -10,6 +10,7 @@ import pytest
 
 from inlay import demo
 from tests.certificates import certificate
+from tests.engine.torch.vision_reference import directory_of
 from tests.serving import free_port
 from tests.transport.conftest import nats_server
 from tests.transport.nats_server import NatsServer
@@ -79,6 +80,12 @@ def test_a_models_numbers_are_compared_with_its_own_code() -> None:
         "ok"
     }
     assert "0 left as they were" in found["modules"]["said"]
+
+
+def test_a_tower_is_compared_with_float32() -> None:
+    found = ask(directory_of("llava"), "--dtype", "bfloat16")
+    assert "from float32  image" in found["part"]["said"]
+    assert "passed against transformers" in found["model"]["said"]
 
 
 def test_what_is_no_model_is_said(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ async def test_no_layer_of_the_language_model_is_loaded() -> None:
     async with encoding("llava") as engine:
         tower = engine._started.encoder._tower
         assert tower is not None
-        names = [name for name, _ in tower._body.named_parameters()]
+        names = [name for name, _ in tower.body.named_parameters()]
         assert names
         assert all(name.startswith(("vision_tower.", "multi_modal_projector.")) for name in names)
 

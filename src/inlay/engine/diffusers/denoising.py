@@ -71,9 +71,9 @@ def _predicted(
     None where all paintings were left meanwhile.
     """
     max_rows = max(1, max_positions // paintings[0].positions)
-    rows = [row for painting in paintings if painting.negative for row in _rows(painting, True)]
+    rows = [row for painting in paintings if painting.negative for row in rows_of(painting, True)]
     guided = len(rows)
-    rows += [row for painting in paintings for row in _rows(painting, False)]
+    rows += [row for painting in paintings for row in rows_of(painting, False)]
     parts: list[torch.Tensor] = []
     for start in range(0, len(rows), max_rows):
         if all(painting.left for painting in paintings):
@@ -83,7 +83,8 @@ def _predicted(
     return iter(found[:guided]), iter(found[guided:])
 
 
-def _rows(painting: Painting, negative: bool) -> list[Row]:
+def rows_of(painting: Painting, negative: bool) -> list[Row]:
+    """Return the rows of the next step of a painting, for one of its two prompts."""
     scale = getattr(painting.scheduler, "scale_model_input", None)
     latents = painting.latents
     if scale is not None:

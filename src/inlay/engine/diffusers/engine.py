@@ -10,7 +10,7 @@ from itertools import count
 
 import torch
 
-from inlay.card import Adapter, ModelCard, Stats
+from inlay.card import Adapter, ModelCard, SelfCheck, Stats
 from inlay.digest import Secret
 from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.diffusers.checks import Bounds, inputs_of
@@ -19,6 +19,7 @@ from inlay.engine.diffusers.job import IMAGE, LATENTS, PREVIEW, Job, Sketch
 from inlay.engine.diffusers.loading import Loaded, load
 from inlay.engine.diffusers.model_card import Described, bounds_of, card_of
 from inlay.engine.diffusers.painter import EMBEDS, Painter, image_file, payload
+from inlay.engine.diffusers.part_check import pipeline_parts
 from inlay.engine.diffusers.probing import probe_request
 from inlay.engine.diffusers.turns import put_back, take
 from inlay.engine.inflow import Inflow
@@ -26,6 +27,7 @@ from inlay.engine.jobs import Jobs
 from inlay.engine.probe import last_output, probe_failed
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.failures import model_failed
+from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.engine.torch.stage_sleep import StageSleep
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.prompt import Buffer
@@ -71,13 +73,17 @@ class DiffusersEngine:
 
         Raises:
             InvalidRequestError: an unsupported model or setting.
-            EngineError: it was started before, or files do not fit the models.
+            EngineError: it was started before, files do not fit the models, or what these make is
+                not finite.
         """
         if self._driver is not None:
             raise EngineError("the engine was started before")
         loaded = await self._thread.run(partial(load, self._settings))
+        parts = pipeline_parts(loaded)
+        check = partial(checked_parts, self._settings.self_check, loaded.dtype, parts)
+        described = _described(loaded, await self._thread.run(check))
         self._bounds: Bounds = bounds_of(self._settings, loaded.facts, loaded.part)
-        self._card = card_of(self._settings, self._bounds, self._secret, _described(loaded))
+        self._card = card_of(self._settings, self._bounds, self._secret, described)
         self._begin_with(loaded)
 
     def _begin_with(self, loaded: Loaded) -> None:
@@ -380,9 +386,10 @@ class DiffusersEngine:
         job.end("stop", *payloads, positions=0 if self._loaded.part == "text_encoder" else made)
 
 
-def _described(loaded: Loaded) -> Described:
+def _described(loaded: Loaded, check: SelfCheck | None) -> Described:
     dtype = str(loaded.dtype).removeprefix("torch.")
-    return Described("diffusers", str(loaded.path), loaded.weights_id, dtype)
+    path = str(loaded.path)
+    return Described("diffusers", path, loaded.weights_id, dtype, self_check=check)
 
 
 def _encode(painter: Painter, bounds: Bounds, job: Job) -> tuple[dict[str, torch.Tensor], int]:

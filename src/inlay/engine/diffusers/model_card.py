@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import NamedTuple
 
-from inlay.card import ImageCard, Limits, ModelCard
+from inlay.card import ImageCard, Limits, ModelCard, SelfCheck
 from inlay.digest import Secret
 from inlay.engine.diffusers.checks import Bounds
 from inlay.engine.diffusers.facts import Facts
@@ -34,6 +34,7 @@ class Described(NamedTuple):
         weights_id: 32 hex digits, of all that decides what it makes.
         dtype: of the models.
         previews: it gives images so far.
+        self_check: result of its check at start.
     """
 
     engine: str
@@ -41,6 +42,7 @@ class Described(NamedTuple):
     weights_id: str
     dtype: str
     previews: bool = True
+    self_check: SelfCheck | None = None
 
 
 def bounds_of(settings: EngineSettings, facts: Facts, part: Part) -> Bounds:
@@ -83,6 +85,7 @@ def card_of(
         tasks=(Task.STAGE,),
         prompt_embeds=_NO_EMBEDS.get(bounds.part) if facts.embeds else "it takes text alone",
         secret_fingerprint=secret.fingerprint,
+        self_check=described.self_check,
         image=ImageCard(
             width=facts.width,
             height=facts.height,

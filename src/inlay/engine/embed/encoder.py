@@ -411,7 +411,7 @@ class LocalModel:
         media = self._media = await self._thread.run(partial(encoder_of, self._settings, encoder))
         card = _card(self._settings, encoder, self._secret)
         if media is not None:
-            card = replace(card, media=media.spec)
+            card = replace(card, media=media.spec, self_check=media.self_check)
         return LoadedEmbeddingModel(card, self._settings.max_num_batched_tokens, media=media)
 
     async def vectors(self, batch: Sequence[EmbedInput]) -> npt.NDArray[np.float32]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 
-from inlay.card import AudioCard, Limits, ModelCard, Stats
+from inlay.card import AudioCard, Limits, ModelCard, SelfCheck, Stats
 from inlay.digest import Secret
 from inlay.engine.compute_thread import ComputeThread
 from inlay.engine.inflow import Inflow
@@ -17,6 +17,7 @@ from inlay.engine.speech.job import Job
 from inlay.engine.speech.loading import SYSTEM, Loaded, load
 from inlay.engine.speech.vocoder import SAMPLE_RATE
 from inlay.engine.torch.failures import model_failed
+from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.engine.torch.stage_sleep import StageSleep
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
 from inlay.request import Emit, Request, Task
@@ -60,12 +61,15 @@ class SpeechEngine:
 
         Raises:
             InvalidRequestError: an unsupported model or setting.
-            EngineError: it was started before.
+            EngineError: it was started before, or what it makes is not finite.
         """
         if self._driver is not None:
             raise EngineError("the engine was started before")
         loaded = await self._thread.run(partial(load, self._settings))
-        self._card = _card(self._settings, loaded, self._secret)
+        parts = loaded.model.parts()
+        check = partial(checked_parts, self._settings.self_check, loaded.dtype, parts)
+        found = await self._thread.run(check)
+        self._card = _card(self._settings, loaded, self._secret, found)
         self._begin_with(loaded)
 
     def _begin_with(self, loaded: Loaded) -> None:
@@ -217,7 +221,9 @@ class SpeechEngine:
             self._enqueue(job)
 
 
-def _card(settings: EngineSettings, loaded: Loaded, secret: Secret) -> ModelCard:
+def _card(
+    settings: EngineSettings, loaded: Loaded, secret: Secret, check: SelfCheck | None
+) -> ModelCard:
     """Return the metadata that the worker announces."""
     names = settings.names
     return ModelCard(
@@ -234,6 +240,7 @@ def _card(settings: EngineSettings, loaded: Loaded, secret: Secret) -> ModelCard
         tasks=(Task.STAGE,),
         prompt_embeds="it speaks what another model says",
         secret_fingerprint=secret.fingerprint,
+        self_check=check,
         audio=AudioCard(
             voices=loaded.model.voices,
             sample_rate=SAMPLE_RATE,

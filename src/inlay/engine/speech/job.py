@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.inflow import Inflow
+from inlay.engine.torch.self_check.parts import Part
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.request import Emit, FinishReason, Input, Output, Payload, Request, Usage
 from inlay.speech import Speech
@@ -52,6 +53,9 @@ class Model(Protocol):
 
     def probe(self) -> None:
         """Make a little of nothing."""
+
+    def parts(self) -> dict[str, Part]:
+        """Return what is compared with float32 at a start, by name."""
 
 
 class Job:

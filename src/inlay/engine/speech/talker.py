@@ -22,6 +22,9 @@ from transformers.generation import (
 )
 
 from inlay.engine.speech.job import Piece, tensor_of
+from inlay.engine.torch.self_check.judgement import MOST_NOISE
+from inlay.engine.torch.self_check.parts import Part
+from inlay.engine.torch.self_check.reference import centred
 from inlay.errors import EngineError, InvalidRequestError
 from inlay.media.positions import rope_positions
 from inlay.prompt import Buffer, Prompt, Segment, Tokens
@@ -93,9 +96,13 @@ class Talker:
         )
         return found
 
-    @torch.inference_mode()
     def logits(self, rows: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        """Compute the logits [1, codes], float32, of the code behind `rows` [N, E] and `cache`.
+        """Compute the logits [1, codes] of the code behind `rows`, as `every_logits`."""
+        return self.every_logits(rows, positions, cache)[-1:]
+
+    @torch.inference_mode()
+    def every_logits(self, rows: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Compute the logits [N, codes], float32, behind each of `rows` [N, E] and `cache`.
 
         `positions` [3, N] are those of the rows in time, height and width.
         """
@@ -105,8 +112,19 @@ class Talker:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        logits: Tensor = self._model.codec_head(states)
-        return logits[:, -1].float()
+        logits: Tensor = self._model.codec_head(states)[0]
+        return logits.float()
+
+    def parts(self) -> dict[str, Part]:
+        """Return what is compared with float32: the logits behind codes that were said."""
+        said = list(self.rows.starts.values())[:1] + [self.rows.end] + [self.rows.pad] * 14
+
+        def run() -> Sequence[Tensor]:
+            rows = torch.stack(said) + self.embed(range(len(said)))
+            positions = torch.arange(len(said)).expand(3, -1)
+            return [centred(self.every_logits(rows, positions, DynamicCache()))]
+
+        return {"talker": Part([self._model], run, MOST_NOISE)}
 
     def probe(self) -> None:
         """Compute two codes of nothing."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
 from inlay.engine.speech.job import Piece, tensor_of
+from inlay.engine.torch.self_check.parts import Part
 from inlay.errors import EngineError
 from inlay.media.sound_files import FORMATS, sound_writer
 from inlay.prompt import Buffer
@@ -140,8 +141,16 @@ class Vocoder:
 
     def probe(self) -> None:
         """Make the sound of a code."""
+        self._sound_of([0])
+
+    def _sound_of(self, codes: Sequence[int]) -> Tensor:
         voice = next(iter(self._voices.values()))
-        self.sound(self.spectrum([0], voice, self.noise(0, 0, 1)))
+        return self.sound(self.spectrum(codes, voice, self.noise(0, 0, len(codes))))
+
+    def parts(self) -> dict[str, Part]:
+        """Return what must be finite at a start: the sound of a block of codes."""
+        codes = [code % self.num_codes for code in range(self.block)]
+        return {"vocoder": Part([self._dit, self._bigvgan], lambda: [self._sound_of(codes)[None]])}
 
 
 class Sounding:

@@ -321,6 +321,6 @@ def card_of(
         shares_text_prefix=True,
         hidden_layers=len(model.decoder_layers) or None,
         secret_fingerprint=secret.fingerprint,
-        self_check=model.self_check,
+        self_check=model.self_check if encoder is None else encoder.self_check,
         media=None if encoder is None else encoder.spec,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from torch import Tensor
 
-from inlay.card import Stats
+from inlay.card import SelfCheck, Stats
 from inlay.embedding.cache import Bundle, ResultCache
 from inlay.engine.decoding import (
     DECODING_THREADS,
@@ -60,6 +60,7 @@ class MediaEncoder:
         dtype: of the rows, by torch's name.
         hidden_size: elements of a row.
         spec: how media are laid out.
+        self_check: result of the check of the tower, and of the language model behind it.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class MediaEncoder:
         cache_bytes: int,
         dtype: str,
         hidden_size: int,
+        self_check: SelfCheck | None = None,
         memory: int = MEMORY_BYTES,
         places: int = PLACES,
     ) -> None:
@@ -83,6 +85,7 @@ class MediaEncoder:
             cache_bytes: maximum size of the cached rows; 0 caches nothing.
             dtype: of the rows, by torch's name.
             hidden_size: elements of a row.
+            self_check: result of the check at start.
             memory: bytes of decoded files and tower inputs at the same time.
             places: items in hand at the same time.
         """
@@ -90,6 +93,7 @@ class MediaEncoder:
         self.encoded = self.steps = 0
         self.dtype = dtype
         self.hidden_size = hidden_size
+        self.self_check = self_check
         self._tower = tower
         self._readers = readers
         self.spec = spec

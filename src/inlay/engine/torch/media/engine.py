@@ -95,6 +95,7 @@ class EncodeEngine:
             prompt_embeds=NO_ROWS,
             secret_fingerprint=self._secret.fingerprint,
             media=encoder.spec,
+            self_check=encoder.self_check,
         )
 
     async def close(self) -> None:

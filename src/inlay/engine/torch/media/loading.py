@@ -10,12 +10,15 @@ import torch
 import transformers
 from msgspec.structs import replace
 
+from inlay.card import SelfCheck
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch import threads
 from inlay.engine.torch.media.encoder import MediaEncoder
+from inlay.engine.torch.media.part_check import tower_parts
 from inlay.engine.torch.media.processing import BACKEND
-from inlay.engine.torch.media.readers import readers_of
+from inlay.engine.torch.media.readers import Readers, readers_of
 from inlay.engine.torch.media.tower import Tower
+from inlay.engine.torch.self_check.parts import checked_parts
 from inlay.engine.torch.weights.checkpoint import device_of, dtype_of, load, parsed_config
 from inlay.engine.torch.weights.division import split_tower
 from inlay.engine.torch.weights.families import context_length, family_of
@@ -120,6 +123,7 @@ class WithMedia(Protocol):
         hidden_size: elements of a row.
         weights_id: identity of configuration and weights.
         dtype: of the rows.
+        self_check: result of its own check.
     """
 
     takes_media: bool
@@ -128,10 +132,14 @@ class WithMedia(Protocol):
     hidden_size: int
     weights_id: str
     dtype: torch.dtype
+    self_check: SelfCheck | None
 
 
 def encoder_of(settings: EngineSettings, model: WithMedia) -> MediaEncoder | None:
-    """Return the encoder of a model's media; None, with a log line, if it takes none."""
+    """Return the encoder of a model's media; None, with a log line, if it takes none.
+
+    Raises `EngineError` as `media_encoder`.
+    """
     if not model.takes_media:
         return None
     try:
@@ -142,6 +150,7 @@ def encoder_of(settings: EngineSettings, model: WithMedia) -> MediaEncoder | Non
             model.hidden_size,
             model.weights_id,
             model.dtype,
+            model.self_check,
         )
     except InvalidRequestError as error:
         _logger.warning("the model serves text alone, without images: %s", error.message)
@@ -155,6 +164,7 @@ def media_encoder(
     hidden_size: int,
     weights_id: str,
     dtype: torch.dtype,
+    found: SelfCheck | None = None,
 ) -> MediaEncoder:
     """Return the encoder of a model's media.
 
@@ -165,9 +175,11 @@ def media_encoder(
         hidden_size: elements of a row.
         weights_id: identity of configuration and weights.
         dtype: of the rows.
+        found: result of the check of the language model.
 
     Raises:
         InvalidRequestError: media of the model cannot be laid out or processed.
+        EngineError: what the tower makes in its dtype is not finite.
     """
     tower = None if body is None else Tower(body, hidden_size)
     torch_version = torch.__version__.partition("+")[0]  # CPUs' and GPUs' resize alike
@@ -185,10 +197,16 @@ def media_encoder(
     if video is not None:  # whoever encodes elsewhere says itself what it cannot decode
         video = replace(video, containers=body is None or can_decode())
     spec = replace(spec, embeds=settings.enable_mm_embeds, video=video)
+    readers: Readers = {}
+    if tower is not None:
+        readers = readers_of(directory, tower.body.config, spec)
+        parts = tower_parts(tower, readers, spec)
+        found = checked_parts(settings.self_check, dtype, parts, found)
     return MediaEncoder(
         tower,
-        {} if body is None else readers_of(directory, body.config, spec),
+        readers,
         spec,
+        self_check=found,
         cache_bytes=settings.encoder_cache_bytes,
         dtype=str(dtype).removeprefix("torch."),
         hidden_size=hidden_size,

@@ -29,12 +29,13 @@ class Tower:
     not queued behind it; not run on a GPU yet.
 
     Attributes:
+        body: as given.
         dtype: of the rows.
         hidden_size: elements of a row.
     """
 
     def __init__(self, body: Any, hidden_size: int) -> None:
-        self._body = body
+        self.body = body
         first = next(body.parameters())
         self._device: torch.device = first.device
         on_gpu = first.device.type == "cuda"
@@ -68,19 +69,27 @@ class Tower:
             for found in self.encode([one], [count])
         ]
 
-    def _together(self, inputs: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[Arrays]:
+    def features(self, inputs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Compute named rows [N, C] of some images together, on the device.
+
+        To be called in inference mode.
+        """
         joined = collate(list(inputs))
         name = next(name for name in _FEATURES if name in joined)
         joined[name] = joined[name].to(self.dtype)
+        there = {name: part.to(self._device) for name, part in joined.items()}
+        if not hasattr(self.body, _FEATURES[name]):
+            output = _masked_audio(self.body, **there)
+        else:
+            output = getattr(self.body, _FEATURES[name])(**there, return_dict=True)
+        levels = {ROWS: _flat(_projected(self.body, output))}
+        for index, level in enumerate(getattr(output, "deepstack_features", None) or ()):
+            levels[f"{DEEPSTACK}.{index}"] = _flat(level)
+        return levels
+
+    def _together(self, inputs: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[Arrays]:
         with torch.cuda.stream(self._stream), torch.inference_mode():
-            there = {name: part.to(self._device) for name, part in joined.items()}
-            if not hasattr(self._body, _FEATURES[name]):
-                output = _masked_audio(self._body, **there)
-            else:
-                output = getattr(self._body, _FEATURES[name])(**there, return_dict=True)
-            levels = {ROWS: _flat(_projected(self._body, output))}
-            for index, level in enumerate(getattr(output, "deepstack_features", None) or ()):
-                levels[f"{DEEPSTACK}.{index}"] = _flat(level)
+            levels = self.features(inputs)
             for name, rows in levels.items():
                 if rows.shape != (sum(counts), self.hidden_size):
                     raise EngineError(
