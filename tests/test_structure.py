@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "store": SHARED | {"tensors"},
     "http": SHARED
     | {"embedding", "media", "tensors", "render", "router", "transport", "store", "telemetry"}
-    | {"web"},
+    | {"web", "extension"},
     "api": SHARED
     | {"http", "embedding", "media", "tensors", "render"}
     | {"router", "transport", "store", "telemetry", "stages", "extension"},

@@ -34,6 +34,25 @@ BUNDLED: Final[Mapping[str, str]] = {
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task in words, and the routes that serve it, for errors.
+
+    Attributes:
+        task: value of `inlay.request.Task`.
+        does: "makes images", of a model of this task.
+        does_not: "makes no images", of a model of another.
+        routes: the usual one first.
+        field: of `ModelCard`, which models of it have; all have it where empty.
+    """
+
+    task: str
+    does: str
+    does_not: str
+    routes: tuple[str, ...]
+    field: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Extension:
     """The parts that one package adds; its module imports no heavy library and no server.
@@ -43,6 +62,7 @@ class Extension:
         api: number of this interface that it was written for.
         chat: `MODULE:NAME` of the `api.generation.chat_kinds.ChatKind` that answers chats which are
             more than text; none where empty. It is imported at the first such chat.
+        tasks: those that it serves; one with a field of the card before one without.
         models: `MODULE:NAME` of a function of the router and a card, which returns the
             `api.openai.models.ModelFacts` of a model that the extension serves.
         routes: `MODULE:NAME` of `http.app.Routes`, imported where a server starts.
@@ -51,6 +71,7 @@ class Extension:
 
     name: str
     api: int = 1
+    tasks: tuple[TaskSpec, ...] = ()
     chat: str = ""
     models: str = ""
     routes: str = ""

@@ -24,6 +24,7 @@ from inlay.errors import (
     DeadlineExceededError,
     InvalidRequestError,
 )
+from inlay.extension import TaskSpec, extensions
 from inlay.http.asgi import Headers, Receive, Scope, Send
 from inlay.http.bodies.accounting import ByteBudget, EmbedsLimits, RequestMemory, Reservation
 from inlay.http.bodies.connection import Exchange
@@ -91,29 +92,27 @@ JSON_HEADER = (b"content-type", b"application/json")
 TIMEOUT_HEADER = b"x-request-timeout"
 
 
-ROUTES: dict[Task, tuple[str, ...]] = {
-    Task.GENERATE: ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    Task.EMBED: ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
-    Task.SCORE: ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
-    Task.ENCODE: ("/v1/encode",),
-    Task.STAGE: ("/v1/images/generations",),
-}
-"""Routes of each task, the usual one first."""
-
-_DOES = {
-    Task.GENERATE: "generates text",
-    Task.EMBED: "makes embeddings",
-    Task.SCORE: "scores or classifies",
-    Task.ENCODE: "encodes media",
-    Task.STAGE: "makes images",
-}
-_DOES_NOT = {
-    Task.GENERATE: "does not generate text",
-    Task.EMBED: "makes no embeddings",
-    Task.SCORE: "has no classification head",
-    Task.ENCODE: "does not encode media",
-    Task.STAGE: "makes no images",
-}
+_TASKS = (
+    TaskSpec(
+        Task.GENERATE,
+        "generates text",
+        "does not generate text",
+        ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+    ),
+    TaskSpec(
+        Task.EMBED,
+        "makes embeddings",
+        "makes no embeddings",
+        ("/v1/embeddings", "/pooling", "/v1/score", "/v1/rerank"),
+    ),
+    TaskSpec(
+        Task.SCORE,
+        "scores or classifies",
+        "has no classification head",
+        ("/v1/score", "/v1/rerank", "/classify", "/pooling"),
+    ),
+    TaskSpec(Task.ENCODE, "encodes media", "does not encode media", ("/v1/encode",)),
+)
 
 
 class Server:
@@ -286,17 +285,22 @@ def check_task(card: ModelCard, *tasks: Task) -> None:
     """
     if set(tasks) & set(card.tasks):
         return
-    served = sorted(card.tasks)
-    if card.audio is not None:
-        does, routes = "speaks", ["/v1/audio/speech"]
-    else:
-        does = " and ".join(_DOES[task] for task in served)
-        routes = list(dict.fromkeys(route for task in served for route in ROUTES[task]))
+    known = [*_TASKS, *(spec for each in extensions() for spec in each.tasks)]
+    found = {task: _spec_of(card, task, known) for task in sorted(card.tasks)}
+    does = " and ".join(spec.does if spec else f"does {task}" for task, spec in found.items())
+    routes = dict.fromkeys(route for spec in found.values() if spec for route in spec.routes)
+    wanted = next((spec.does_not for spec in known if spec.task == tasks[0]), f"not {tasks[0]}")
+    where = f": use POST {', '.join(routes)}" if routes else ""
     raise InvalidRequestError(
-        f"The model `{card.name}` {does}, and {_DOES_NOT[tasks[0]]}: use POST {', '.join(routes)}. "
+        f"The model `{card.name}` {does}, and {wanted}{where}. "
         f"This route needs a model served with --task {' or '.join(tasks)}.",
         param="model",
     )
+
+
+def _spec_of(card: ModelCard, task: Task, known: Sequence[TaskSpec]) -> TaskSpec | None:
+    fits = (spec for spec in known if spec.task == task)
+    return next((one for one in fits if not one.field or getattr(card, one.field)), None)
 
 
 @dataclass(slots=True)
