@@ -133,3 +133,26 @@ def test_one_name_of_two_givers_is_refused() -> None:
     assert merged("route", [("a", {"x": 1}), ("b", {"y": 2})]) == {"x": 1, "y": 2}
     with pytest.raises(InvalidRequestError, match="route 'x' is given twice: by a and by b"):
         merged("route", [("a", {"x": 1}), ("b", {"x": 2})])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--engine", "diffusers"),
+            "--engine diffusers is of an extension that is not loaded (--extensions); there are: "
+            "torch, vllm, sglang, echo",
+        ),
+        (
+            ("--max-image-cost", "3"),
+            "--max-image-cost is for engines of an extension that is not loaded, not for torch",
+        ),
+    ],
+)
+def test_an_engine_that_is_not_loaded_is_one_line(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = inlay(tmp_path, "serve", str(tmp_path), *words, INLAY_EXTENSIONS="")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

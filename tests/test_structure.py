@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "adapter": SHARED | {"tensors"},
     "embedding": SHARED,
     "worker": SHARED | {"stages", "telemetry", "transport", "engine", "adapter", "tensors"},
-    "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store"},
+    "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store", "extension"},
     "client": SHARED | {"media", "tensors", "render"},
     "demo": set[str](),
     "web": set[str](),

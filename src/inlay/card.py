@@ -9,7 +9,7 @@ from inlay.address import Address as Address
 from inlay.errors import InvalidRequestError
 from inlay.media.spec import MediaSpec
 from inlay.request import GrammarKind, Task
-from inlay.stages.graph import StageCard
+from inlay.stages.graph import StageCard as StageCard
 
 PROTOCOL = 2
 """The version of these messages."""

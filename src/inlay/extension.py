@@ -63,8 +63,10 @@ class Extension:
         chat: `MODULE:NAME` of the `api.generation.chat_kinds.ChatKind` that answers chats which are
             more than text; none where empty. It is imported at the first such chat.
         tasks: those that it serves; one with a field of the card before one without.
-        models: `MODULE:NAME` of a function of the router and a card, which returns the
+        facts: `MODULE:NAME` of a function of the router and a card, which returns the
             `api.openai.models.ModelFacts` of a model that the extension serves.
+        models: `MODULE:NAME` of the `engine.source.ModelSource` of files that it serves.
+        engines: `MODULE:NAME` of `engine.spec.EngineSpec` by the name of `--engine`.
         routes: `MODULE:NAME` of `http.app.Routes`, imported where a server starts.
         commands: `MODULE:NAME` of a sequence of `cli.command.Command`; none where empty.
     """
@@ -73,7 +75,9 @@ class Extension:
     api: int = 1
     tasks: tuple[TaskSpec, ...] = ()
     chat: str = ""
+    facts: str = ""
     models: str = ""
+    engines: str = ""
     routes: str = ""
     commands: str = ""
 

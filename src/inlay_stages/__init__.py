@@ -9,6 +9,8 @@ extension = Extension(
         TaskSpec("stage", "makes images", "makes no images", ("/v1/images/generations",)),
     ),
     chat="inlay.api.openai.chat.stages:CHATS",
-    models="inlay.api.openai.stage_models:describe",
+    facts="inlay.api.openai.stage_models:describe",
+    models="inlay.cli.pipeline:MODELS",
+    engines="inlay.engine.stage_engines:ENGINES",
     routes="inlay.api.openai.stage_routes:ROUTES",
 )

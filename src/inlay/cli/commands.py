@@ -1,7 +1,6 @@
 """All commands: those of the core, and those of its extensions."""
 
 from collections.abc import Sequence
-from functools import cache
 
 from inlay.cli.command import Command
 from inlay.cli.settings import (
@@ -83,13 +82,8 @@ def commands() -> Sequence[Command]:
     Raises:
         InvalidRequestError: two have one name, or an extension cannot be loaded.
     """
-    return _with(tuple(parts("commands")))
-
-
-@cache
-def _with(found: tuple[tuple[str, Sequence[Command]], ...]) -> Sequence[Command]:
     given: list[tuple[str, Sequence[Command]]] = [("inlay", _CORE)]
-    given += [(f"extension {name!r}", some) for name, some in found]
+    given += [(f"extension {name!r}", some) for name, some in parts("commands")]
     joined = merged(
         "command", ((giver, {each.name: each for each in some}) for giver, some in given)
     )

@@ -4,10 +4,11 @@ import json
 import shlex
 from pathlib import Path
 
-from inlay.engine.diffusers.facts import INDEX, is_pipeline
 from inlay.engine.settings import EngineSettings
+from inlay.engine.source import ModelSource
 from inlay.engine.torch.checks import check_settings
 from inlay.errors import InvalidRequestError
+from inlay.extension import parts
 from inlay.render.tokenizer import load_tokenizer
 from inlay.tensors.hub import local_directory
 from inlay.tensors.table import check_tensors, config_of
@@ -26,13 +27,10 @@ def check_model(engine: EngineSettings) -> None:
     if path.is_file():
         raise InvalidRequestError(_is_a_file(path), param="model")
     directory = local_directory(engine.model)
-    if engine.engine in ("diffusers", "vllm-omni"):
-        if directory is not None and not is_pipeline(directory):
-            raise InvalidRequestError(
-                f"{directory} has no {INDEX}: it is no pipeline of diffusers",
-                param="model",
-            )
-        return
+    source: ModelSource
+    for _, source in parts("models"):
+        if source.check(engine, directory):
+            return
     if directory is not None:
         other = _other_format(directory)
         if other is not None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import yaml
 
-from inlay.engine.diffusers.facts import is_pipeline, read_index
+from inlay.engine.diffusers.facts import INDEX, is_pipeline, read_index
 from inlay.engine.settings import EngineSettings
+from inlay.engine.source import Served
 from inlay.errors import InvalidRequestError
 from inlay.render.tokenizer import load_tokenizer
 from inlay.render.vocabulary import Vocabulary
@@ -34,20 +35,6 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(self.stages.get(stage, {}).get("workers", 1))
 
 
-class StageEngine(NamedTuple):
-    """The engine of a stage.
-
-    Attributes:
-        engine: its settings.
-        stage: for the cards of its workers.
-        workers: how many `inlay serve` starts.
-    """
-
-    engine: EngineSettings
-    stage: StageCard
-    workers: int
-
-
 _OWN = frozenset({"model", "served_model_name", "part", "task", "hidden_projector"})
 """Settings that the graph decides."""
 
@@ -57,7 +44,7 @@ def is_graph(model: str) -> bool:
     return model.endswith((".yaml", ".yml"))
 
 
-def stage_engines(given: EngineSettings, deploy: Path | None) -> list[StageEngine]:
+def stage_engines(given: EngineSettings, deploy: Path | None) -> list[Served]:
     """Return the engines of all stages of the graph that `given.model` is.
 
     Args:
@@ -71,27 +58,26 @@ def stage_engines(given: EngineSettings, deploy: Path | None) -> list[StageEngin
     deployment = read_deployment(deploy)
     fields = given.model_dump(exclude_unset=True, exclude={"model"})
     return [
-        StageEngine(engine, StageCard(graph, name), deployment.workers(name))
+        Served(engine, StageCard(graph, name), deployment.workers(name))
         for name, engine in stage_settings(graph, deployment, fields).items()
     ]
 
 
-def stage_engine(given: EngineSettings, deploy: Path | None, stage: str | None) -> StageEngine:
+def stage_engine(given: EngineSettings, deploy: Path | None, stage: str | None) -> Served:
     """Return the engine of the stage that is called `stage`. Arguments as `stage_engines`.
 
     Raises:
         InvalidRequestError: there is no such stage, or as `stage_engines`.
     """
-    found = stage_engines(given, deploy)
-    names = ", ".join(one.stage.name for one in found)
+    found = {one.stage.name: one for one in stage_engines(given, deploy) if one.stage is not None}
+    names = ", ".join(found)
     if stage is None:
         raise InvalidRequestError(
             f"{given.model} is a graph, of which a worker is one stage: --stage must be one of "
             f"{names}"
         )
-    for one in found:
-        if one.stage.name == stage:
-            return one
+    if stage in found:
+        return found[stage]
     raise InvalidRequestError(f"--stage is {stage!r}; {given.model} has {names}")
 
 
@@ -288,3 +274,36 @@ def _text_config(model: str) -> Mapping[str, Any]:
 
 def _model(name: str, folder: Path) -> str:
     return str((folder / name).resolve()) if (folder / name).is_dir() else name
+
+
+class StageModels:
+    """Graphs, and directories of diffusers, as `inlay.engine.source.ModelSource`."""
+
+    def engine_of(self, model: str) -> str | None:
+        """As `ModelSource`."""
+        return "diffusers" if is_pipeline(Path(model).expanduser()) else None
+
+    def check(self, engine: EngineSettings, directory: Path | None) -> bool:
+        """As `ModelSource`."""
+        if engine.engine not in ("diffusers", "vllm-omni"):
+            return False
+        if directory is not None and not is_pipeline(directory):
+            raise InvalidRequestError(
+                f"{directory} has no {INDEX}: it is no pipeline of diffusers", param="model"
+            )
+        return True
+
+    def is_plan(self, model: str) -> bool:
+        """As `ModelSource`."""
+        return is_graph(model)
+
+    def plan(self, given: EngineSettings, deploy: Path | None) -> list[Served]:
+        """As `ModelSource`."""
+        return stage_engines(given, deploy)
+
+    def planned(self, given: EngineSettings, deploy: Path | None, stage: str | None) -> Served:
+        """As `ModelSource`."""
+        return stage_engine(given, deploy, stage)
+
+
+MODELS = StageModels()

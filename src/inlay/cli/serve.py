@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import inlay
@@ -15,13 +15,14 @@ from inlay.api import build_app
 from inlay.card import EmbeddingCard, ModelCard
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
-from inlay.cli.pipeline import is_graph, stage_engines
 from inlay.cli.process import Console, on_signals, run_until_signal, waiting
 from inlay.cli.settings import ServeSettings
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
+from inlay.engine.source import Served, plan_of
+from inlay.engine.spec import spec_of
 from inlay.engine.task import with_engine
 from inlay.engine.vllm.connectors import transfer_config
 from inlay.errors import InlayError, InvalidRequestError
@@ -31,7 +32,6 @@ from inlay.http.settings import FrontendSettings
 from inlay.pace import freeze_gc
 from inlay.request import Task
 from inlay.router import Router
-from inlay.stages.graph import StageCard
 from inlay.store.settings import StoreSettings
 from inlay.telemetry import Tracing, configure
 from inlay.transport.local import LocalPlane, RoutedPlane
@@ -41,13 +41,6 @@ from inlay.worker import RestartGroup, Supervisor, starting
 from inlay.worker.lora_modules import check_adapters
 
 _ACCEPTING_SECONDS = 0.02
-
-
-class Served(NamedTuple):
-    """An engine that is served: of a model, or of a stage of a pipeline."""
-
-    engine: EngineSettings
-    stage: StageCard | None = None
 
 
 @dataclass(frozen=True)
@@ -192,12 +185,6 @@ def _check_kept(served: Sequence[Served], store: StoreSettings) -> None:
         )
 
 
-def _library(engine: EngineSettings) -> str:
-    return {"vllm": "vLLM", "vllm-omni": "vLLM-Omni", "sglang": "SGLang"}.get(
-        engine.engine, "torch"
-    )
-
-
 def _supervisors(
     settings: ServeSettings,
     places: Sequence[tuple[Served, Rank]],
@@ -235,25 +222,26 @@ def _name(one: Served, number: int, count: int) -> str:
 
 
 def _served(settings: ServeSettings) -> list[Served]:
-    """The engines to start: one, or those of a graph's stages.
+    """The engines to start: one, or those of a plan.
 
     Raises:
         InvalidRequestError: of a graph or deployment.
     """
     given = settings.engine
-    if not is_graph(given.model):
+    source = plan_of(given.model)
+    if source is None:
         if settings.deploy is not None:
             raise InvalidRequestError("--deploy is for a graph, GRAPH.yaml, not for a model")
         return [Served(with_engine(given))]
     return [
-        Served(one.engine, one.stage)
-        for one in stage_engines(given, settings.deploy)
+        one._replace(workers=1)
+        for one in source.plan(given, settings.deploy)
         for _ in range(one.workers)
     ]
 
 
 def _tell_of(served: Sequence[Served], console: Console) -> None:
-    for engine, stage in served:
+    for engine, stage, _ in served:
         of = "" if stage is None else f"stage {stage.name}: "
         console.line(
             f"inlay {inlay.__version__}: {of}loading {engine.model} with the {engine.engine} engine"
@@ -261,10 +249,8 @@ def _tell_of(served: Sequence[Served], console: Console) -> None:
     if any(one.engine.engine != "echo" for one in served):
         process = "engine process, which" if len(served) == 1 else "engine processes, which"
         verb = "imports" if len(served) == 1 else "import"
-        console.line(
-            f"starting the {process} first {verb} {_library(served[0].engine)}; this takes some "
-            "seconds"
-        )
+        library = spec_of(served[0].engine).title
+        console.line(f"starting the {process} first {verb} {library}; this takes some seconds")
 
 
 def _beside(stop: asyncio.Event, doing: Coroutine[object, object, None]) -> "asyncio.Task[None]":

@@ -12,19 +12,18 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, NoReturn
 
 import inlay
-from inlay.card import Rollout
+from inlay.card import Rollout, StageCard
 from inlay.cli.engine_args import with_engine_args
 from inlay.cli.model_directory import check_model
-from inlay.cli.pipeline import is_graph, stage_engine
 from inlay.cli.process import Console, on_signals, run_until_signal
 from inlay.cli.settings import WorkerSettings
 from inlay.digest import Secret
 from inlay.engine import check as check_engine
 from inlay.engine.ranks import Rank, ranks_of, tied
 from inlay.engine.settings import EngineSettings
+from inlay.engine.source import plan_of
 from inlay.engine.task import with_engine
 from inlay.errors import InvalidRequestError
-from inlay.stages.graph import StageCard
 from inlay.store.secret import read_key
 from inlay.telemetry import configure
 from inlay.transport.local import LocalPlane
@@ -67,8 +66,9 @@ def _engine(settings: WorkerSettings) -> tuple[EngineSettings, StageCard | None]
         InvalidRequestError: of a graph, its deployment or the stage.
     """
     given = settings.engine
-    if is_graph(given.model):
-        found = stage_engine(given, settings.deploy, settings.stage)
+    source = plan_of(given.model)
+    if source is not None:
+        found = source.planned(given, settings.deploy, settings.stage)
         return found.engine, found.stage
     if settings.stage is not None or settings.deploy is not None:
         flag = "--deploy" if settings.stage is None else "--stage"

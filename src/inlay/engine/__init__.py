@@ -27,7 +27,7 @@ from inlay.digest import Secret
 from inlay.engine.api import Engine
 from inlay.engine.ranks import check_ranks
 from inlay.engine.settings import EngineSettings
-from inlay.engine.spec import ENGINES, check_options, environment
+from inlay.engine.spec import check_options, environment, spec_of
 
 __all__ = ["Engine", "EngineSettings", "check", "create", "environment"]
 
@@ -53,7 +53,7 @@ def create(settings: EngineSettings, secret: Secret) -> Engine:
 
     settings = with_task(settings)
     check(settings)
-    spec = ENGINES[settings.engine]
+    spec = spec_of(settings)
     engine: Engine
     if settings.task == "encode":
         engine = spec.load(spec.encode)(settings, secret)

@@ -1,6 +1,6 @@
 """The registry of engines: what each takes, needs and is made of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from inlay import extras
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
+from inlay.extension import FLAG, merged, parts
 from inlay.pace import importing
 
 
@@ -23,6 +24,8 @@ class EngineSpec:
         check: function of settings that raises `InvalidRequestError`.
         library: module that must be installed.
         missing: message where it is not.
+        title: name of the library for people.
+        task: the only task, whatever the files of the model say; empty: see `engine.task`.
         options: of `_OPTIONS`, those that this engine takes.
         hints: by option, what to use instead.
     """
@@ -34,6 +37,8 @@ class EngineSpec:
     check: str = ""
     library: str = ""
     missing: str = ""
+    title: str = "torch"
+    task: str = ""
     options: frozenset[str] = frozenset()
     hints: Mapping[str, str] = field(default_factory=dict)
 
@@ -62,7 +67,7 @@ def environment(
     `host` is a name of this machine by which other workers reach it.
     """
     # The library may be in another Python only.
-    path = ENGINES[settings.engine].environment
+    path = spec_of(settings).environment
     return dict(_import(path)(settings, inherited, host)) if path else {}
 
 
@@ -72,7 +77,7 @@ def check_options(settings: EngineSettings) -> None:
     Raises:
         InvalidRequestError: as said.
     """
-    spec = ENGINES[settings.engine]
+    spec = spec_of(settings)
     exchanges = settings.role != "both" and settings.engine != "sglang"
     if exchanges and not settings.enable_prefix_caching:
         raise InvalidRequestError(
@@ -85,13 +90,18 @@ def check_options(settings: EngineSettings) -> None:
     for option in sorted(_OPTIONS - spec.options):
         if not _is_set(settings, option):
             continue
-        takers = [name for name, other in ENGINES.items() if option in other.options]
+        takers = [name for name, other in engines().items() if option in other.options]
         raise InvalidRequestError(
-            f"--{option.replace('_', '-')} is for the {' and '.join(takers)} "
-            f"engine{'s' if len(takers) > 1 else ''}, not for {settings.engine}"
+            f"--{option.replace('_', '-')} is for {_named(takers)}, not for {settings.engine}"
             f"{spec.hints.get(option, '')}",
             param=option.partition(" ")[0],
         )
+
+
+def _named(takers: Sequence[str]) -> str:
+    if not takers:
+        return "engines of an extension that is not loaded"
+    return f"the {' and '.join(takers)} engine{'s' if len(takers) > 1 else ''}"
 
 
 def _import(path: str) -> Callable[..., Any]:
@@ -107,7 +117,7 @@ def _is_set(settings: EngineSettings, option: str) -> bool:
     return value == task if task else value is not False and value not in (default, None, "")
 
 
-_IMAGES = frozenset(
+IMAGES = frozenset(
     {"task image", "part", "max_generated_image_size", "max_image_cost", "max_inference_steps"}
 )
 """Options of engines that make images."""
@@ -122,7 +132,7 @@ _LIBRARY = frozenset({"engine_arguments", "kv_transfer_config", "connector"})
 """Options that another library reads."""
 
 _OPTIONS = (
-    _IMAGES | _PAGES | _MEDIA | _LIBRARY
+    IMAGES | _PAGES | _MEDIA | _LIBRARY
     | {
         "enable_lora", "task score", "gpu_memory_utilization", "mm_processor_kwargs", "role",
         "speculative_config", "batch_invariant", "tensor_parallel_size",
@@ -130,13 +140,13 @@ _OPTIONS = (
 )  # fmt: skip
 """Settings, or values of `task`, that not every engine takes."""
 
-_ELSEWHERE = (
+ELSEWHERE = (
     "is not installed in this environment; --engine-python names the Python of one where it is"
 )
 
-_HERE = "is not installed in this environment:"
+HERE = "is not installed in this environment:"
 
-ENGINES: Mapping[str, EngineSpec] = {
+_CORE: Mapping[str, EngineSpec] = {
     "torch": EngineSpec(
         generate="inlay.engine.torch.engine:TorchEngine",
         pooling="inlay.engine.embed.encoder:LocalModel",
@@ -144,8 +154,8 @@ ENGINES: Mapping[str, EngineSpec] = {
         check="inlay.engine.speculation:speculative_config",
         environment="inlay.engine.torch.threads:engine_environment",
         library="torch",
-        missing=f"torch {_HERE} {extras.install('torch')}",
-        options=_OPTIONS - _IMAGES - _LIBRARY,
+        missing=f"torch {HERE} {extras.install('torch')}",
+        options=_OPTIONS - IMAGES - _LIBRARY,
     ),
     "vllm": EngineSpec(
         generate="inlay.engine.vllm.engine:VllmEngine",
@@ -153,8 +163,9 @@ ENGINES: Mapping[str, EngineSpec] = {
         environment="inlay.engine.vllm.environment:environment",
         check="inlay.engine.vllm.connectors:transfer_config",
         library="vllm",
-        missing=f"vLLM {_ELSEWHERE}",
-        options=_OPTIONS - _IMAGES - _MEDIA - _PAGES,
+        title="vLLM",
+        missing=f"vLLM {ELSEWHERE}",
+        options=_OPTIONS - IMAGES - _MEDIA - _PAGES,
         hints={
             "enable_kv_fetch": "; it has --connector",
             "kv_offloading_size": "; after -- it is vLLM's own",
@@ -167,7 +178,8 @@ ENGINES: Mapping[str, EngineSpec] = {
         environment="inlay.engine.sglang.environment:environment",
         check="inlay.engine.sglang.rooms:check",
         library="sglang",
-        missing=f"SGLang {_ELSEWHERE}",
+        title="SGLang",
+        missing=f"SGLang {ELSEWHERE}",
         options=frozenset(
             {"engine_arguments", "tensor_parallel_size", "role", "mm_processor_kwargs"}
         ),
@@ -177,34 +189,37 @@ ENGINES: Mapping[str, EngineSpec] = {
             "batch_invariant": "; --enable-deterministic-inference after -- is its own",
         },
     ),
-    "diffusers": EngineSpec(
-        generate="inlay.engine.diffusers.engine:DiffusersEngine",
-        environment="inlay.engine.torch.threads:engine_environment",
-        library="diffusers",
-        missing=f"diffusers {_HERE} {extras.install('torch', 'diffusers')}",
-        options=_IMAGES | {"enable_lora"},
-    ),
-    "vllm-omni": EngineSpec(
-        generate="inlay.engine.vllm_omni.engine:VllmOmniEngine",
-        environment="inlay.engine.vllm_omni.environment:environment",
-        library="vllm_omni",
-        missing=f"vLLM-Omni {_ELSEWHERE}",
-        options=_IMAGES - {"part"} | {"engine_arguments"},
-        hints={
-            "part": "; it runs whole pipelines",
-            "tensor_parallel_size": "; after -- it is vLLM-Omni's own",
-        },
-    ),
-    "speech": EngineSpec(
-        generate="inlay.engine.speech.engine:SpeechEngine",
-        environment="inlay.engine.torch.threads:engine_environment",
-        library="torch",
-        missing=f"torch {_HERE} {extras.install('torch')}",
-        options=frozenset({"task image", "part"}),
-    ),
     "echo": EngineSpec(
         generate="inlay.engine.echo:EchoEngine",
         options=frozenset({"enable_lora", "task score"}),
     ),
 }
-"""The engines by the name of `--engine`."""
+
+
+def engines() -> Mapping[str, EngineSpec]:
+    """Return the engines by the name of `--engine`, with those of extensions.
+
+    Raises:
+        InvalidRequestError: two have one name.
+    """
+    found = ((f"extension {name!r}", some) for name, some in parts("engines"))
+    given: list[tuple[str, Mapping[str, EngineSpec]]] = [("inlay", _CORE), *found]
+    joined = merged("engine", given)
+    # The one that runs no model is named last.
+    return {**joined, "echo": joined.pop("echo")}
+
+
+def spec_of(settings: EngineSettings) -> EngineSpec:
+    """Return the engine that settings name.
+
+    Raises:
+        InvalidRequestError: it is of an extension that is not loaded.
+    """
+    found = engines().get(settings.engine)
+    if found is None:
+        raise InvalidRequestError(
+            f"--engine {settings.engine} is of an extension that is not loaded ({FLAG}); there "
+            f"are: {', '.join(engines())}",
+            param="engine",
+        )
+    return found

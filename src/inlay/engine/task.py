@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from inlay.engine.diffusers.facts import is_pipeline
 from inlay.engine.settings import EngineSettings
+from inlay.engine.source import ModelSource
+from inlay.engine.spec import spec_of
+from inlay.extension import parts
 from inlay.tensors.table import config_of
 
 log = logging.getLogger(__name__)
@@ -33,11 +35,15 @@ _FILES = ("config.json", "modules.json")
 
 
 def with_engine(settings: EngineSettings) -> EngineSettings:
-    """Return `settings` with the engine for a directory of diffusers, unless one was chosen."""
-    chosen = "engine" in settings.model_fields_set
-    if chosen or not is_pipeline(Path(settings.model).expanduser()):
+    """Return `settings` with the engine for the files of the model, unless one was chosen."""
+    if "engine" in settings.model_fields_set:
         return settings
-    return settings.model_copy(update={"engine": "diffusers"})
+    source: ModelSource
+    for _, source in parts("models"):
+        engine = source.engine_of(settings.model)
+        if engine is not None:
+            return settings.model_copy(update={"engine": engine})
+    return settings
 
 
 def with_task(settings: EngineSettings) -> EngineSettings:
@@ -49,8 +55,8 @@ def with_task(settings: EngineSettings) -> EngineSettings:
     """
     if settings.task != "auto":
         return settings
-    if settings.engine in ("diffusers", "vllm-omni", "speech"):
-        return settings.model_copy(update={"task": "image"})
+    if only := spec_of(settings).task:
+        return settings.model_copy(update={"task": only})
     task: ChosenTask = "generate"
     # The echo engine runs no model: the files do not matter.
     if settings.engine != "echo":

@@ -4,12 +4,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from inlay.card import Address, ModelCard
+from inlay.card import Address, ModelCard, StageCard
 from inlay.commands import AnyCommand, Reply
 from inlay.errors import ErrorFrame
 from inlay.request import Output, Request
 from inlay.routing import KvEvents, KvSnapshot
-from inlay.stages.graph import StageCard
 from inlay.transport.lent import Place
 
 

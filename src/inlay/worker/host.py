@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from inlay.adapter.library import AdapterLibrary
-from inlay.card import EMBEDS_OFF, Address, ModelCard, SelfCheck
+from inlay.card import EMBEDS_OFF, Address, ModelCard, SelfCheck, StageCard
 from inlay.commands import (
     AdapterLoaded,
     AdapterStatuses,
@@ -50,7 +50,6 @@ from inlay.errors import (
 )
 from inlay.request import Emit, Request, Task
 from inlay.routing import KvEvents, KvSnapshot
-from inlay.stages.graph import StageCard
 from inlay.telemetry import Tracing
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from inlay import engine, liveness
-from inlay.card import SelfCheck
+from inlay.card import SelfCheck, StageCard
 from inlay.commands import AnyCommand
 from inlay.digest import Secret
 from inlay.engine import references
@@ -23,7 +23,6 @@ from inlay.engine.ranks import Rank
 from inlay.engine.settings import EngineSettings
 from inlay.errors import EngineError, ErrorFrame, InlayError
 from inlay.pace import freeze_gc
-from inlay.stages.graph import StageCard
 from inlay.telemetry import TelemetrySettings, Tracing, configure
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.transport.endpoint import Endpoint

@@ -55,7 +55,7 @@ def _media(card: ModelCard, max_bytes: int) -> MediaFacts | msgspec.UnsetType:
 
 
 class ModelFacts(NamedTuple):
-    """Facts about a model that an extension serves: what its `Extension.models` returns.
+    """Facts about a model that an extension serves: what its `Extension.facts` returns.
 
     Attributes:
         capabilities: beside those of the core.
@@ -69,7 +69,7 @@ class ModelFacts(NamedTuple):
 
 
 def _facts(call: Call, card: ModelCard) -> ModelFacts:
-    for _, describe in parts("models"):
+    for _, describe in parts("facts"):
         found: ModelFacts | None = describe(call.server.router, card)
         if found is not None:
             return found
