@@ -140,8 +140,7 @@ def test_one_name_of_two_givers_is_refused() -> None:
     [
         (
             ("--engine", "diffusers"),
-            "--engine diffusers is of an extension that is not loaded (--extensions); there are: "
-            "torch, vllm, sglang, echo",
+            "--engine diffusers is of an extension that is not loaded (--extensions); there are: torch",
         ),
         (
             ("--max-image-cost", "3"),
