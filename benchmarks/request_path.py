@@ -30,6 +30,7 @@ from inlay.router import Router
 ROOT = f"{Path(inlay.__file__).parent}/"
 PORT = 8241
 SHARED = {"prompt.py", "request.py", "card.py", "errors.py", "pace.py", "liveness.py"}
+SHARED |= {"fields.py", "limits.py"}
 """Types and helpers of all rooms, shown apart."""
 
 

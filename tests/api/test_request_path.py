@@ -6,7 +6,7 @@ from benchmarks.request_path import own_files, traced
 from tests.serving import free_port
 
 
-@pytest.mark.parametrize(("name", "most", "often"), [("completions", 18, 6), ("chat", 36, 11)])
+@pytest.mark.parametrize(("name", "most", "often"), [("completions", 18, 6), ("chat", 28, 10)])
 async def test_a_streamed_request_enters_few_files_on_its_way_to_the_router(
     name: str, most: int, often: int
 ) -> None:

@@ -1,6 +1,6 @@
 """Preparation of a chat: from its messages to a generation."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -15,7 +15,7 @@ from inlay.api.generation.output_format import (
     output_format_for,
 )
 from inlay.api.generation.sampling import check_request, sampling_of
-from inlay.api.generation.tools import ToolUse
+from inlay.api.generation.tools import NO_TOOLS, ToolUse
 from inlay.api.generation.truncation import Truncation
 from inlay.api.schema.chat import ChatRequest
 from inlay.card import ModelCard
@@ -86,28 +86,39 @@ async def chat_prompt(
     check_request(call, request)
     await server.prepare(call.memory.json, _check_chat, request, server.settings.max_choices)
     card = model.card
-    grammar = await server.prepare(call.memory.json, grammar_of, request, card)
+    grammar, use = None, NO_TOOLS
+    if request.response_format is not None or request.structured_outputs is not None:
+        grammar = await server.prepare(call.memory.json, grammar_of, request, card)
     renderer = await server.renderers.of(card)
-    use = await server.prepare(
-        call.memory.json,
-        ToolUse.of,
-        request.tools,
-        request.tool_choice,
-        request.parallel_tool_calls,
-    )
     forms = ModelFormats.of(server.settings, renderer)
-    check_tool_use(server.settings, card, forms, use)
-    embeddings = await embeddings_of(call, incoming, card)
+    if request.tools is not None or request.tool_choice is not None:
+        use = await server.prepare(
+            call.memory.json,
+            ToolUse.of,
+            request.tools,
+            request.tool_choice,
+            request.parallel_tool_calls,
+        )
+        check_tool_use(server.settings, card, forms, use)
+    embeddings, size = None, incoming.size
+    if incoming.sources or incoming.parts:
+        embeddings = await embeddings_of(call, incoming, card)
+        size += embeddings.num_fetched_bytes
     max_tokens = (
         request.max_tokens
         if request.max_completion_tokens is None
         else request.max_completion_tokens
     )
-    cut = Truncation.of(
-        request.truncate_prompt_tokens, request.truncation_side or "left", model.max_len, max_tokens
-    )
-    prompt, size = await server.prepare(
-        incoming.size + embeddings.num_fetched_bytes,
+    cut = None
+    if request.truncate_prompt_tokens is not None:
+        cut = Truncation.of(
+            request.truncate_prompt_tokens,
+            request.truncation_side or "left",
+            model.max_len,
+            max_tokens,
+        )
+    prompt, kept_bytes = await server.prepare(
+        size,
         _prompt,
         request,
         messages,
@@ -118,7 +129,7 @@ async def chat_prompt(
         cut,
     )
     del embeddings, messages
-    call.memory.settle([prompt], size)
+    call.memory.settle([prompt], kept_bytes)
     return ChatPrompt(renderer, forms, use, grammar, prompt, max_tokens)
 
 
@@ -195,14 +206,17 @@ async def _prepare(
 def _prompt(
     request: ChatRequest,
     read: MessageReader,
-    embeddings: Embeddings,
+    embeddings: Embeddings | None,
     card: ModelCard,
     renderer: Renderer,
     kept: msgspec.Struct,
-    cut: Truncation,
+    cut: Truncation | None,
 ) -> tuple[Prompt, int]:
     """Return a chat's prompt, truncated, and the bytes of `kept`."""
-    chat = read(embeddings.one, embeddings.in_chat)
+    if embeddings is None:
+        chat = read(_unnamed, _unnamed)
+    else:
+        chat = read(embeddings.one, embeddings.in_chat)
     continues = bool(request.continue_final_message)
     prompt = renderer.chat(
         chat.messages,
@@ -214,8 +228,8 @@ def _prompt(
         else request.add_generation_prompt,
         continue_final_message=continues,
         template_kwargs={**_effort(request, renderer), **(request.chat_template_kwargs or {})},
-        keep=cut.keep,
-        side=cut.side,
+        keep=None if cut is None else cut.keep,
+        side="left" if cut is None else cut.side,
     )
     if not len(prompt):
         raise InvalidRequestError(
@@ -223,7 +237,11 @@ def _prompt(
             "position",
             param="messages",
         )
-    return cut.cut(prompt), size_of(kept, "messages")
+    return prompt if cut is None else cut.cut(prompt), size_of(kept, "messages")
+
+
+def _unnamed(source: object) -> NoReturn:
+    raise AssertionError(f"a source that the request was not found to have: {source}")
 
 
 def _effort(request: ChatRequest, renderer: Renderer) -> dict[str, object]:

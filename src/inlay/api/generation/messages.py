@@ -4,7 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from inlay.api.fields import string_at
-from inlay.api.generation.parts import MEDIA_PARTS, content_source, kind_of, media_source
+from inlay.api.generation.parts import (
+    MEDIA_PARTS,
+    content_source,
+    in_messages,
+    kind_of,
+    media_source,
+)
 from inlay.api.generation.said import Thought, is_thought, said_in, thoughts_of
 from inlay.card import ModelCard
 from inlay.errors import InvalidRequestError
@@ -88,6 +94,24 @@ class _Reader(NamedTuple):
         return [{"type": source.kind, "index": len(self.media) - 1}]
 
 
+_PLAIN_ROLES = frozenset(("system", "user", "assistant"))
+
+
+def is_plain(message: Mapping[str, Any]) -> bool:
+    """Return True for a message that is a role and a text, of which nothing is to be read."""
+    return (
+        len(message) == 2
+        and isinstance(message.get("content"), str)
+        and isinstance(message.get("role"), str)
+        and message["role"] in _PLAIN_ROLES
+    )
+
+
+def sources_in(messages: Sequence[Mapping[str, Any]]) -> list[Source]:
+    """Return the sources of a chat, in order. Raises as `in_messages`."""
+    return [] if all(map(is_plain, messages)) else in_messages(messages)
+
+
 def read_messages(
     messages: Sequence[Mapping[str, Any]],
     read: Callable[[TensorSource], Rows],
@@ -117,6 +141,9 @@ def read_messages(
     result: list[dict[str, Any]] = []
     called = ""
     for number, message in enumerate(messages):
+        if is_plain(message):
+            result.append(dict(message))
+            continue
         where, id_ = f"messages[{number}]", f"{number:09}"
         said = said_in(message, where, id_)
         if message.get("function_call") is not None:
@@ -140,7 +167,8 @@ def read_messages(
             said["content"] = _content(said["content"], place, reader, of_answer)
         result.append(said)
     # Arguments are JSON text that will be parsed.
-    check_structure(*_arguments(result), where="the arguments of all tool calls")
+    if arguments := [*_arguments(result)]:
+        check_structure(*arguments, where="the arguments of all tool calls")
     return ReadMessages(result, reader.rows, reader.media, reader.kinds)
 
 

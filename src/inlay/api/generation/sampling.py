@@ -46,7 +46,8 @@ def check_request(call: Call, request: GenerationRequest) -> None:
     check_bounds(request, "max_tokens" if echoes else "")
     check_common(call, request)
     request.seed = seed_of(request.seed)
-    _check_words(request.bad_words or [])
+    if request.bad_words:
+        _check_words(request.bad_words)
     if request.best_of is not None:
         _check_best_of(request, request.best_of)
     if request.stream_options is not None and not request.stream:
@@ -114,7 +115,7 @@ def _check_words(words: list[str]) -> None:
         )
 
 
-def _bad_words(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+def _bad_words(words: Sequence[str], renderer: Renderer) -> tuple[tuple[int, ...], ...]:
     """Return the ids of each bad word, at the start of a text and after a space.
 
     vLLM leaves out the second if its number of ids differs from the first's; the word could then
@@ -124,7 +125,7 @@ def _bad_words(request: GenerationRequest, renderer: Renderer) -> tuple[tuple[in
         InvalidRequestError: together they have too many tokens.
     """
     runs: dict[tuple[int, ...], None] = {}
-    for word in request.bad_words or []:
+    for word in words:
         bare = renderer.encode(word.lstrip(), add_special_tokens=False)
         behind = renderer.encode(" " + word.lstrip(), add_special_tokens=False)
         runs |= dict.fromkeys((bare, behind))
@@ -225,13 +226,13 @@ def sampling_of(
     shared = Sampling(
         **plain,
         max_tokens=wanted,
-        logit_bias=_logit_bias(request.logit_bias, card.vocab_size),
+        logit_bias=_logit_bias(request.logit_bias, card.vocab_size) if request.logit_bias else {},
         stop_token_ids=stop_token_ids,
         # The best outputs are chosen by their logprobs.
         logprobs=0 if best_of and logprobs is None else logprobs,
         logprob_token_ids=named,
         grammar=grammar,
-        bad_words=_bad_words(request, renderer),
+        bad_words=_bad_words(request.bad_words, renderer) if request.bad_words else (),
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
         prompt_logprobs=None
         if request.prompt_logprobs is None and echoed is None
@@ -316,9 +317,7 @@ def _plain(request: GenerationRequest, card: ModelCard) -> dict[str, Any]:
     return found
 
 
-def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
-    if not bias:
-        return {}
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequestError(
             f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", param="logit_bias"

@@ -105,6 +105,10 @@ class ToolUse:
         return RequiredParser(tools) if self.name is None else NamedParser(tools, self.name)
 
 
+NO_TOOLS = ToolUse()
+"""The tools of a request without any."""
+
+
 def _function(tool: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, Any], bool]:
     """Return the name and the schema of one tool, and True if it is strict."""
     if tool.get("type") != "function":

@@ -7,8 +7,7 @@ import msgspec
 from inlay.api.fields import answer_id
 from inlay.api.generation.chat import prepare_chat
 from inlay.api.generation.chat_kinds import chat_model, kind_of
-from inlay.api.generation.messages import read_messages
-from inlay.api.generation.parts import in_messages
+from inlay.api.generation.messages import read_messages, sources_in
 from inlay.api.generation.respond import ResponseShape, respond
 from inlay.api.openai.chat.shape import ChatShape
 from inlay.api.schema.chat import ChatRequest
@@ -20,7 +19,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 async def chat_completions(call: Call) -> None:
     """Answer one chat request."""
-    incoming = await read_request(call, _decoder, lambda request: in_messages(request.messages))
+    incoming = await read_request(call, _decoder, lambda request: sources_in(request.messages))
     request = incoming.parsed.request
     response_id = answer_id("chatcmpl-", request.request_id)
     model = chat_model(call.server, request.model)
