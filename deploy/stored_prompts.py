@@ -18,8 +18,9 @@ from typing import Any, BinaryIO
 import nats
 from nats.aio.client import Client
 
-from inlay.cli.commands import COMMANDS, known_variables
+from inlay.cli.commands import commands, known_variables
 from inlay.cli.reading import parse, read
+from inlay.cli.settings import FleetFrontendSettings
 from inlay.transport.nats.subjects import Subjects
 
 _LENGTH = struct.Struct(">I")
@@ -31,8 +32,10 @@ async def main() -> None:
     """Do what the words say."""
     if sys.argv[1:] not in (["backup"], ["restore"]):
         sys.exit("usage: stored_prompts.py backup > FILE, or: stored_prompts.py restore < FILE")
-    command = next(command for command in COMMANDS if command.name == "frontend")
-    settings = read(command, parse(command, []), os.environ, known_variables()).fleet
+    command = next(command for command in commands() if command.name == "frontend")
+    read_settings = read(command, parse(command, []), os.environ, known_variables())
+    assert isinstance(read_settings, FleetFrontendSettings)
+    settings = read_settings.fleet
     tls = settings.tls()
     more = settings.credentials() | ({} if tls is None else {"tls": tls})
     client = await nats.connect(settings.urls, name="stored-prompts", **more)

@@ -78,18 +78,23 @@ class EmbedsLimits:
         if self._max_bytes != AUTO:
             return ReadLimits(max_bytes=self._max_bytes)
         rows = card.limits.max_model_len * card.hidden_size * DTYPE_SIZES["float32"]
-        size = max(rows + OVERHEAD_BYTES, _LEAST_AUTO)
+        return self._at_most(max(rows + OVERHEAD_BYTES, _LEAST_AUTO))
+
+    def _at_most(self, size: int) -> ReadLimits:
         return self._most if size > self._most.max_bytes else ReadLimits(max_bytes=size)
 
     @property
     def any(self) -> ReadLimits:
-        """Limits of a tensor file whose model is not known yet: the largest of all models."""
+        """Limits of a tensor file whose model is not known yet: the largest of all models.
+
+        Where no model is known either, the smallest that `auto` means.
+        """
         if self._max_bytes != AUTO:
             return ReadLimits(max_bytes=self._max_bytes)
         return max(
             map(self.of, self._models()),
             key=lambda limits: limits.max_bytes,
-            default=ReadLimits(max_bytes=OVERHEAD_BYTES),
+            default=self._at_most(_LEAST_AUTO),
         )
 
     def check_count(self, kinds: Sequence[str], param: Callable[[int], str]) -> None:
