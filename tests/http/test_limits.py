@@ -240,11 +240,11 @@ def card(max_model_len: int) -> ModelCard:
         engine_version="",
     )
 
+
 def test_an_upload_before_any_model_is_known_may_be_of_10_mb() -> None:
     assert EmbedsLimits(FrontendSettings(), list).any.max_bytes == 10 * MIB
     small = FrontendSettings(max_inflight_bytes=4 * MIB, max_body_bytes=MIB)
     assert EmbedsLimits(small, list).any.max_bytes == MIB
-
 
 
 @pytest.mark.parametrize(
