@@ -229,8 +229,11 @@ def scraping(path: str, connections: int) -> Send:
     return run
 
 
-def unproven(connections: int) -> Send:
-    """Open TLS connections to the worker, prove nothing, and open others when they are closed."""
+def unproven(connections: int, *, stay: bool = True) -> Send:
+    """Open TLS connections to the worker, prove nothing, and open others when they are closed.
+
+    Without `stay` they are closed after the handshake.
+    """
 
     def run(target: Target, stop: Event) -> Answers:
         answers: Answers = Counter()
@@ -245,7 +248,7 @@ def unproven(connections: int) -> Send:
                     context.wrap_socket(bare) as connection,
                 ):
                     connection.settimeout(TIMEOUT)
-                    while connection.recv(1024):
+                    while stay and connection.recv(1024):
                         pass
                 answers["closed"] += 1
 

@@ -340,6 +340,12 @@ ATTACKS: tuple[Attack, ...] = (
         lambda: unproven(64),
         fleet=True,
     ),
+    Attack(
+        "TLS handshakes",
+        "64 connections to the worker, closed after the handshake and opened again",
+        lambda: unproven(64, stay=False),
+        fleet=True,
+    ),
     Attack("NATS", "a subject that is not UTF-8", nats_garbage, fleet=True),
 )
 """Every attack, in the order of the table."""
