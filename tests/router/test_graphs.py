@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from inlay.router.graphs import Graphs
 from inlay.stages.graph import StageCard
+from inlay.transport.api import Worker
 from tests.router.scripted_stages import GRAPH
 from tests.router.standing import CARD, Standing
 
@@ -15,31 +16,51 @@ UNLIKE = replace(
 )
 
 
-def stage(id_: str, name: str, graph: object = GRAPH) -> Standing:
+def stage(id_: str, name: str, graph: object = GRAPH, since: float = 0.0) -> Standing:
     assert isinstance(graph, type(GRAPH))
-    return Standing(id_, replace(CARD, name=name, stage=StageCard(graph, name)))
+    rollout = replace(CARD.rollout, since=since)
+    return Standing(id_, replace(CARD, name=name, stage=StageCard(graph, name), rollout=rollout))
+
+
+def alike(graphs: Graphs, *workers: Standing) -> list[Worker]:
+    """Return those that are asked, where all that are announced are reached."""
+    return graphs.alike(workers, [worker.card for worker in workers])
 
 
 def test_a_worker_that_comes_with_another_graph_is_left_out_while_one_of_the_first_is_there() -> (
     None
 ):
     graphs, model = Graphs(), Standing("model")
-    first, late = stage("a", "reader"), [stage(id_, "reader", UNLIKE) for id_ in "bc"]
-    assert graphs.alike([model, first]) == [model, first]
-    assert graphs.alike([*late, model, first]) == [model, first]
+    first = stage("a", "reader", since=1.0)
+    late = [stage(id_, "reader", UNLIKE, since=2.0) for id_ in "bc"]
+    assert alike(graphs, model, first) == [model, first]
+    assert alike(graphs, *late, model, first) == [model, first]
     assert sorted(graphs.refused) == ["b", "c"]
     assert "`painter`" in graphs.refused["b"]
-    assert graphs.alike([*late, model]) == [*late, model]
+    assert alike(graphs, *late, model) == [*late, model]
     assert not graphs.refused
 
 
-def test_of_unlike_graphs_at_the_beginning_that_of_most_workers_is_taken() -> None:
+def test_every_frontend_takes_the_same_graph_whatever_it_saw_first_and_reaches() -> None:
+    first = stage("a", "reader", since=1.0)
+    late = [stage(id_, "reader", UNLIKE, since=2.0) for id_ in "bc"]
+    one, other, apart = Graphs(), Graphs(), Graphs()
+    assert alike(one, first) == [first]
+    assert alike(other, *late) == late
+    assert alike(one, first, *late) == alike(other, *late, first) == [first]
+    announced = [worker.card for worker in (*late, first)]
+    # Until it reaches the first it has nobody to ask, as others would ask the first.
+    assert apart.alike(late, announced) == []
+    assert sorted(apart.refused) == ["b", "c"]
+
+
+def test_of_graphs_that_are_as_old_that_of_most_workers_is_taken() -> None:
     workers = [stage("a", "reader", UNLIKE), stage("b", "reader"), stage("c", "denoiser")]
     graphs = Graphs()
-    assert graphs.alike(workers) == workers[1:]
+    assert alike(graphs, *workers) == workers[1:]
     assert list(graphs.refused) == ["a"]
 
 
 def test_one_graph_read_from_unlike_directories_is_one_graph() -> None:
     workers = [stage("a", "reader"), stage("b", "denoiser", ELSEWHERE)]
-    assert Graphs().alike(workers) == workers
+    assert alike(Graphs(), *workers) == workers

@@ -6,12 +6,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from inlay.card import Rollout
 from inlay.engine.echo import EchoEngine
 from inlay.engine.settings import EngineSettings
 from inlay.prompt import Tokens
 from inlay.router import Router
+from inlay.stages.graph import StageCard
+from inlay.transport.nats.member import Member
+from inlay.transport.nats.presence import present_since
+from tests.router.scripted_stages import GRAPH
+from tests.router.test_graphs import UNLIKE
 from tests.transport.fleet import SECRET, Fleet, FleetWorker
 from tests.transport.nats_server import NatsServer
 from tests.transport.test_conformance import make_request
@@ -21,7 +27,7 @@ class Changing:
     """A fleet whose workers have one name and the weights that a word says."""
 
     def __init__(self, fleet: Fleet, directory: Path) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._directory = directory
         self.routers: list[Router] = []
 
@@ -32,10 +38,10 @@ class Changing:
         (path / "config.json").write_text(json.dumps({**sizes, "weights": weights}))
         settings = EngineSettings(model=str(path), engine="echo", served_model_name=["m"])
         engine = EchoEngine(settings, SECRET)
-        return await self._fleet.worker(engine, rollout=Rollout(**asked))  # type: ignore[arg-type]
+        return await self.fleet.worker(engine, rollout=Rollout(**asked))  # type: ignore[arg-type]
 
     async def frontend(self) -> None:
-        router = Router(await self._fleet.frontend(SECRET))
+        router = Router(await self.fleet.frontend(SECRET))
         await router.start()
         self.routers.append(router)
 
@@ -141,3 +147,20 @@ async def test_a_canary_takes_its_share(changing: Changing, tmp_path: Path) -> N
         assert sorted(router.shares()["m"].values()) == [0.2, 0.8]
         drawn = {router.choose("m").card.path for _ in range(1000)}
         assert drawn == {str(tmp_path / "old"), str(tmp_path / "new")}
+
+
+async def test_another_graph_of_the_same_weights_is_younger(changing: Changing) -> None:
+    worker = await changing.worker("old")
+    card = replace(worker.host.card, stage=StageCard(GRAPH, "reader"))
+    worker.worker.announce(card)
+    member = worker.member
+    async with asyncio.timeout(90):
+        # The worker stores its card by itself.
+        stored = None
+        while stored is None or stored[1].stage is None:
+            stored = await member.cards.get(worker.worker.id)
+    since = stored[1].rollout.since
+    newcomer = await Member.join(changing.fleet.settings, "worker")
+    assert await present_since(newcomer, card) == since > 0
+    assert await present_since(newcomer, replace(card, stage=StageCard(UNLIKE, "reader"))) > since
+    await newcomer.leave()

@@ -21,7 +21,7 @@ from inlay.router.settings import RouterSettings
 from inlay.router.shares import Called, Weights, drawn, leader
 from inlay.router.snapshot import EncodeWorker, Pool, PoolKey, content_of
 from inlay.routing import RoutingFeed, WorkerLoad
-from inlay.transport.api import Plane, Worker
+from inlay.transport.api import Announces, Plane, Worker
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Fleet:
         self._pool_of: dict[str, Pool] = {}
         self._workers: list[Worker] = []
         self._cards: list[ModelCard] = []
+        self._announced: Sequence[ModelCard] = ()
         feed = plane if isinstance(plane, RoutingFeed) else None
         self._feed = feed
         self._peers = (
@@ -143,14 +144,16 @@ class Fleet:
         self._stale = False
         workers = self._plane.workers()
         cards = [worker.card for worker in workers]
+        announced = self._plane.announced() if isinstance(self._plane, Announces) else cards
         if (
             len(workers) == len(self._there)
             and all(map(is_, workers, self._there))
             and all(map(is_, cards, self._cards))
+            and (announced is cards or announced is self._announced)
         ):
             return
-        self._there, self._cards = list(workers), cards
-        self._workers = self._graphs.alike(workers)
+        self._there, self._cards, self._announced = list(workers), cards, announced
+        self._workers = self._graphs.alike(workers, announced)
         grouped: dict[PoolKey, list[Worker]] = {key: [] for key in self._pools}
         for worker in self._workers:
             grouped.setdefault(PoolKey.of(worker.card), []).append(worker)

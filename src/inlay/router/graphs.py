@@ -1,23 +1,34 @@
-"""The one graph of each pipeline in a fleet: workers that say another are left out."""
+"""The one graph of each pipeline in a fleet: workers that say another are left out.
+
+The rule looks at cards alone, in no order, so every frontend computes the same.
+"""
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from inlay.card import ModelCard
 from inlay.transport.api import Worker
 
 log = logging.getLogger(__name__)
 
 
-class Graphs:
-    """Keeps the graph that each pipeline has, by its name.
+class _Claim(NamedTuple):
+    """What speaks for a graph; the least is kept."""
 
-    It is that of the workers there are; of those that come later with another, none is asked
-    anything. Where unlike ones are there from the beginning, it is that of the most workers.
+    since: float
+    fewer: int
+    identity: bytes
+
+
+class Graphs:
+    """Leaves out workers of graphs that are not their pipeline's.
+
+    A pipeline's graph is the one that the fleet has had longest (`Rollout.since`); of those that
+    are as old, it is that of the most workers.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, bytes] = {}
         self._refused: dict[str, str] = {}
 
     @property
@@ -25,31 +36,37 @@ class Graphs:
         """Reasons by the id of each worker that was left out."""
         return self._refused
 
-    def alike(self, workers: Sequence[Worker]) -> list[Worker]:
-        """Return the workers without those of an unlike graph, in their order."""
-        said: dict[str, Counter[bytes]] = {}
-        found: list[tuple[Worker, str, bytes]] = []
-        for worker in workers:
-            stage = worker.card.stage
-            if stage is None:
-                found.append((worker, "", b""))
-                continue
-            name, graph = stage.graph.name, stage.graph.identity
-            found.append((worker, name, graph))
-            said.setdefault(name, Counter())[graph] += 1
-        known, self._known = self._known, {}
-        for name, graphs in said.items():
-            before = known.get(name)
-            most = graphs.most_common(1)[0][0]
-            self._known[name] = before if before is not None and before in graphs else most
+    def alike(self, workers: Sequence[Worker], announced: Sequence[ModelCard]) -> list[Worker]:
+        """Return the workers without those of an unlike graph, in their order.
+
+        Args:
+            workers: that this frontend reaches.
+            announced: cards of all that are ready, reached from here or not.
+        """
+        graph_of = _chosen(announced)
         refused, self._refused = self._refused, {}
         kept = []
-        for worker, name, graph in found:
-            if graph == self._known.get(name, graph):
+        for worker in workers:
+            stage = worker.card.stage
+            graph = None if stage is None else stage.graph
+            if graph is None or graph.identity == graph_of.get(graph.name, graph.identity):
                 kept.append(worker)
                 continue
-            reason = f"its graph is not the one that other workers of `{name}` have"
+            reason = f"its graph is not the one that other workers of `{graph.name}` have"
             self._refused[worker.id] = reason
             if worker.id not in refused:
                 log.warning("the worker %s is asked nothing: %s", worker.id, reason)
         return kept
+
+
+def _chosen(cards: Sequence[ModelCard]) -> dict[str, bytes]:
+    """Return the identity of each pipeline's graph, by its name."""
+    claims: dict[str, dict[bytes, _Claim]] = {}
+    for card in cards:
+        if card.stage is not None:
+            graph = card.stage.graph
+            of_name = claims.setdefault(graph.name, {})
+            known = of_name.get(graph.identity, _Claim(card.rollout.since, 0, graph.identity))
+            since = min(known.since, card.rollout.since)
+            of_name[graph.identity] = known._replace(since=since, fewer=known.fewer - 1)
+    return {name: min(found.values()).identity for name, found in claims.items()}

@@ -20,7 +20,7 @@ _beats = msgspec.msgpack.Decoder(Beat)
 
 
 async def present_since(member: Member, card: ModelCard) -> float:
-    """The Unix time from which on some worker has had the name and weights of `card`.
+    """The Unix time from which on some worker has had the name, weights and graph of `card`.
 
     It is handed on from worker to worker. Weights that no worker has now begin now, after all
     others of that name, whatever this machine's clock says. Takes `LISTEN_SECONDS`.
@@ -63,6 +63,12 @@ async def present_since(member: Member, card: ModelCard) -> float:
             continue
         other = found[1]
         latest = max(latest, other.rollout.since)
-        if (other.weights_id, other.dtype) == (card.weights_id, card.dtype):
+        if _version(other) == _version(card):
             same.append(other.rollout.since)
     return min(same, default=max(time.time(), latest + _STEP))
+
+
+def _version(card: ModelCard) -> tuple[str, str, bytes]:
+    """Return what a change of a model changes."""
+    graph = b"" if card.stage is None else card.stage.graph.identity
+    return card.weights_id, card.dtype, graph
