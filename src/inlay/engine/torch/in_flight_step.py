@@ -22,7 +22,7 @@ from inlay.request import PromptLogprobs
 
 @dataclass(slots=True, eq=False)
 class TokenRun:
-    """What one chunk of a step gives.
+    """Result of one chunk of a step.
 
     Attributes:
         chunk: the chunk.
