@@ -17,6 +17,8 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.native import build, sources
 from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
+from tests.embedding_models import sized_embedding
+from tests.lifelike import lifelike
 
 LENGTHS = (97, 64, 33, 32, 31, 17, 16, 2, 1)
 WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8", "-mno-avx512bf16")
@@ -219,3 +221,36 @@ def test_a_model_served_over_tiles_gives_the_vectors_and_scores_it_gave(
         found.append(loaded.vectors(prompts, seconds))
     tolerance = 5e-2 if asked.get("dtype") == "bfloat16" else 1e-3
     assert torch.allclose(found[0], found[1], atol=tolerance * float(found[1].abs().max()))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("place", ["out_bias", "up_bias", "down_bias", "norm_bias"])
+def test_one_element_of_one_layer_that_differs_is_seen_behind_loud_channels(
+    parts: Parts, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest state of trained models is many times a typical one, and so hides it."""
+    directory = lifelike(
+        sized_embedding("bert", hidden_size=64, num_attention_heads=2, intermediate_size=96)
+    )
+    dtype = torch.bfloat16 if parts == 1 else torch.float32
+
+    def tiled() -> object:
+        model = BertModel.from_pretrained(
+            directory, dtype=dtype, attn_implementation=IMPLEMENTATION, add_pooling_layer=False
+        )
+        return tile(model.requires_grad_(False), parts)
+
+    assert tiled() is not None
+    usual = TiledEncoder._layer
+    numbers = iter(range(2))
+
+    def wrong(self: TiledEncoder, layer: torch.nn.Module, parts: Parts) -> object:
+        found = usual(self, layer, parts)
+        if next(numbers) == 1:
+            address = getattr(found, place)
+            (bias,) = (each for each in self._tensors if each.data_ptr() == address)
+            bias[1] += 2
+        return found
+
+    monkeypatch.setattr(TiledEncoder, "_layer", wrong)
+    assert tiled() is None
