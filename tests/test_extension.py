@@ -155,3 +155,16 @@ def test_an_engine_that_is_not_loaded_is_one_line(
     assert done.returncode == 1
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_another_python_is_lent_what_this_one_has_loaded(tmp_path: Path) -> None:
+    source, lent = tmp_path / "source", tmp_path / "lent"
+    source.mkdir()
+    lent.mkdir()
+    package(source, "greeting", "greeter")
+    made = "import sys; from pathlib import Path; from inlay.extension import lend; lend(Path(sys.argv[1]))"
+    variables = {**os.environ, "PYTHONPATH": str(source), "INLAY_EXTENSIONS": "audit,greeting"}
+    subprocess.run([sys.executable, "-c", made, str(lent)], env=variables, check=True)
+    found = sorted(path.name for path in lent.iterdir())
+    assert found == ["greeter", "greeter-1.0.dist-info", "inlay_audit"]
+    assert inlay(lent, "greet", INLAY_EXTENSIONS="greeting").stdout == "hello\n"

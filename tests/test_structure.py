@@ -64,7 +64,8 @@ MAY_IMPORT = {
     | {"router", "transport", "store", "telemetry", "stages", "extension"},
     "adapter": SHARED | {"tensors"},
     "embedding": SHARED,
-    "worker": SHARED | {"stages", "telemetry", "transport", "engine", "adapter", "tensors"},
+    "worker": SHARED
+    | {"stages", "telemetry", "transport", "engine", "adapter", "tensors", "extension"},
     "engine": SHARED | {"embedding", "media", "tensors", "render", "adapter", "store", "extension"},
     "client": SHARED | {"media", "tensors", "render"},
     "demo": set[str](),

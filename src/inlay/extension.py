@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from inlay.errors import InvalidRequestError
@@ -119,6 +120,31 @@ def parts(field: str) -> Sequence[tuple[str, Any]]:
 def _parts(found: tuple[Extension, ...], field: str) -> Sequence[tuple[str, Any]]:
     given = ((extension.name, getattr(extension, field)) for extension in found)
     return [(name, _object(path)) for name, path in given if path]
+
+
+def lend(folder: Path) -> None:
+    """Put the extensions of this process into an empty folder of another Python's path.
+
+    They are links; those that do not come with inlay are also told of, as an installed package is.
+    """
+    names = {extension.name for extension in extensions()}
+    modules = [path for name, path in BUNDLED.items() if name in names]
+    if others := names - {*BUNDLED}:
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=GROUP):
+            if point.name in others and point.dist is not None:
+                modules.append(point.value)
+                name, version = point.dist.name, point.dist.version
+                about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+                about.mkdir()
+                said = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+                (about / "METADATA").write_text(said, encoding="utf-8")
+                told = f"[{GROUP}]\n{point.name} = {point.value}\n"
+                (about / "entry_points.txt").write_text(told, encoding="utf-8")
+    for top in {path.partition(":")[0].partition(".")[0] for path in modules}:
+        package = Path(str(import_module(top).__file__)).resolve().parent
+        (folder / top).symlink_to(package, target_is_directory=True)
 
 
 def installed() -> dict[str, list[str]]:

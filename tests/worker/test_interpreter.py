@@ -10,6 +10,7 @@ import pytest
 from inlay.digest import Secret
 from inlay.engine.settings import EngineSettings
 from inlay.errors import InvalidRequestError
+from inlay.extension import BUNDLED
 from inlay.transport.local import LocalPlane
 from inlay.worker import spawn
 from inlay.worker.interpreter import NEEDED, interpreter
@@ -35,7 +36,7 @@ def test_least_versions_are_those_of_the_package() -> None:
 
 def test_a_worker_imports_nothing_else_before_its_engine() -> None:
     """In an interpreter that has no other third-party modules."""
-    allowed = {"inlay", *(name.replace("-", "_") for name in NEEDED)}
+    allowed = {*LENT, *(name.replace("-", "_") for name in NEEDED)}
     program = f"""
 import sys
 
@@ -53,6 +54,8 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 import inlay.engine
+from inlay.engine.spec import engines
+assert "diffusers" in engines()
 import inlay.worker.__main__
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=180)
@@ -77,18 +80,23 @@ def first_path(pid: int) -> Path:
     return Path(value.removeprefix("PYTHONPATH=").split(":")[0])
 
 
+LENT = ["inlay", *sorted(f"inlay_{name}" for name in BUNDLED)]
+
+
 def names_in(directory: Path) -> list[str]:
-    return [path.name for path in directory.iterdir()] if directory.exists() else []
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
 
 
-async def test_a_worker_in_another_environment_is_lent_inlay_alone(elsewhere: Path) -> None:
+async def test_a_worker_in_another_environment_is_lent_inlay_and_its_extensions_alone(
+    elsewhere: Path,
+) -> None:
     settings = EngineSettings(model=str(tiny("llama")), engine="echo", engine_python=elsewhere)
     worker = await spawn(settings, Secret.random())
     plane = LocalPlane([worker.channel])
     await plane.start()
     await plane.wait_ready()
     lent = first_path(worker.pid)
-    assert names_in(lent) == ["inlay"]
+    assert names_in(lent) == LENT
     await plane.close()
     await worker.close()
     assert names_in(lent) == []

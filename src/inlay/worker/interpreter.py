@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import inlay
-from inlay import liveness
+from inlay import extension, liveness
 from inlay.errors import InvalidRequestError
 
 NEEDED: Mapping[str, str] = {
@@ -53,7 +53,7 @@ class Interpreter:
 
     Attributes:
         path: the executable.
-        lent: a directory with nothing but a link to the package, or None; gone with `close`.
+        lent: a directory with links to inlay and its extensions alone, or None; gone with `close`.
     """
 
     path: str
@@ -103,7 +103,7 @@ async def interpreter(python: Path | None) -> Interpreter:
 
 
 def _lent() -> "TemporaryDirectory[str]":
-    """A directory to import from that holds inlay alone.
+    """A directory to import from that holds inlay and its extensions alone.
 
     Its neighbours would hide the other environment's.
     """
@@ -111,6 +111,7 @@ def _lent() -> "TemporaryDirectory[str]":
     (Path(lent.name) / "inlay").symlink_to(
         Path(inlay.__file__).resolve().parent, target_is_directory=True
     )
+    extension.lend(Path(lent.name))
     return lent
 
 
