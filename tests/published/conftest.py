@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -26,19 +26,50 @@ def checkpoint(name: str) -> Path:
     return obtain(name)
 
 
-@contextmanager
-def served_by_default(path: Path, *arguments: object) -> Iterator[Served]:
-    """A server with every core, rows allowed, and otherwise as it comes."""
-    with serving(
-        path,
-        "--served-model-name",
-        "m",
-        "--enable-prompt-embeds",
-        *arguments,
-        environment={"OMP_NUM_THREADS": str(os.cpu_count())},
-        within=WITHIN,
-    ) as served:
-        yield served
+class Servers:
+    """The one server that runs: several models at once would take memory that machines lack.
+
+    Tests of one model stand behind each other, so that it starts once.
+    """
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._name = ""
+        self._served: Served | None = None
+
+    def of(self, name: str) -> Served:
+        """The server of a checkpoint, with every core and rows allowed, otherwise as it comes."""
+        if self._name != name or self._served is None:
+            self.end()
+            self._served = self._running.enter_context(
+                serving(
+                    checkpoint(name),
+                    "--served-model-name",
+                    "m",
+                    "--enable-prompt-embeds",
+                    environment={"OMP_NUM_THREADS": str(os.cpu_count())},
+                    within=WITHIN,
+                )
+            )
+            self._name = name
+        return self._served
+
+    def end(self) -> None:
+        self._running.close()
+        self._served = None
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.end()
+
+
+@pytest.fixture(scope="module")
+def server(servers: Servers, name: str) -> Served:
+    """Of the checkpoint that the module calls `name`."""
+    return servers.of(name)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """One prompt in every form that completions take."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +47,15 @@ def _fields(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, **arguments.pop("extra_body", {})}
 
 
-def all_forms_have_one_answer(server: Served, path: Path, texts: Sequence[str]) -> None:
+def all_forms_have_one_answer(server: Served, path: Path, text: str) -> None:
     """Check tokens and logprobs, bit by bit where the server's card says `exact`."""
     embedder = PromptEmbedder.from_pretrained(path)
     uploader = Uploader(server.v1, upload_from=0)
     with httpx.Client(base_url=server.url, timeout=400) as http:
         exact = is_exact(http)
-        for text in texts:
-            by_form = {
-                name: Steps.of(http, **fields)
-                for name, fields in forms(embedder, uploader, text).items()
-            }
-            for name, found in by_form.items():
-                found.expect(by_form["text"], exact=exact, what=f"{name} of {text!r}")
+        found = {
+            name: Steps.of(http, **fields)
+            for name, fields in forms(embedder, uploader, text).items()
+        }
+    for name, steps in found.items():
+        steps.expect(found["text"], exact=exact, what=name)

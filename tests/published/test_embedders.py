@@ -1,7 +1,6 @@
 """Embedding models with the files that sentence-transformers publishes beside them."""
 
 import json
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests import embedding_reference as reference
-from tests.published.conftest import checkpoint, served_by_default
-from tests.serving import Served
+from tests.published.conftest import checkpoint
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(400)]
 
@@ -27,14 +25,9 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module", params=["all-minilm-l6-v2", "all-mpnet-base-v2"])
-def directory(request: pytest.FixtureRequest) -> Path:
-    return checkpoint(request.param)
-
-
-@pytest.fixture(scope="module")
-def server(directory: Path) -> Iterator[Served]:
-    with served_by_default(directory) as served:
-        yield served
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
 
 
 @cache
@@ -55,8 +48,9 @@ def embedded(http: httpx.Client, texts: object) -> list[reference.Array]:
 
 
 def test_vectors_are_those_of_the_published_pipeline_alone_and_together(
-    directory: Path, http: httpx.Client
+    name: str, http: httpx.Client
 ) -> None:
+    directory = checkpoint(name)
     together = embedded(http, TEXTS)
     for text, vector in zip(TEXTS, together, strict=True):
         (alone,) = embedded(http, text)

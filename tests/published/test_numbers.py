@@ -4,21 +4,28 @@ Every prompt and every greedy token after it, over HTTP, by what the server says
 tokens are.
 """
 
+import httpx
 import pytest
 
 from tests.published.conftest import checkpoint
+from tests.published.forms import all_forms_have_one_answer
 from tests.published.numbers import (
     FARTHER,
     NEAR,
     Answer,
     Distance,
+    Steps,
+    answers,
     distance,
+    expect_checked,
     gaps,
     in_float32,
+    is_exact,
     logprobs,
     reference,
 )
-from tests.published.told import GEMMA, QWEN, told
+from tests.published.prompts import CODE, GEMMA, PROMPTS, QWEN, TEXTS
+from tests.serving import Served
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
 
@@ -27,18 +34,48 @@ REFUSED = 2.0
 """Ratio of a single answer that is no rounding: over it a start is refused too."""
 
 
-@pytest.fixture(scope="module", params=[QWEN, GEMMA])
-def judged(request: pytest.FixtureRequest) -> list[tuple[Answer, Distance, list[float]]]:
+# In the order of the modules before and behind this one, each of which has one of them.
+@pytest.fixture(scope="module", params=[GEMMA, QWEN])
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(http: httpx.Client) -> list[Answer]:
+    """Answers to all prompts, asked at once."""
+    return answers(http, PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def judged(name: str, together: list[Answer]) -> list[tuple[Answer, Distance, list[float]]]:
     """Each answer, its distances, and how far its tokens are from being float32's first choice."""
-    answers = told(request.param)
-    with reference(checkpoint(request.param)) as model:
-        rounded = logprobs(model, answers)
+    with reference(checkpoint(name)) as model:
+        rounded = logprobs(model, together)
         with in_float32(model):
-            exact = logprobs(model, answers)
+            exact = logprobs(model, together)
     return [
         (answer, distance(answer, truth, own), gaps(answer, truth))
-        for answer, truth, own in zip(answers, exact, rounded, strict=True)
+        for answer, truth, own in zip(together, exact, rounded, strict=True)
     ]
+
+
+def test_the_check_at_its_start_passed(http: httpx.Client) -> None:
+    expect_checked(http)
+
+
+def test_text_ids_rows_mixtures_and_references_have_one_answer(server: Served, name: str) -> None:
+    all_forms_have_one_answer(server, checkpoint(name), CODE + TEXTS[3])
+
+
+def test_neighbours_change_nothing_but_near_ties(
+    http: httpx.Client, together: list[Answer]
+) -> None:
+    for prompt, other in list(zip(PROMPTS, together, strict=True))[:4]:
+        # Computed anew, not read from what is cached of it.
+        found = Steps.of(http, prompt, cache_salt="alone")
+        said = other.said[len(other.prompt) - 1 :]
+        found.expect(Steps(other.output, said), exact=is_exact(http), what=str(prompt))
 
 
 def test_logprobs_are_as_near_to_float32_as_those_of_transformers(

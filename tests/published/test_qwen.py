@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -10,11 +10,9 @@ import openai
 import pytest
 
 from inlay.client import PromptEmbedder
-from tests.published.conftest import checkpoint, served_by_default
-from tests.published.forms import all_forms_have_one_answer
-from tests.published.numbers import TOP, Answer, Steps, ask, expect_checked, is_exact, read
-from tests.published.told import CODE, QWEN, prompts_of, told
-from tests.serving import Served
+from tests.published.conftest import checkpoint
+from tests.published.numbers import TOP, Steps, ask, is_exact, read
+from tests.published.prompts import QWEN
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(600)]
 
@@ -66,15 +64,8 @@ SOURCE = '''class FairQueue:
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[Answer]:
-    """What another server said to the same prompts at once: it has ended, which frees memory."""
-    return told(QWEN)
-
-
-@pytest.fixture(scope="module")
-def server(alone: list[Answer]) -> Iterator[Served]:
-    with served_by_default(checkpoint(QWEN)) as served:
-        yield served
+def name() -> str:
+    return QWEN
 
 
 def chat(client: openai.OpenAI, messages: Any, **fields: Any) -> Any:
@@ -84,23 +75,6 @@ def chat(client: openai.OpenAI, messages: Any, **fields: Any) -> Any:
 def asked_for(client: openai.OpenAI, messages: Any, **fields: Any) -> Any:
     given = {"max_tokens": 64, "temperature": 0, **fields}
     return client.chat.completions.create(model="m", messages=messages, **given)
-
-
-def test_the_check_at_its_start_passed(http: httpx.Client) -> None:
-    expect_checked(http)
-
-
-def test_text_ids_rows_mixtures_and_references_have_one_answer(server: Served) -> None:
-    all_forms_have_one_answer(server, checkpoint(QWEN), (CODE,))
-
-
-def test_alone_the_answer_is_that_among_neighbours_of_another_server(
-    http: httpx.Client, alone: list[Answer]
-) -> None:
-    for prompt, other in list(zip(prompts_of(QWEN), alone, strict=True))[:3]:
-        found = Steps.of(http, prompt)
-        said = other.said[len(other.prompt) - 1 :]
-        found.expect(Steps(other.output, said), exact=is_exact(http), what=str(prompt))
 
 
 def test_a_chat_is_the_completion_of_its_template_as_text_and_as_rows(
