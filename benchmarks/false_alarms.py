@@ -1,0 +1,161 @@
+"""Starts of right models that the self-check refuses: `python -m benchmarks.false_alarms [NAME ...]`.
+
+Each model is started 20 times with `--self-check strict`, each time with other prompts, and
+lifelike ones with other weights; and once more from what that start kept. NAME is a group: text,
+media, quantised, embedders, rerankers, published (`make test-published` fetches these).
+"""
+
+import logging
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+from scripts.published import CHECKPOINTS, directory_of
+from tests.embedding_models import EMBEDDING_MODELS, tiny_embedding, tiny_scoring
+from tests.engine.torch.test_vision import CASES
+from tests.engine.torch.vision_reference import directory_of as directory_with_media
+from tests.lifelike import LOUD, lifelike, text
+from tests.models import FAMILIES, models_root
+from tests.numbers.test_vectors import RERANKERS
+from tests.quantised_models import FORMS, write
+from tokenizers import Tokenizer
+
+from inlay.card import SelfCheck
+from inlay.engine.embed import self_check as embed_check
+from inlay.engine.embed.encoder import Encoder
+from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.self_check import fingerprint, reference
+from inlay.engine.torch.self_check.prompts import COUNT, ROWS, CheckPrompt, check_prompts
+from inlay.errors import EngineError
+
+STARTS = 20
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+
+
+class Model(NamedTuple):
+    """A model that is right.
+
+    Attributes:
+        name: as it is printed.
+        directory: by seed.
+        task: of the engine.
+    """
+
+    name: str
+    directory: Callable[[int], Path]
+    task: str = "generate"
+
+
+def group(name: str) -> Iterator[Model]:
+    if name == "text":
+        for family in FAMILIES:
+            yield Model(family, partial(text, family))
+            if family in LOUD:
+                yield Model(f"{family}, loud", partial(text, family, loud=True))
+    elif name == "media":
+        for case in CASES:
+            yield Model(case, partial(lifelike, directory_with_media(case)))
+    elif name == "quantised":
+        for form in FORMS:
+            directory, _ = write(form, lively=True)
+            yield Model(form, partial(_same, directory))
+    elif name == "embedders":
+        for each in EMBEDDING_MODELS:
+            yield Model(each, partial(lifelike, tiny_embedding(each)), "embed")
+    elif name == "rerankers":
+        for each in RERANKERS:
+            yield Model(each, partial(lifelike, tiny_scoring(each, 3)), "score")
+    elif name == "published":
+        for each, checkpoint in CHECKPOINTS.items():
+            task = "generate" if checkpoint.form == "gguf" else "embed"
+            yield Model(each, partial(_same, directory_of(each)), task)
+
+
+def _same(directory: Path, _: int) -> Path:
+    return directory
+
+
+def drawn(
+    seed: int, directory: Path, vocab_size: int, max_model_len: int, *, rows: bool
+) -> tuple[CheckPrompt, ...]:
+    """The check's prompts with other ids: random ones, and some of a page in place of its text."""
+    generator = random.Random(seed)
+    ids = [generator.randrange(vocab_size) for _ in range(3 * COUNT)]
+    file = directory / "tokenizer.json"
+    if file.is_file():
+        page = Tokenizer.from_file(str(file)).encode(PAGE.read_text()[:20_000]).ids
+        start = generator.randrange(len(page) - COUNT)
+        if max(page[start : start + COUNT]) < vocab_size:
+            ids[COUNT : 2 * COUNT] = page[start : start + COUNT]
+    given = check_prompts(directory, vocab_size, max_model_len, rows=rows)
+    parts = (ids[:COUNT], ids[COUNT : 2 * COUNT])
+    others = tuple(ids[2 * COUNT :][ROWS])
+    return tuple(
+        prompt._replace(ids=tuple(part), others=others if prompt.others else ())
+        for prompt, part in zip(given, parts, strict=True)
+    )
+
+
+def start(directory: Path, task: str) -> SelfCheck:
+    settings = EngineSettings.model_validate(
+        {
+            "model": str(directory), "device": "cpu", "task": task, "self_check": "strict",
+            **({"max_model_len": 4096} if task == "generate" else {}),
+        }
+    )  # fmt: skip
+    kind = CausalModel if task == "generate" else Encoder
+    found = kind.load(settings).self_check
+    assert found is not None
+    assert found.result == "passed", found
+    return found
+
+
+def starts(model: Model) -> None:
+    """Start a model as often as is said, and print the largest distances."""
+    begun, failed = time.monotonic(), 0
+    answers, layers = [0.0], [0.0]
+    for seed in range(STARTS):
+        directory = model.directory(seed)
+        with (
+            tempfile.TemporaryDirectory() as kept,
+            mock.patch.object(fingerprint, "_path", partial(Path, kept)),
+            mock.patch.object(reference, "check_prompts", partial(drawn, seed)),
+            mock.patch.object(embed_check, "check_prompts", partial(drawn, seed)),
+        ):
+            try:
+                for found in (start(directory, model.task), start(directory, model.task)):
+                    answers.append(found.distance)
+                    layers += found.layers
+            except EngineError as error:
+                failed += 1
+                print(f"{model.name}, seed {seed}: {error}", flush=True)
+        if models_root() in directory.parents and "lifelike" in directory.parts:
+            shutil.rmtree(directory)
+    print(
+        f"{model.name:40} {STARTS - failed:3} of {STARTS}  answers {max(answers):5.2f}  "
+        f"layers {max(layers):5.2f}  {time.monotonic() - begun:5.0f} s",
+        flush=True,
+    )
+
+
+def main(names: list[str]) -> int:
+    logging.disable(logging.INFO)
+    torch.set_grad_enabled(False)
+    for name in names or ("text", "media", "quantised", "embedders", "rerankers", "published"):
+        print(f"-- {name}", flush=True)
+        for model in group(name):
+            starts(model)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
