@@ -29,11 +29,12 @@ from tests.quantised_models import FORMS, write
 from tokenizers import Tokenizer
 
 from inlay.card import SelfCheck
+from inlay.engine import references
 from inlay.engine.embed import self_check as embed_check
 from inlay.engine.embed.encoder import Encoder
 from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.model import CausalModel
-from inlay.engine.torch.self_check import fingerprint, reference
+from inlay.engine.torch.self_check import reference
 from inlay.engine.torch.self_check.prompts import COUNT, ROWS, CheckPrompt, check_prompts
 from inlay.errors import EngineError
 
@@ -127,7 +128,7 @@ def starts(model: Model) -> None:
         directory = model.directory(seed)
         with (
             tempfile.TemporaryDirectory() as kept,
-            mock.patch.object(fingerprint, "_path", partial(Path, kept)),
+            mock.patch.object(references, "_path", partial(Path, kept)),
             mock.patch.object(reference, "check_prompts", partial(drawn, seed)),
             mock.patch.object(embed_check, "check_prompts", partial(drawn, seed)),
         ):
