@@ -11,6 +11,7 @@ extension = Extension(
     chat="inlay.api.openai.chat.stages:CHATS",
     facts="inlay.api.openai.stage_models:describe",
     models="inlay.cli.pipeline:MODELS",
+    worker="inlay.worker.stage_part:StagePart",
     engines="inlay.engine.stage_engines:ENGINES",
     routes="inlay.api.openai.stage_routes:ROUTES",
 )

@@ -19,9 +19,25 @@ from inlay.router import Router
 from inlay.router.settings import RouterSettings
 from inlay.stages.graph import Graph, Stage, StageCard
 from inlay.transport.output_queue import OutputQueue
+from inlay.worker.held import HeldPayloads
 from inlay.worker.host import EngineHost
+from inlay.worker.leased import LeasedInputs
+from inlay.worker.stage_part import StagePart
 from tests.router.standing import CARD
 from tests.transport.direct import DirectPlane
+
+
+def kept_by(host: EngineHost) -> HeldPayloads:
+    (part,) = host.parts
+    assert isinstance(part, StagePart)
+    return part.held
+
+
+def fetched_by(host: EngineHost) -> LeasedInputs | None:
+    (part,) = host.parts
+    assert isinstance(part, StagePart)
+    return part.leased
+
 
 GRAPH = Graph(
     name="painter",
@@ -358,7 +374,7 @@ class World:
     @property
     def most_kept(self) -> int:
         """Payloads that are kept of one request."""
-        holdings = [one for host in self.hosts for one in host._held._by_key.values()]
+        holdings = [one for host in self.hosts for one in kept_by(host)._by_key.values()]
         return max((len(one.payloads) for one in holdings), default=0)
 
     @property
@@ -366,15 +382,15 @@ class World:
         """Numbers of what must be zero once no request is under way."""
         loads = self.router.loads().values()
         return {
-            "payloads": sum(len(host._held) for host in self.hosts),
-            "bytes": sum(host._held.num_bytes for host in self.hosts),
+            "payloads": sum(len(kept_by(host)) for host in self.hosts),
+            "bytes": sum(kept_by(host).num_bytes for host in self.hosts),
             "running": sum(len(engine.running) for engine in self.engines),
-            "fetching": sum(host._leased.num_requests for host in self.hosts if host._leased),
+            "fetching": sum(one.num_requests for one in map(fetched_by, self.hosts) if one),
             "tracked": sum(len(host._requests.ids) for host in self.hosts),
             "loads": sum(load.requests + load.prefill for load in loads),
             "streams": sum(len(link._streams) for link in self.plane._links),
             "waiting": self.router.num_waiting,
-            "asking": sum(len(host._held._asking) for host in self.hosts),
+            "asking": sum(len(kept_by(host)._asking) for host in self.hosts),
             "paused": sum(len(engine.paused) for engine in self.engines),
         }
 

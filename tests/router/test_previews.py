@@ -25,6 +25,7 @@ from tests.router.scripted_stages import (
     World,
     expected,
     expected_previews,
+    kept_by,
     stage_request,
 )
 from tests.router.test_stages import (
@@ -98,7 +99,9 @@ async def test_a_slow_decoder_does_not_keep_the_denoiser_and_gets_the_newest() -
         decoder.held.clear()
         asking = asyncio.create_task(ask(world))
         # What latents were made of is free once they are made.
-        await until(lambda: decoder.running and denoiser._held.num_made and not len(reader._held))
+        await until(
+            lambda: decoder.running and kept_by(denoiser).num_made and not len(kept_by(reader))
+        )
         stats = await denoiser.call(ReadStats())
         assert (stats.leases, stats.held_payloads, stats.held_bytes) == (1, 1, 64)
         assert not world.engines[1].running
@@ -119,7 +122,7 @@ async def test_a_decoder_that_is_lost_costs_previews_and_no_latents(moment: str)
         asking = asyncio.create_task(ask(world))
         await until(lambda: any(decoder.running for decoder in decoders))
         if moment == "denoised":
-            await until(lambda: world.hosts[1]._held.num_made)
+            await until(lambda: kept_by(world.hosts[1]).num_made)
         (lost,) = [at for at in (2, 3) if world.engines[at].running]
         world.kill(lost)
         for decoder in decoders:

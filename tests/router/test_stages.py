@@ -35,6 +35,7 @@ from tests.router.scripted_stages import (
     expected,
     expected_file,
     expected_sound,
+    kept_by,
     stage_request,
 )
 
@@ -172,7 +173,7 @@ async def test_inputs_that_are_lost_are_made_again_before_the_stage_goes_on() ->
             decoder.held.clear()
         asking = asyncio.create_task(ask(world, b"fox"))
         await until(lambda: any(decoder.running for decoder in decoders))
-        (owner,) = [number for number in (1, 3) if len(world.hosts[number]._held)]
+        (owner,) = [number for number in (1, 3) if len(kept_by(world.hosts[number]))]
         world.kill(owner)
         (begun,) = [decoder for decoder in decoders if decoder.running]
         # It goes on at the other, which finds no inputs any more.
@@ -280,7 +281,7 @@ async def test_more_than_may_be_kept_is_an_error_and_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with World.around(*map(ScriptedStage, STAGES)) as world:
-        monkeypatch.setattr(world.hosts[0]._held, "_max_bytes", 100)
+        monkeypatch.setattr(kept_by(world.hosts[0]), "_max_bytes", 100)
         with pytest.raises(OverloadedError, match="kept for other stages"):
             await ask(world, b"fox")
         await settled(world)
@@ -292,11 +293,11 @@ async def test_a_worker_takes_no_more_than_it_may_keep_until_the_next_stage_has_
         decoder.held.clear()
         asking = [asyncio.create_task(ask(world, b"%d" % number)) for number in range(24)]
         most = 2 * SEQS
-        kept = world.hosts[1]._held
+        kept = kept_by(world.hosts[1])
         await until(lambda: len(decoder.running) == most and kept.num_made == most)
         for _ in range(200):
             await asyncio.sleep(0)
-            assert all(host._held.num_made <= most for host in world.hosts)
+            assert all(kept_by(host).num_made <= most for host in world.hosts)
             assert all(engine.most <= most for engine in world.engines)
         decoder.held.set()
         for number, one in enumerate(asking):
@@ -421,7 +422,7 @@ async def test_a_stage_begins_while_the_one_before_works_which_waits_for_credit(
         asking = asyncio.create_task(ask_aloud(world, b"fox"))
         await until(lambda: thinker.paused and talker.paused and vocoder.running)
         # What is on its way between two stages: with the first, and taken by the second.
-        assert (world.hosts[0]._held.num_paused, world.hosts[1]._held.num_paused) == (1, 1)
+        assert (kept_by(world.hosts[0]).num_paused, kept_by(world.hosts[1]).num_paused) == (1, 1)
         assert world.most_kept == WINDOW
         for _ in range(100):
             await asyncio.sleep(0)
@@ -536,7 +537,7 @@ async def test_a_talker_that_is_lost_after_the_end_of_the_text_ends_the_answer()
     engines = [ScriptedStage(stage) for stage in (*SPEAKING, "talker")]
     async with asyncio.timeout(BOUND), World.around(*engines) as world:
         asking = asyncio.create_task(ask_aloud(world, b"fox"))
-        await until(lambda: world.hosts[0]._held.num_made)
+        await until(lambda: kept_by(world.hosts[0]).num_made)
         (at,) = [number for number in (1, 3) if engines[number].running]
         world.kill(at)
         with pytest.raises(OverloadedError, match="what a stage has made is lost"):
@@ -593,7 +594,7 @@ async def test_a_text_that_is_read_is_read_again_where_a_talker_is_lost_after_it
         assert [step.stage for step in steps] == [*SPEAKING]
         with admitted(world.router, steps, None):
             asking = asyncio.create_task(read(walk(world.router, steps, {}, make, nothing)))
-            await until(lambda: world.hosts[0]._held.num_made)
+            await until(lambda: kept_by(world.hosts[0]).num_made)
             (at,) = [number for number in (1, 3) if engines[number].running]
             world.kill(at)
             assert await asking == expected_sound(b"fox")

@@ -18,7 +18,7 @@ from inlay.request import Emit, Input, Output, PageQuery, Request, Sampling, Tas
 from inlay.stages.graph import StageCard
 from inlay.transport.api import Stream
 from inlay.worker.host import EngineHost
-from tests.router.scripted_stages import ScriptedStage, stage_request
+from tests.router.scripted_stages import ScriptedStage, kept_by, stage_request
 from tests.router.test_stages import prompt_payload
 from tests.transport.conftest import echo_settings
 from tests.transport.direct import DirectPlane
@@ -85,7 +85,7 @@ async def test_a_fault_of_one_request_is_its_own_error_and_another_goes_on(
     plane: DirectPlane, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fault in ("finding a payload", "keeping"):
-        monkeypatch.setattr(plane.hosts[0]._held, "_by_key", None)
+        monkeypatch.setattr(kept_by(plane.hosts[0]), "_by_key", None)
     (worker,) = plane.workers()
     other = worker.send(request("other", 3000))
     with pytest.raises(EngineError, match="failed to admit"):
@@ -127,7 +127,7 @@ async def test_what_cannot_be_held_up_is_ended() -> None:
             await asyncio.sleep(0.01)
     assert found["kept"][-1].finish_reason == "abort"
     assert found["other"][-1].finish_reason == "stop"
-    assert not len(host._held)
+    assert not len(kept_by(host))
 
 
 async def test_a_probe_that_fails_unforeseen_is_told_of_and_tried_again() -> None:

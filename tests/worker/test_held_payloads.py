@@ -21,7 +21,7 @@ from inlay.worker import held
 from inlay.worker.host import EngineHost
 from tests import virtual_time
 from tests.live import SECRET
-from tests.router.scripted_stages import ScriptedStage, stage_request
+from tests.router.scripted_stages import ScriptedStage, kept_by, stage_request
 from tests.router.test_stages import prompt_payload
 
 BOUND = 1 << 28
@@ -82,12 +82,12 @@ async def seconds_until_freed(end: Callable[[Connection[Any]], None]) -> float:
         await asyncio.sleep(0.05)
     # It is kept for as long as the request is open.
     await asyncio.sleep(1.1 * FREED_SECONDS)
-    assert host._held.num_bytes
+    assert kept_by(host).num_bytes
     end(frontend)
     ended = began + deadline if end is reaches_its_deadline else loop.time()
 
     def keeps() -> bool:
-        return bool(len(host._held) or host._held.num_bytes or host._requests.ids)
+        return bool(len(kept_by(host)) or kept_by(host).num_bytes or host._requests.ids)
 
     while keeps():  # noqa: ASYNC110  # nobody tells
         await asyncio.sleep(0.05)

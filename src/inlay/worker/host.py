@@ -1,6 +1,5 @@
 """The host of an engine: checks requests, and runs commands, adapters, sleep and probes."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,28 +35,25 @@ from inlay.commands import (
     name_of,
 )
 from inlay.digest import Secret
-from inlay.edges import Window
-from inlay.engine.api import Engine, FedEngine, GenerateEngine, PageEngine, PausingEngine, Peers
-from inlay.engine.inflow import Inflow
+from inlay.engine.api import Engine, GenerateEngine, PageEngine, Peers
 from inlay.engine.kv_events import BlockEventSource
 from inlay.engine.settings import EngineSettings
 from inlay.errors import (
     EmbeddingsError,
-    EngineError,
     InlayError,
     InvalidRequestError,
     OverloadedError,
 )
+from inlay.extension import extensions, parts
 from inlay.request import Emit, Request, Task
 from inlay.routing import KvEvents, KvSnapshot
 from inlay.telemetry import Tracing
 from inlay.transport.embeds_cache import EmbedsCache
 from inlay.worker.adapters import AdapterRegistry
 from inlay.worker.canary import Canary
-from inlay.worker.held import HeldPayloads
 from inlay.worker.kv_feed import KvFeed
-from inlay.worker.leased import LeasedInputs
 from inlay.worker.lora_modules import parse_modules
+from inlay.worker.part import Handle, HostAccess, WorkerPart, guarded
 from inlay.worker.probing import EngineProber
 from inlay.worker.sleeping import RunningRequests, SleepControl
 from inlay.worker.spans import traced
@@ -71,7 +67,6 @@ _NOT_SERVED = {
     Task.EMBED: "does not make embeddings",
     Task.SCORE: "does not score pairs of texts",
     Task.ENCODE: "does not encode media",
-    Task.STAGE: "makes no images",
 }
 
 
@@ -116,8 +111,6 @@ class EngineHost:
         self._stage = stage
         self._self_check = self_check
         self._engine = engine
-        self._held = HeldPayloads(engine.abort, self._pause)
-        self._leased = None if peers is None else LeasedInputs(peers, self._admit)
         self._embeds_cache = embeds_cache or EmbedsCache(0)
         self._prompt_embeds = prompt_embeds
         self._adapters = adapters
@@ -141,6 +134,11 @@ class EngineHost:
             invariant=batch_invariant,
             tell=self._tell,
         )
+        access = HostAccess(engine, stage, peers, lambda: self._address, self._admit)
+        self.parts: list[WorkerPart] = [make(access) for _, make in parts("worker")]
+        self._handlers: dict[Task, Handle] = {Task.PAGES: self._give_pages}
+        for part in self.parts:
+            self._handlers.update(part.handlers)
         if adapters is not None:
             adapters.watch(self._tell, self._sleeping)
 
@@ -197,51 +195,33 @@ class EngineHost:
 
     def submit(self, request: Request, emit: Emit) -> None:
         """Admit `request`, or emit the one output that says why not."""
-        if request.task is Task.PAGES:
-            _guarded(self._give_pages, request, emit)
-        elif request.task is Task.FETCH:
-            _guarded(self._held.answer, request, emit)
-        elif request.hold is None or self._address is None:
-            self._begin(request, emit)
-        else:
-            keep = partial(self._keep, window=request.hold, address=self._address)
-            _guarded(keep, request, emit)
-
-    def _keep(self, request: Request, emit: Emit, window: Window, address: Address) -> None:
-        self._begin(request, self._held.keep(request, window, emit, address))
-
-    def _begin(self, request: Request, emit: Emit) -> None:
-        if not request.feeds:
+        handle = self._handlers.get(request.task)
+        if handle is not None:
+            guarded(handle, request, emit)
+        elif request.hold is None and not request.feeds:
             self._admit(request, emit)
-        elif self._leased is not None:
-            _guarded(self._leased.fetch, request, emit)
+        elif self.parts:
+            guarded(self.parts[0].begin, request, emit)
         else:
-            emit(request.end("error", EngineError("this worker asks no others for inputs")))
+            error = InvalidRequestError("this worker keeps and fetches nothing for others")
+            emit(request.end("error", error))
 
-    def _pause(self, request_id: str, paused: bool) -> None:
-        if isinstance(self._engine, PausingEngine):
-            try:
-                self._engine.pause(request_id, paused)
-            except Exception:
-                # It is called from what the engine, or another request, is at: those go on.
-                log.exception("request %s could not be paused or go on", request_id)
-                asyncio.get_running_loop().call_soon(self._engine.abort, request_id)
-
-    def _admit(self, request: Request, emit: Emit, inflow: Inflow | None = None) -> None:
+    def _admit(self, request: Request, emit: Emit, submit: Handle | None = None) -> None:
         emit = self._requests.track_outputs(request.id, emit)
         if self._tracing is not None and request.trace is not None:
             emit = traced(self._tracing, request, emit, self._engine.card.engine)
-        _guarded(partial(self._submit, inflow=inflow), request, emit)
+        guarded(partial(self._submit, submit=submit), request, emit)
 
-    def _submit(self, request: Request, emit: Emit, inflow: Inflow | None) -> None:
+    def _submit(self, request: Request, emit: Emit, submit: Handle | None) -> None:
         self._check_open()
         self._check_rows(request)
         if request.task not in self._engine.card.tasks:
-            raise InvalidRequestError(
-                f"the model `{self._engine.card.name}` {_NOT_SERVED[request.task]}"
-            )
-        if inflow is not None:
-            self._submit_fed(request, emit, inflow)
+            specs = (spec for each in extensions() for spec in each.tasks)
+            of_parts = {Task(spec.task): spec.does_not for spec in specs}
+            said = (_NOT_SERVED | of_parts).get(request.task, f"does not {request.task}")
+            raise InvalidRequestError(f"the model `{self._engine.card.name}` {said}")
+        if submit is not None:
+            submit(request, emit)
         elif request.adapter is None or request.task not in (Task.GENERATE, Task.STAGE):
             self._engine.submit(request, emit)
         else:
@@ -260,11 +240,6 @@ class EngineHost:
             admitted.leave()
             raise
 
-    def _submit_fed(self, request: Request, emit: Emit, inflow: Inflow) -> None:
-        if not isinstance(self._engine, FedEngine):
-            raise InvalidRequestError("this worker's engine takes no inputs while it runs")
-        self._engine.submit_fed(request, emit, inflow)
-
     def _lending(self) -> AdapterRegistry:
         if self._adapters is None:
             raise InvalidRequestError("this worker takes no adapters", param="model")
@@ -277,11 +252,10 @@ class EngineHost:
 
     def _check_rows(self, request: Request) -> None:
         media = self._engine.card.media
-        stage = self._stage
         allowed = (
             self._prompt_embeds
             or (media is not None and media.embeds)
-            or (stage is not None and stage.graph.fed_on(stage.name) == "hidden")
+            or any(part.takes_rows for part in self.parts)
         )
         if not allowed and request.has_embeds:
             raise EmbeddingsError(
@@ -290,8 +264,7 @@ class EngineHost:
 
     def abort(self, request_id: str) -> None:
         """Stop a request; what it has made is freed."""
-        stops = (self._engine.abort, self._held.release)
-        for stop in stops if self._leased is None else (self._leased.abort, *stops):
+        for stop in (self._engine.abort, *(part.abort for part in self.parts)):
             try:
                 stop(request_id)
             except Exception:
@@ -360,14 +333,9 @@ class EngineHost:
                 return Probed(await self._engine.probe())
             case ReadStats():
                 kept = msgspec.structs.asdict(self._embeds_cache.stats)
-                return replace(
-                    self._engine.stats(),
-                    **kept,
-                    leases=self._held.num_leases,
-                    held_payloads=len(self._held),
-                    held_bytes=self._held.num_bytes,
-                    fetched_payloads=0 if self._leased is None else self._leased.fetched,
-                )
+                for part in self.parts:
+                    kept |= part.stats()
+                return replace(self._engine.stats(), **kept)
             case LoadAdapter():
                 self._sleeping.check_awake()
                 before = self._adapter_contents()
@@ -391,21 +359,8 @@ class EngineHost:
                 self._draining = True
                 for request_id in tuple(self._requests.ids) if give_up else ():
                     self.abort(request_id)
-                return Draining(len(self._requests.ids) + self._held.num_made)
+                return Draining(len(self._requests.ids) + sum(part.num_open for part in self.parts))
         raise InvalidRequestError(f"a worker knows no command {name_of(command)!r}")
-
-
-def _guarded(handle: Callable[[Request, Emit], None], request: Request, emit: Emit) -> None:
-    """Have a request handled; what is raised is its one output."""
-    try:
-        handle(request, emit)
-    except InlayError as error:
-        emit(request.end("error", error))
-    except Exception:
-        # One request must not take the connection of all down with it: its caller hears of it, the
-        # log keeps the trace.
-        log.exception("request %s was not admitted", request.id)
-        emit(request.end("error", EngineError("the engine failed to admit the request")))
 
 
 async def host_of(
