@@ -1,5 +1,6 @@
 """An engine of others is held to the reference that the torch engine made, on real models."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +11,16 @@ import pytest
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
+from inlay.card import ModelCard, SelfCheck
 from inlay.engine import references
 from inlay.engine.api import GenerateEngine
 from inlay.engine.pool_reference import BOUND, PoolReference, key_of
 from inlay.engine.references import LocalReferences
 from inlay.engine.torch.self_check.reference import Reference
+from inlay.engine.weights import weights_id
 from inlay.errors import EngineError
-from inlay.worker.pool_check import check_pool
+from inlay.worker.host import EngineHost
+from inlay.worker.pool_check import check_later, check_pool
 
 
 @contextmanager
@@ -27,13 +31,12 @@ def own_cache(directory: Path) -> Iterator[None]:
         yield
 
 
-def kept_by(engine: GenerateEngine, model: Path) -> PoolReference:
-    """Keep the reference of `model`, as the torch engine does, in the dtype of `engine`."""
-    card = engine.card
-    own = AutoModelForCausalLM.from_pretrained(model, dtype=card.dtype)
+def keep_reference(model: Path, dtype: str) -> PoolReference:
+    """Keep the reference of `model`, as the torch engine does."""
+    own = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     made = Reference.of(own, model, 64, None, axes=1, rows=False).pooled
-    LocalReferences().keep(key_of(card.weights_id, card.dtype), made)
-    return PoolReference.decode(made, card.vocab_size)
+    LocalReferences().keep(key_of(weights_id(model), dtype), made)
+    return PoolReference.decode(made, own.config.vocab_size)
 
 
 async def nothing_kept_is_said(engine: GenerateEngine, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,8 +55,21 @@ async def nothing_kept_is_said(engine: GenerateEngine, caplog: pytest.LogCapture
 async def it_is_held_to_what_is_kept(
     engine: GenerateEngine, model: Path, caplog: pytest.LogCaptureFixture
 ) -> float:
-    """Return the distance; with the logprobs of other ids, it differs."""
-    reference = kept_by(engine, model)
+    """Return the distance; one that is kept later is found, and with other logprobs it differs."""
+    host = EngineHost(engine, self_check=SelfCheck(result="unchecked", reference=""))
+    found_later = asyncio.Event()
+
+    def announce(card: ModelCard) -> None:
+        if card.self_check is not None and card.self_check.result == "passed":
+            found_later.set()
+
+    host.watch(announce)
+    later = asyncio.create_task(check_later(engine, host, host.card.self_check, 0.05))
+    reference = keep_reference(model, engine.card.dtype)
+    async with asyncio.timeout(60):
+        await found_later.wait()
+    later.cancel()
+    await asyncio.gather(later, return_exceptions=True)
     found = await check_pool(engine, "strict", shared=False)
     assert found is not None
     assert found.result == "passed"

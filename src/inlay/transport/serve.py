@@ -117,10 +117,15 @@ def _refuse_dial(address: Address, token: bytes) -> None:
     raise ValueError("a frontend asks to dial another")
 
 
+def _refuse_answer(answer: SettledReference) -> None:
+    raise ValueError("a frontend answers what it was not asked")
+
+
 async def serve(
     channel: Carrier[ToWorker],
     handler: RequestHandler,
     dial: Callable[[Address, bytes], None] = _refuse_dial,
+    settled: Callable[[SettledReference], None] = _refuse_answer,
 ) -> None:
     """Serve one frontend until its connection ends; then abort every request it had sent.
 
@@ -130,6 +135,7 @@ async def serve(
         channel: the connection.
         handler: runs the requests.
         dial: connects to another frontend; raises `ValueError` where nobody may ask for it.
+        settled: takes an answer about references; likewise, where nothing was asked.
     """
     outbox = Outbox(channel, handler.abort)
     calls: set[asyncio.Task[None]] = set()
@@ -145,8 +151,10 @@ async def serve(
                 handler.submit(_answered_in(request, memory), outbox.put)
             case Cancel(request_id):
                 handler.abort(request_id)
-            case Boot() | SettledReference():
+            case Boot():
                 raise ValueError("a worker is started once")
+            case SettledReference() as answer:
+                settled(answer)
             case Dial(address, token):
                 dial(address, token)
             case ForgetPrompt(key):

@@ -156,6 +156,11 @@ class EngineHost:
             card = replace(card, prompt_embeds=EMBEDS_OFF)
         return card if self._adapters is None else replace(card, adapters=self._adapters.ready)
 
+    def checked(self, check: SelfCheck) -> None:
+        """Announce another result of the self-check."""
+        self._self_check = check
+        self._tell()
+
     def watch_cache(self, tell: Callable[[KvEvents], None]) -> None:
         """As `inlay.routing.CacheEventSource`."""
         self._feed.watch(tell)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import NoReturn, Protocol
 from uuid import uuid4
 
 import numpy as np
@@ -36,6 +37,17 @@ _EVERY = 4
 """Of an engine that gives no logprobs of prompts, each fourth beginning of a prompt is asked."""
 
 _numbers = count()
+
+
+class SelfChecked(Protocol):
+    """What announces the card of an engine."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The card, with the engine's sleep."""
+
+    def checked(self, check: SelfCheck) -> None:
+        """Announce a result."""
 
 
 async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | None:
@@ -79,6 +91,33 @@ async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | 
         check.distance, check.reference, check.bound, check.seconds,
     )  # fmt: skip
     return None if card.engine == "torch" else check
+
+
+async def check_later(
+    engine: Engine, host: SelfChecked, check: SelfCheck | None, interval: float
+) -> NoReturn:
+    """Compare an engine again while nothing is kept to compare it with, until cancelled.
+
+    Args:
+        engine: of `host`.
+        host: told of the result; it says whether the engine is awake.
+        check: result at its start.
+        interval: seconds between two comparisons; 0 for none.
+    """
+    while interval and check is not None and check.result == "unchecked":
+        await asyncio.sleep(interval)
+        if host.card.asleep:
+            continue
+        try:
+            check = await check_pool(engine, "start", shared=True)
+        except EngineError as error:
+            # What is wrong with it, its probes find.
+            log.warning("%s", error.message)
+            continue
+        if check is not None and check.result != "unchecked":
+            host.checked(check)
+    await asyncio.Event().wait()
+    raise AssertionError  # an event that nobody sets
 
 
 def _result(reference: PoolReference, found: Mapping[str, float], seconds: float) -> SelfCheck:

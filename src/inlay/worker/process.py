@@ -35,7 +35,7 @@ from inlay.transport.tls import load_identity
 from inlay.worker.fleet_references import FleetReferences
 from inlay.worker.host import EngineHost, host_of
 from inlay.worker.interpreter import Interpreter, interpreter
-from inlay.worker.pool_check import check_pool
+from inlay.worker.pool_check import check_later, check_pool
 
 log = logging.getLogger(__name__)
 
@@ -275,14 +275,12 @@ async def run(
             runner.use_peers(peers)
         if host_memory is not None and isinstance(runner, HostMemoryUser):
             runner.use_host_memory(host_memory)
-        own = None if boot.listen is None else FleetReferences(channel)
-        if own is not None:
-            references.use(own)
+        asking = None if boot.listen is None else FleetReferences(channel)
+        if asking is not None:
+            references.use(asking)
         self_check = await _while_awaited(
-            _started(runner, settings.self_check, shared=own is not None), channel, stop, own
+            _started(runner, settings.self_check, shared=asking is not None), channel, stop, asking
         )
-        # It has the fleet's copy for when the model is loaded again.
-        references.use(references.LocalReferences())
         cache = EmbedsCache(0 if boot.listen is None else boot.listen.cache_bytes, liveness.now)
         host = await host_of(
             runner,
@@ -308,11 +306,12 @@ async def run(
         await host.first_probe()
         async with _listening(boot.listen, host, secret, cache) as endpoint:
             await _until_first(
-                _serve(channel, host, endpoint),
+                _serve(channel, host, endpoint, asking),
                 stop.wait(),
                 _failed(runner),
                 host.probe(),
                 host.watch_numbers(),
+                check_later(runner, host, self_check, settings.self_check_interval),
             )
     except InlayError as error:
         return await _fail(channel, error)
@@ -326,9 +325,14 @@ async def run(
 
 
 def _serve(
-    channel: Channel[ToWorker], host: EngineHost, endpoint: Endpoint | None
+    channel: Channel[ToWorker],
+    host: EngineHost,
+    endpoint: Endpoint | None,
+    asking: FleetReferences | None,
 ) -> Coroutine[object, object, None]:
-    return serve(channel, host) if endpoint is None else serve(channel, host, endpoint.dial)
+    if endpoint is None or asking is None:
+        return serve(channel, host)
+    return serve(channel, host, endpoint.dial, asking.heard)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import io
 import math
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +23,7 @@ import pytest
 import torch
 
 from tests import preloaded
+from tests.engines.held import keep_reference, own_cache
 from tests.engines.vllm.serving import model
 from tests.equality.reference import greedy, rows_of, tokenizer_of
 from tests.equality.test_over_http import (
@@ -55,22 +57,42 @@ def path() -> Path:
     return model("qwen3")
 
 
-def serve(path: Path, *rest: object, admin_key: str = "", media: bool = False, **more: Any) -> Any:
+def serve(
+    path: Path,
+    *rest: object,
+    admin_key: str = "",
+    media: bool = False,
+    cache: Path | None = None,
+    **more: Any,
+) -> Any:
     words = [path, *WORDS, *(["--enable-mm-embeds"] if media else [])]
     # `serving` puts the port last, and the words after -- have to stand behind it.
     environment = {
         "HF_HUB_OFFLINE": "1",
         **({"INLAY_ADMIN_API_KEY": admin_key} if admin_key else {}),
+        **({} if cache is None else {"XDG_CACHE_HOME": str(cache)}),
         "INLAY_ENGINE_ARGUMENTS": " ".join(map(str, ("--enforce-eager", *rest))),
     }
     return serving(*words, environment=environment, within=START_SECONDS, **more)
 
 
 @pytest.fixture(scope="module")
-def server(path: Path) -> Iterator[Served]:
+def server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    cache = tmp_path_factory.mktemp("cache")
+    with own_cache(cache / "inlay" / "self-check"):
+        keep_reference(path, "float32")
     # All of it started, none forked, as users have it.
-    with preloaded.started(), serve(path) as served:
+    with preloaded.started(), serve(path, cache=cache) as served:
         yield served
+
+
+def test_it_is_held_to_the_logprobs_that_the_torch_engine_has_kept(server: Served) -> None:
+    check = httpx.get(server.v1 + "/models/m").json()["self_check"]
+    assert check["result"] == "passed"
+    assert check["reference"].endswith("sdpa float32, kept")
+    assert 0 < check["distance"] < check["bound"]
+    (line,) = re.findall(r"inlay:self_check_distance\{.*", httpx.get(server.url + "/metrics").text)
+    assert 'result="passed"' in line
 
 
 @pytest.fixture
