@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,11 +27,14 @@ from inlay.engine.torch.attention.cuda import Sequences
 from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.kv_layout import EngineLimits
 from inlay.engine.torch.cache.table import PageRun
+from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.decode_graphs import DecodeGraphs, reason_unsupported, sizes
+from inlay.engine.torch.loading import core_of
 from inlay.engine.torch.model import CausalModel
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights import linear
 from inlay.engine.torch.weights.linear import FusedPart
+from inlay.errors import EngineError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling
 from tests.engine import reference
@@ -331,3 +335,61 @@ def test_without_triton_decoding_runs_without_graphs_and_says_so(
     monkeypatch.setattr(decode_graphs, "cuda_kernels", choice.cuda_kernels.__wrapped__)
     assert Core(load("llama"), BOUNDS, SECRET, capture=Capturing()).graphs is None
     assert "Triton, which comes with torch's packages for CUDA" in caplog.text
+
+
+def _stale_tables(usual: Any) -> Any:
+    def fill(self: Any, host: Any) -> None:
+        usual(self, host._replace(block_table=host.block_table[..., :0]))
+
+    return fill
+
+
+def _next_position(usual: Any) -> Any:
+    def fill(self: Any, host: Any) -> None:
+        usual(self, host)
+        self.positions.add_(1)
+
+    return fill
+
+
+def _without_last_key(usual: Any) -> Any:
+    def fill(self: Any, host: Any) -> None:
+        usual(self, host)
+        self.contexts.sub_(1).clamp_(min=1)
+
+    return fill
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("fault", [_stale_tables, _next_position, _without_last_key])
+def test_graphs_that_differ_from_launched_steps_are_not_used(
+    family: str,
+    fault: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = load(family, "bfloat16")
+    check = own.self_check
+    assert check is not None
+    monkeypatch.setattr(own, "self_check", check)
+    right = Core(own, BOUNDS, SECRET, capture=Capturing())
+    assert right.graphs is not None
+    assert own.self_check is check
+    inputs = decode_graphs._Inputs
+    monkeypatch.setattr(inputs, "fill", fault(inputs.fill))
+    assert Core(own, BOUNDS, SECRET, capture=Capturing()).graphs is None
+    assert "decoding runs without graphs: their logits differ by" in caplog.text
+    assert own.self_check.left_out == (*check.left_out, "decode graphs")
+    monkeypatch.setattr(own, "self_check", None)
+    assert Core(own, BOUNDS, SECRET, capture=Capturing()).graphs is not None
+
+
+def test_graphs_that_differ_end_a_strict_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = load("llama", "bfloat16")
+    assert own.self_check is not None
+    given = EngineSettings(model=own.path, self_check="strict", kv_cache_memory_bytes=1 << 20)
+    core_of(given, own, SECRET, CacheEvents(given, SECRET))
+    differing = replace(own.self_check, left_out=(decode_graphs.GRAPHS,))
+    monkeypatch.setattr(own, "self_check", differing)
+    with pytest.raises(EngineError, match="strict: decoding by CUDA graphs differs"):
+        core_of(given, own, SECRET, CacheEvents(given, SECRET))

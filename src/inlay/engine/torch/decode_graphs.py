@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from inlay.engine.torch.attention.choice import cuda_kernels, with_kernels
@@ -28,10 +29,15 @@ from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.batch import Batch
 from inlay.engine.torch.cache.kv_layout import EngineLimits, pages_for
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.self_check.graphs import graph_distance
+from inlay.engine.torch.self_check.judgement import BOUND
 from inlay.engine.torch.transfers import upload
 from inlay.errors import EngineError
 
 _logger = logging.getLogger(__name__)
+
+GRAPHS = "decode graphs"
+"""Name of the graphs among what the check at start leaves out."""
 
 MOST_SEQUENCES = 512
 """Maximum number of sequences of a graph: beyond, launch overhead is small."""
@@ -197,7 +203,7 @@ class DecodeGraphs:
     def of(
         cls, model: CausalModel, pages: Pages, bounds: EngineLimits, capture: Capture
     ) -> "DecodeGraphs | None":
-        """Create them; None, with a log line, if the model cannot be captured."""
+        """Create them; None, with a log line, if the model cannot be captured, or is not right."""
         kernels = cuda_kernels()
         if kernels is None:
             return None
@@ -205,7 +211,30 @@ class DecodeGraphs:
         if reason is not None:
             _logger.warning("decoding runs without graphs: %s", reason)
             return None
-        return cls(model, pages, bounds, capture, kernels)
+        found = cls(model, pages, bounds, capture, kernels)
+        return found if found._agree() else None
+
+    def _agree(self) -> bool:
+        """Compare the graphs with launched steps; False, with a log line, if they differ."""
+        model = self._model
+        check = model.self_check
+        if check is None:
+            return True
+        counts = sorted(self._graphs)
+        # One that is smaller than its graph has padding.
+        counts += [count - 1 for count in counts if count > 2]
+        distance = graph_distance(model, self._pages, self.run, counts, check.noise)
+        if distance <= BOUND:
+            return True
+        _logger.warning(
+            "decoding runs without graphs: their logits differ by %.3g of the model's rounding "
+            "(allowed: %g)",
+            distance, BOUND,
+        )  # fmt: skip
+        left_out = tuple(dict.fromkeys((*check.left_out, GRAPHS)))
+        result = "reduced" if check.result == "passed" else check.result
+        model.self_check = replace(check, result=result, left_out=left_out)
+        return False
 
     def fits(self, batch: Batch) -> bool:
         """Return True if there is a graph for `batch`.

@@ -23,7 +23,7 @@ from inlay.engine.torch.cache.kv_layout import (
 )
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.cache_events import CacheEvents
-from inlay.engine.torch.decode_graphs import CudaCapture
+from inlay.engine.torch.decode_graphs import GRAPHS, CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.model import CausalModel
@@ -68,7 +68,7 @@ def core_of(
 
     Raises:
         InvalidRequestError: the configured cache does not hold one sequence.
-        EngineError: there is not enough memory.
+        EngineError: there is not enough memory; in mode strict, graphs differ.
     """
     settings = _with_large_pages(settings, model)
     on_gpu = model.device.type == "cuda"
@@ -96,7 +96,7 @@ def core_of(
         page_size=settings.block_size,
         num_pages=num_blocks,
     )
-    return Core(
+    core = Core(
         model,
         bounds,
         secret,
@@ -108,6 +108,12 @@ def core_of(
         encode=encode,
         speculator=speculator_of(speculation, source, bounds, model),
     )
+    check = model.self_check
+    if settings.self_check == "strict" and check is not None and GRAPHS in check.left_out:
+        raise EngineError(
+            "--self-check strict: decoding by CUDA graphs differs; --enforce-eager does without"
+        )
+    return core
 
 
 def _with_large_pages(settings: EngineSettings, model: CausalModel) -> EngineSettings:
