@@ -188,6 +188,8 @@ def test_long_texts_are_refused_or_cut_as_asked(url: str) -> None:
     whole = ids_of(long)
     for options, ids in (
         ({"truncate_prompt_tokens": -1}, [*whole[:63], whole[-1]]),
+        ({"auto_truncate": True}, [*whole[:63], whole[-1]]),
+        ({"auto_truncate": True, "truncate_prompt_tokens": 9}, [*whole[:8], whole[-1]]),
         ({"truncate_prompt_tokens": 9}, [*whole[:8], whole[-1]]),
         ({"truncate_prompt_tokens": 10, "truncation_side": "left"}, [whole[0], *whole[-9:]]),
     ):
@@ -212,6 +214,7 @@ def test_a_server_may_cut_long_texts_of_requests_that_do_not_say(
     assert reference.cosine(vectors(response)[0], wanted) > 0.99999
     own = post(url, input=long, truncate_prompt_tokens=5)
     assert own.json()["usage"]["prompt_tokens"] == 5
+    refused(post(url, input=["x", long], auto_truncate=False), "input[1]", "context length is 64")
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,11 @@ def cut_of(call: Call, request: TextsRequest, limit: int) -> Truncation:
     Raises `InvalidRequestError` beyond the model's length.
     """
     keep = request.truncate_prompt_tokens
-    if keep is None and (default := call.server.settings.truncate_prompt_tokens) is not None:
-        keep = min(default, limit)
+    if keep is None and request.auto_truncate is None:
+        default = call.server.settings.truncate_prompt_tokens
+        keep = None if default is None else min(default, limit)
+    elif keep is None and request.auto_truncate:
+        keep = -1
     return Truncation.of(keep, request.truncation_side or "right", limit)
 
 

@@ -37,12 +37,15 @@ class TextsRequest(InputsRequest, kw_only=True):
         truncate_prompt_tokens: positions of an input that are kept, special tokens included, 1 to
             the model's limit, which -1 stands for. When absent --truncate-prompt-tokens decides,
             and without it a longer input is refused.
+        auto_truncate: true cuts to the model's limit, false refuses a longer input, whatever
+            --truncate-prompt-tokens says; `truncate_prompt_tokens` comes first.
         truncation_side: "right" keeps the first positions, as when absent; "left" the last.
         use_activation: apply the model's last step: probabilities from logits, true when absent;
             length 1 of embeddings, the model's setting when absent.
     """
 
     truncate_prompt_tokens: int | None = None
+    auto_truncate: bool | None = None
     truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = None
 
