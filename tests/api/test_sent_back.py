@@ -274,7 +274,10 @@ def check(family: str, turns: list[Turn], last: str, text: str) -> None:
             thoughts = []
         calls = [WORD.findall(call.arguments) for call in turn.calls]
         results = [WORD.findall(call.result) for call in turn.calls]
-        said = [*WORD.findall(turn.asked), *thoughts, *WORD.findall(turn.text), *chain(*calls)]
+        text_of, answer = WORD.findall(turn.text), WORD.findall(turn.answer)
+        if FAMILIES[family].text_after_calls and calls and answer:
+            text_of, answer = [], text_of + answer
+        said = [*WORD.findall(turn.asked), *thoughts, *text_of, *chain(*calls)]
         said_at, results_at = (
             [place[word] for word in words] for words in (said, [*chain(*results)])
         )
@@ -283,7 +286,8 @@ def check(family: str, turns: list[Turn], last: str, text: str) -> None:
         for call, result in zip(calls, results, strict=True):
             assert not call or not result or place[call[-1]] < place[result[0]]
         assert min(said_at) > reached
-        answer_at = [place[word] for word in WORD.findall(turn.answer)]
+        answer_at = [place[word] for word in answer]
+        assert answer_at == sorted(answer_at)
         assert min(answer_at, default=len(found)) > max(said_at + results_at)
         reached = max(said_at + results_at + answer_at)
         assert all(call.name in text for call in turn.calls)
@@ -318,3 +322,18 @@ def test_a_conversation_has_one_prompt_in_every_api(family: str, turns: list[Tur
         except InvalidRequestError as error:
             prompts.add(re.sub(r"messages\[\d+\]", "", error.message))
     assert len(prompts) == 1
+
+
+def test_texts_of_several_steps_stand_before_the_last_calls_where_turns_must_be_taken() -> None:
+    def step(number: int) -> list[dict[str, Any]]:
+        function = {"name": f"look{number}", "arguments": "{}"}
+        call = {"id": f"calling0{number}", "type": "function", "function": function}
+        return [
+            {"role": "assistant", "content": f"said{number}", "tool_calls": [call]},
+            {"role": "tool", "content": f"found{number}", "tool_call_id": call["id"]},
+        ]
+
+    of = renderer("mistral")
+    prompt = of.chat([{"role": "user", "content": "asked"}, *step(1), *step(2)])
+    words = ["asked", "look1", "found1", "said1", "said2", "look2", "found2"]
+    assert re.findall("|".join(words), of.decode(prompt.token_ids())) == words

@@ -104,12 +104,14 @@ class Family(NamedTuple):
     Attributes:
         thoughts: reasoning that it writes: of all turns, of those after the last user's, beside
             calls alone, or none.
+        text_after_calls: it gets text before calls in the answer behind them.
         refuses: returns True for a turn that it refuses in its own words, given its text, the
             number of its calls, and True if an answer follows their results.
     """
 
     template: str
     thoughts: str = "none"
+    text_after_calls: bool = False
     refuses: Callable[[str, int, bool], bool] = lambda text, calls, answered: False
 
 
@@ -118,11 +120,8 @@ FAMILIES = {
     "qwen2.5": Family(QWEN25),
     "qwen3": Family(QWEN3, "last"),
     "qwen-coder": Family(QWEN_CODER),
-    "mistral": Family(
-        # Text beside calls would be a message before the answer, and turns must be taken.
-        MISTRAL,
-        refuses=lambda text, calls, answered: bool(text and calls and answered),
-    ),
+    # Text beside calls would be a message before the answer, and turns must be taken.
+    "mistral": Family(MISTRAL, text_after_calls=True),
     "magistral": Family(MAGISTRAL, "all"),
     "llama3": Family(LLAMA3),
     "deepseek-r1": Family(DEEPSEEK_R1),

@@ -5,6 +5,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -28,6 +29,7 @@ from inlay.render.marks import PlaceholderMarks
 from inlay.render.template import ChatTemplates, read_template
 from inlay.render.texts import Pair, TextEncoder
 from inlay.render.tokenizer import load_tokenizer
+from inlay.render.turns import say_after_calls
 from inlay.render.vocabulary import Vocabulary
 from inlay.single_flight import SingleFlight
 
@@ -245,13 +247,14 @@ class Renderer:
         variables = template_kwargs or {}
         if media.segments:
             tools, variables = marks.hide_placeholders((tools, variables))
+        render = partial(
+            template.render,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
         try:
-            text = template.render(
-                prepared,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                variables=variables,
-            )
+            text = _render(render, prepared)
         except InvalidRequestError as error:
             raise InvalidRequestError(marks.hide(error.message), param=error.param) from error
         if continue_final_message:
@@ -404,6 +407,22 @@ class Renderers:
             raise EngineError(
                 "this server cannot read the model's tokenizer or chat template"
             ) from error
+
+
+def _render(
+    render: Callable[[Sequence[Mapping[str, Any]]], str], messages: Sequence[Mapping[str, Any]]
+) -> str:
+    """Render messages, in other turns where the template refuses them as they are."""
+    try:
+        return render(messages)
+    except InvalidRequestError as error:
+        others = say_after_calls(messages)
+        # An error without a cause is a limit.
+        if len(others) == len(messages) or error.__cause__ is None:
+            raise
+        with suppress(InvalidRequestError):
+            return render(others)
+        raise
 
 
 class _RowsTokenizer:

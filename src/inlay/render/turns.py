@@ -131,6 +131,41 @@ def _without_calls(turn: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in turn.items() if name != "tool_calls"}
 
 
+def say_after_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages with an assistant's text before calls in its next text behind them.
+
+    For templates by which user and assistant take turns and calls are no turn: a text before calls
+    and the answer after them would be two in a row.
+    """
+    said: list[Mapping[str, Any]] = []
+    before: int | None = None
+    called = False
+    for message in messages:
+        if message["role"] == "user":
+            before = None
+        elif message.get("tool_calls"):
+            called = True
+        elif message["role"] == "assistant":
+            if before is not None and called:
+                message = _joined(said.pop(before), message)
+            before, called = len(said), False
+        said.append(message)
+    return said
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    joined = {**first, **second}
+    for name in ("content", *REASONING):
+        parts = [each[name] for each in (first, second) if each.get(name)]
+        if len(parts) == 2:
+            one, other = parts
+            together = isinstance(one, str) and isinstance(other, str)
+            joined[name] = f"{one}\n\n{other}" if together else [*_parts(one), *_parts(other)]
+        elif parts:
+            joined[name] = parts[0]
+    return joined
+
+
 AS_IT_IS = Form(name_reasoning, _call_together)
 """The form of a turn that no template has to be asked about."""
 
