@@ -123,13 +123,14 @@ def decide(view: Snapshot, ask: Ask) -> Decision:
         ask: the request.
     """
     able = eligible(view, ask)
-    if not _suffice(view, able):
+    if not (_suffice(view, able) if view.has_rooms else len(able)):
         return _refusal(view, ask)
     seats = able if ask.full_too else with_room(view, ask, able)
     if not len(seats):
         return _WAIT
     if len(view.members) == 1 and ask.keys is None:
-        return Placement(_with_sources(view, ask, Part(0, 0, ask.length)))
+        only = Part(0, 0, ask.length)
+        return Placement(_with_sources(view, ask, only) if ask.media or ask.holder else only)
     prompt = terms.prompt_at(view, ask.length, ask.keys)
     paired = terms.pairs(view, seats, prompt.spared)
     if not len(paired.seats):

@@ -103,7 +103,6 @@ class Dispatcher:
         first = requests[0]
         key = PoolKey.of(card)
         failed = set[str]() if failed_on is None else failed_on
-        self._fleet.refresh()
         pool = self._fleet.of(key)
         keys = await self._keys(pool, first) if len(pool.seated) > 1 else None
         order = Order(name, key, requests, failed, session, keys, self._clock())
@@ -238,7 +237,8 @@ class Dispatcher:
         # What a placing has booked and drops again leaves no more room than there was.
         if not self._placing:
             self._rate.count(1)
-            self.mark(client)
+            if self.waiting.num_requests:
+                self.mark(client)
 
     def _run(self) -> None:
         """Place waiting requests in turn as long as there is room, then those of freed clients."""
@@ -293,7 +293,6 @@ class Dispatcher:
             raise RuntimeError("a request is placed by what placing another calls")
         self._placing = True
         try:
-            self._fleet.refresh()
             pool = self._fleet.of(order.pool)
             ask = self._ask(pool, order)
             while True:

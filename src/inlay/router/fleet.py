@@ -117,7 +117,12 @@ class Fleet:
         return self.of(PoolKey.of(card))
 
     def of(self, key: PoolKey) -> Pool:
-        """The pool of these traits; without workers, if there are none."""
+        """The pool of these traits, as its workers are now; without any, if there are none."""
+        if self._stale or self._watching is None:
+            self.refresh()
+        return self._pools.get(key) or self._of(key)
+
+    def _of(self, key: PoolKey) -> Pool:
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = Pool(self._settings, self._random, self._clock)
@@ -125,7 +130,8 @@ class Fleet:
 
     def workers(self) -> Sequence[Worker]:
         """The workers that requests may go to; the same list until that has changed."""
-        self.refresh()
+        if self._stale or self._watching is None:
+            self.refresh()
         return self._workers
 
     def refused(self) -> Mapping[str, str]:
@@ -159,7 +165,7 @@ class Fleet:
             grouped.setdefault(PoolKey.of(worker.card), []).append(worker)
         self._pool_of = {}
         for key, some in grouped.items():
-            pool = self.of(key)
+            pool = self._of(key)
             new = pool.take(some, self._others)
             self._pool_of |= dict.fromkeys(pool.members, pool)
             for member in new:
@@ -269,12 +275,12 @@ class Catalog:
         clock: Callable[[], float] = time.monotonic,
         announced: Callable[[], Sequence[ModelCard]] | None = None,
     ) -> None:
-        self._announced = announced or (lambda: self._cards)
+        self._announced = announced
         self._workers = workers
         self._missing = missing
         self._clock = clock
         self._seen: Sequence[Worker] | None = None
-        self._told: Sequence[ModelCard] | None = None
+        self._told: Sequence[ModelCard] = ()
         self._cards: list[ModelCard] = []
         self._called: dict[tuple[str, Task | None], Called] = {}
         self._said: dict[str, Mapping[Weights, float]] = {}
@@ -288,17 +294,19 @@ class Catalog:
         Of several weights under a name it is of those with the largest share.
         """
         self._look()
-        self._retire()
+        if self._gone:
+            self._retire()
         return list(self._known.values())
 
     def _look(self) -> None:
         workers = self._workers()
-        if workers is self._seen and self._told is self._announced():
+        told = self._told if self._announced is None else self._announced()
+        if workers is self._seen and told is self._told:
             return
         self._seen, self._called = workers, {}
         # In an order that all frontends have.
         self._cards = [worker.card for worker in sorted(workers, key=lambda worker: worker.id)]
-        self._told = self._announced()
+        self._told = self._cards if self._announced is None else told
         found = dict.fromkeys(worker.card.name for worker in workers)
         for card in self._told:
             self._since[card.name] = card.rollout.since
@@ -340,7 +348,7 @@ class Catalog:
     def _find(self, name: str, task: Task | None = None) -> Called:
         found = self._called.get((name, task))
         if found is None:
-            found = Called(self._cards, self._told or (), name, task)
+            found = Called(self._cards, self._told, name, task)
             if found.shares:  # clients may name anything
                 self._called[name, task] = found
         return found

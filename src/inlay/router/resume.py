@@ -74,12 +74,15 @@ class ResumingStream:
         sender: sends further attempts.
         handover: where the request goes on after its first token; `sent` is the prompt alone.
         failed_on: ids of workers that have failed at it, to which others are added.
+
+    Attributes:
+        worker: id of the worker of the last attempt.
     """
 
     __slots__ = (
         "_began", "_cached", "_cancelled", "_card", "_empty_attempts", "_ended", "_failed_on",
         "_failure", "_first", "_given", "_handover", "_outputs", "_prefetching", "_request",
-        "_sender", "_sent", "_shown", "_take", "_told",
+        "_sender", "_sent", "_shown", "_take", "_told", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +100,7 @@ class ResumingStream:
         self._ended = False
         self._failure: Exception | None = None
         self._card = sent.card
+        self.worker = sent.worker.id
         self._sender = sender
         self._handover = handover
         self._prefetching = handover
@@ -108,11 +112,6 @@ class ResumingStream:
         self._given: Counter[str] = Counter()
         self._told = 1
         self._cached: int | None = None
-
-    @property
-    def worker(self) -> str:
-        """Id of the worker of the last attempt."""
-        return self._sent.worker.id
 
     def cancel(self) -> None:
         """Stop the request; needs no answer."""
@@ -190,8 +189,8 @@ class ResumingStream:
                     if self._prefetching is not None and self._handover is None:
                         self._stop_prefetch()
                     sent.load.take(outputs)
-                    if self._take is not None:
-                        self._offer(self._take_next)
+                    if self._take is not None and isinstance(self._outputs, OutputQueue):
+                        self._outputs.offer(self._take_next)
                     if len(outputs) == 1 and self._is_next(outputs[0]):
                         self._shown += outputs[0].token_ids
                         self._empty_attempts = 0
@@ -282,7 +281,8 @@ class ResumingStream:
         self._shown += output.token_ids
         scores, usage = output.prompt_logprobs, output.usage
         if scores is not None or usage is not None:
-            scores, usage = self._unseen_prompt_logprobs(scores), self._as_first(usage)
+            scores = None if scores is None else self._unseen_prompt_logprobs(scores)
+            usage = None if usage is None else self._as_first(usage)
             output = msgspec.structs.replace(output, prompt_logprobs=scores, usage=usage)
         if output.token_ids or output.payloads or scores is not None:
             self._empty_attempts = 0
@@ -290,17 +290,13 @@ class ResumingStream:
                 self._given[payload.port] += payload.shape[0]
         return output
 
-    def _unseen_prompt_logprobs(self, scores: PromptLogprobs | None) -> PromptLogprobs | None:
-        if scores is None:
-            return None
+    def _unseen_prompt_logprobs(self, scores: PromptLogprobs) -> PromptLogprobs | None:
         rest = drop_known(scores, self._told)
         self._told = max(self._told, scores.start + len(scores))
         return rest
 
-    def _as_first(self, usage: Usage | None) -> Usage | None:
+    def _as_first(self, usage: Usage) -> Usage:
         """Set the cached tokens to those of the first attempt: later ones also count its output."""
-        if usage is None:
-            return None
         if self._cached is None:
             self._cached = usage.cached_tokens
         if usage.cached_tokens == self._cached:
@@ -361,6 +357,7 @@ class ResumingStream:
             ticket=ticket,
         )
         self._sent = self._sender.send_again(workers, self._request, holder)
+        self.worker = self._sent.worker.id
         self._offer(None)
         self._outputs, self._failure = aiter(self._sent.stream), None
 

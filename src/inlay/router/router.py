@@ -250,7 +250,9 @@ class Router:
         if isinstance(model, str):
             name, base = model, self._catalog.draw(model, self._random.random(), task)
         else:
-            name, base = model.name, self._catalog.same_weights(model, task)
+            name, base = model.name, model
+            if task is not model.role:
+                base = self._catalog.same_weights(model, task)
         return await self._dispatcher.submit(
             name, base, requests, session=session, failed_on=failed_on, admitted=admitted
         )

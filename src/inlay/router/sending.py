@@ -327,7 +327,9 @@ class Sender:
             DeadlineExceededError: their time is over.
         """
         part, prompt = placement.part, placement.prompt
-        requests = [self._with_waited(request, order) for request in order.requests]
+        requests = order.requests
+        if requests[0].deadline is not None:
+            requests = [self._with_waited(request, order) for request in requests]
         if prompt is None:
             started = self._send(pool, part, requests, ask)
         elif placement.together:
@@ -390,7 +392,9 @@ class Sender:
         member, work = pool.seated[part.seat], part.work
         if requests[0].ticket:
             work = round(work * min(1.0, pool.price.value))
-        measured = self._measured(pool, part, requests[0], ask)
+        measured = None
+        if len(pool.seated) > 1 or requests[0].ticket:
+            measured = self._measured(pool, part, requests[0], ask)
         started: list[Started] = []
         try:
             for request in requests:
@@ -417,8 +421,6 @@ class Sender:
         self, pool: Pool, part: Part, request: Request, ask: Ask
     ) -> Callable[[], object] | None:
         """Function that is called at the first token, and measures what the prompt has cost."""
-        if len(pool.seated) == 1 and not request.ticket:
-            return None
         fetches = ask.holder is not None or bool(request.ticket)
         from_others = bool(part.holders or request.ticket)
         # What is read from a tier takes another time than either, and a worker looks there first.
@@ -440,7 +442,7 @@ class Sender:
         Raises `DeadlineExceededError` when its time is over.
         """
         waited = 0.0 if order.came is None else self._clock() - order.came
-        if request.deadline is None or not waited:
+        if request.deadline is None:
             return request
         if request.deadline <= waited:
             raise DeadlineExceededError(
