@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from pathlib import Path
 from typing import NoReturn, Protocol
 from uuid import uuid4
 
@@ -21,7 +20,7 @@ from inlay.engine.api import Engine
 from inlay.engine.pool_reference import BOUND, Answer, PoolReference, key_of
 from inlay.engine.probe import FIRST, outputs_of, probe_failed
 from inlay.engine.references import references
-from inlay.errors import EngineError, InlayError
+from inlay.errors import EngineError, InlayError, InvalidRequestError
 from inlay.prompt import Prompt, Tokens
 from inlay.request import Output, Request, Sampling, Task
 
@@ -76,6 +75,9 @@ async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | 
         return _nothing_kept(card, mode)
     try:
         found = reference.distances(await _answers(engine, reference))
+    except InvalidRequestError as error:
+        log.info("what is kept is not compared with this model: %s", error.message)
+        return None if card.engine == "torch" else SelfCheck(result="unchecked", reference="")
     except InlayError as error:
         raise EngineError(
             f"the engine does not answer the prompts of its self-check: {error.message}"
@@ -155,8 +157,8 @@ def _nothing_kept(card: ModelCard, mode: str) -> SelfCheck | None:
     if card.engine == "torch":
         return None
     said = (
-        f"no reference of {card.name} in {card.dtype} is kept: `inlay doctor "
-        f"{Path(card.path).name}` makes one, and so does the torch engine"
+        f"no reference of {card.name} in {card.dtype} is kept: `inlay doctor {card.path}` makes "
+        "one, and so does the torch engine"
     )
     if mode == "strict":
         raise EngineError(f"--self-check strict: {said}")
@@ -172,7 +174,7 @@ async def _answers(engine: Engine, reference: PoolReference) -> Sequence[Answer]
     )
     ask = _beginnings if refused else _whole
     room = card.limits.max_model_len - 1
-    return [await ask(engine, ids[:room]) for _, ids in reference.prompts]
+    return await asyncio.gather(*(ask(engine, ids[:room]) for _, ids in reference.prompts))
 
 
 async def _whole(engine: Engine, ids: tuple[int, ...]) -> Answer:
@@ -195,7 +197,7 @@ async def _beginnings(engine: Engine, ids: tuple[int, ...]) -> Answer:
     top = _top(engine)
     lengths = range(_EVERY, len(ids) + 1, _EVERY)
     params = Sampling(max_tokens=1, temperature=0, ignore_eos=True, logprobs=top)
-    answers = [await _ask(engine, ids[:length], params) for length in lengths]
+    answers = await asyncio.gather(*(_ask(engine, ids[:length], params) for length in lengths))
     return {
         length - 1: dict(next(each for output in outputs for each in output.logprobs).top)
         for length, outputs in zip(lengths, answers, strict=True)
@@ -217,7 +219,8 @@ async def _ask(engine: Engine, ids: tuple[int, ...], params: Sampling) -> Sequen
     )
     outputs = await outputs_of(request.id, lambda emit: engine.submit(request, emit), engine.abort)
     if outputs[-1].finish_reason not in ("length", "stop"):
-        raise probe_failed(outputs[-1])
+        failed = outputs[-1].error
+        raise probe_failed(outputs[-1]) if failed is None else failed.to_error()
     return outputs
 
 
