@@ -76,6 +76,19 @@ async def test_one_that_the_namespace_did_not_write_counts_as_none(
     await member.leave()
 
 
+async def test_one_that_a_message_cannot_hold_is_not_kept_and_nobody_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with NatsServer(tmp_path, max_payload=64 << 10) as small:
+        member = await Member.join(small.settings(), "worker")
+        record = ReferenceRecord(member, SECRET)
+        assert await record.settle(KEY, REFERENCE, False) == REFERENCE
+        assert "NATS keeps no reference of 189472 bytes" in caplog.text
+        assert await record.settle(KEY, None, False) is None
+        assert await record.settle(KEY, b"a short one", False) == b"a short one"
+        await member.leave()
+
+
 async def test_an_emptied_store_gets_it_back_from_who_runs(server: NatsServer) -> None:
     settings = server.settings()
     member = await Member.join(settings, "worker")

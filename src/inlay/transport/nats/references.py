@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 _WHAT = "the references of the namespace"
 _CHECKSUM = 32
 _RETRY_SECONDS = 1.0
+_SPARE_BYTES = 4096
+"""Of a message, for its headers."""
 
 
 class ReferenceRecord:
@@ -71,11 +73,15 @@ class ReferenceRecord:
             if kept is None and found is not None:
                 log.warning("a reference of the namespace has not its checksum, and is not used")
             if own is not None and (replace or kept is None):
-                kept = own
                 value = self._checksum(key, own) + own
-                if not await write(
-                    storage, name, value, None if found is None else found[1], _WHAT
-                ):
+                if len(value) > (limit := self._member.control.max_payload - _SPARE_BYTES):
+                    log.warning(
+                        "NATS keeps no reference of %d bytes (its max_payload allows %d): other "
+                        "workers make their own", len(value), limit,
+                    )  # fmt: skip
+                    return own
+                kept = own
+                if not await write(storage, name, value, found and found[1], _WHAT):
                     continue
             if kept is not None:
                 self._known[key] = kept
