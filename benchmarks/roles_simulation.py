@@ -38,8 +38,7 @@ from benchmarks.router_simulation import (
 from inlay.card import Address, Phase
 from inlay.digest import BLOCK_SIZE
 from inlay.router.decide import Ask, Part, Placement, decide
-from inlay.router.key_table import Keys
-from inlay.router.kv_index import keys_of
+from inlay.router.index import Keys, keys_of
 from inlay.router.member import PoolMember
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool

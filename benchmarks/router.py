@@ -29,7 +29,7 @@ from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.request import Output, Request, Sampling
 from inlay.router import Router
 from inlay.router.decide import Ask, decide
-from inlay.router.kv_index import keys_of
+from inlay.router.index import keys_of
 from inlay.router.snapshot import Pool
 from inlay.routing import FrontendLoad, KvEvents, KvSnapshot, Stored, routing_chain
 from inlay.transport.api import Stream, Worker

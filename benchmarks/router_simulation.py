@@ -30,9 +30,9 @@ from inlay.digest import BLOCK_SIZE, Secret
 from inlay.prompt import ROW_DIGEST_SIZE, Buffer, Prompt, Rows, Tokens
 from inlay.request import Request
 from inlay.router.decide import Ask, Placement, decide
-from inlay.router.kv_index import keys_of
+from inlay.router.index import keys_of
 from inlay.router.member import PoolMember
-from inlay.router.peers import TELL_SECONDS, Peers
+from inlay.router.peers import TELL_SECONDS, PeerLoads
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool
 from inlay.routing import (
@@ -180,7 +180,7 @@ class Frontend:
 
     def __init__(self, name: str, settings: RouterSettings, simulation: "Simulation") -> None:
         self.pool = Pool(settings, Random(name), simulation.time)
-        self.peers = Peers(
+        self.peers = PeerLoads(
             simulation.publish, self._learn, self._routed, name=name, clock=simulation.time
         )
         for member in self.pool.take(simulation.workers, self.peers.load):

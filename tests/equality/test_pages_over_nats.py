@@ -13,7 +13,7 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.engine import TorchEngine
 from inlay.prompt import Prompt, Tokens
 from inlay.router import Router
-from inlay.router.kv_index import keys_of
+from inlay.router.index import keys_of
 from inlay.router.resume import ResumingStream
 from inlay.router.settings import RouterSettings
 from inlay.routing import routing_chain

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from inlay.errors import OverloadedError
 from inlay.prompt import Buffer
-from inlay.router import cache_tracker as caches
-from inlay.router.cache_tracker import CacheTracker
-from inlay.router.kv_index import keys_of
+from inlay.router import peers as caches
+from inlay.router.index import keys_of
+from inlay.router.peers import CacheTracker
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool
 from inlay.routing import (

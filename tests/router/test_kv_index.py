@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from inlay.router.key_table import Keys, KeyTable
-from inlay.router.kv_index import KvIndex, keys_of
+from inlay.router.index import Keys, KeyTable, KvIndex, keys_of
 from tests.examples import examples
 
 SMALL = 16

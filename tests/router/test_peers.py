@@ -3,10 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.router.key_table import Keys
-from inlay.router.kv_index import KvIndex, keys_of
+from inlay.router.index import Keys, KvIndex, keys_of
 from inlay.router.member import PoolMember
-from inlay.router.peers import FORGOTTEN_SECONDS, WHOLE_SECONDS, Peers
+from inlay.router.peers import FORGOTTEN_SECONDS, WHOLE_SECONDS, PeerLoads
 from inlay.routing import FrontendLoad, WorkerLoad
 from tests.router.standing import Standing
 
@@ -20,7 +19,7 @@ class Frontend:
     def __init__(self, name: str, group: "Group") -> None:
         self.learned: dict[str, WorkerLoad] = {}
         self.routed: list[tuple[str, list[int]]] = []
-        self.peers = Peers(
+        self.peers = PeerLoads(
             group.published.append, self._learn, self._route, name=name, clock=group.time
         )
         self.members = {id_: PoolMember(Standing(id_), KvIndex()) for id_ in WORKERS}

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from inlay.card import EMBEDS_OFF, Adapter, ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.router.decide import Ask, Decision, Part, Placement, decide
-from inlay.router.key_table import Keys
-from inlay.router.kv_index import keys_of
+from inlay.router.index import Keys, keys_of
 from inlay.router.member import BRIDGED_SECONDS, PoolMember
 from inlay.router.settings import RouterSettings
 from inlay.router.snapshot import Pool

@@ -4,9 +4,9 @@ import pytest
 
 from inlay.digest import BLOCK_SIZE
 from inlay.prompt import Buffer
-from inlay.router.cache_tracker import CacheTracker
-from inlay.router.key_table import Keys
+from inlay.router.index import Keys
 from inlay.router.member import MAX_TIERS
+from inlay.router.peers import CacheTracker
 from inlay.routing import KvEvents, KvSnapshot, KvTier, Priced, Removed, Stored
 from tests.router.test_pool import Made, blocks, card
 

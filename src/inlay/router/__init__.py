@@ -17,9 +17,9 @@
     handover.py                                a prompt computed at one worker, decoded at another
     resume.py           ResumingStream         one request over as many attempts as it needs
     prices.py           RouterPrice            what a fetched position costs, beside a computed one
-    kv_index.py         KvIndex                block keys to sets of workers, over key_table.py
-    cache_tracker.py    CacheTracker           KV events of workers, numbered, with snapshots
-    peers.py            Peers                  loads that frontends of a fleet send each other
+    index.py            KvIndex                block keys to sets of workers
+    peers.py            PeerLoads              loads that frontends of a fleet send each other
+                        CacheTracker           KV events of workers, numbered, with snapshots
 
 Invariants:
 

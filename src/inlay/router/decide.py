@@ -10,7 +10,7 @@ import numpy as np
 from inlay.card import Address, ModelCard
 from inlay.request import PAGES, Source
 from inlay.router import terms
-from inlay.router.key_table import Keys
+from inlay.router.index import Keys
 from inlay.router.snapshot import EncodeWorker, Positions, Snapshot
 from inlay.router.terms import Prompt, rendezvous_hash
 

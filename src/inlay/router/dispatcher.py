@@ -15,8 +15,7 @@ from inlay.router.admission_queue import AdmissionQueue, Ticket
 from inlay.router.decide import Ask, Refuse, Wait, decide
 from inlay.router.fleet import Fleet
 from inlay.router.handover import is_divisible
-from inlay.router.key_table import Keys
-from inlay.router.kv_index import keys_of
+from inlay.router.index import Keys, keys_of
 from inlay.router.resume import ResumingStream
 from inlay.router.sending import GoneError, Order, Sender, Sent, Started, cancel
 from inlay.router.settings import RouterSettings

@@ -12,11 +12,10 @@ from inlay import liveness
 from inlay.card import Adapter, ModelCard
 from inlay.errors import NotFoundError, OverloadedError
 from inlay.request import Task
-from inlay.router.cache_tracker import CacheTracker
 from inlay.router.graphs import Graphs
-from inlay.router.key_table import Keys
+from inlay.router.index import Keys
 from inlay.router.member import PoolMember
-from inlay.router.peers import Peers
+from inlay.router.peers import CacheTracker, PeerLoads
 from inlay.router.settings import RouterSettings
 from inlay.router.shares import Called, Weights, drawn, leader
 from inlay.router.snapshot import EncodeWorker, Pool, PoolKey, content_of
@@ -68,7 +67,7 @@ class Fleet:
         self._peers = (
             None
             if feed is None
-            else Peers(feed.publish, self._set_others, self._routed, clock=liveness.now)
+            else PeerLoads(feed.publish, self._set_others, self._routed, clock=liveness.now)
         )
         self._caches = None if feed is None else CacheTracker(feed.kv_snapshot)
         self._changed: Callable[[], None] = lambda: None

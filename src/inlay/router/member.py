@@ -7,8 +7,7 @@ from blake3 import blake3
 
 from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
-from inlay.router.key_table import Keys
-from inlay.router.kv_index import KvIndex
+from inlay.router.index import Keys, KvIndex
 from inlay.routing import WorkerLoad
 from inlay.transport.api import Worker
 

@@ -16,7 +16,7 @@ from inlay.request import PORTS, Output, Request, Task
 from inlay.router.decide import Ask, Part, Placement
 from inlay.router.fleet import Fleet
 from inlay.router.handover import first_part, prefetch_of, prompt_part, room_at
-from inlay.router.key_table import Keys
+from inlay.router.index import Keys
 from inlay.router.member import PoolMember
 from inlay.router.snapshot import EncodeWorker, Pool, PoolKey
 from inlay.transport.api import Stream, Worker

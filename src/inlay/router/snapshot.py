@@ -15,8 +15,7 @@ from inlay.address import Address
 from inlay.card import ModelCard
 from inlay.digest import BLOCK_SIZE
 from inlay.request import Task
-from inlay.router.key_table import Keys
-from inlay.router.kv_index import KvIndex
+from inlay.router.index import Keys, KvIndex
 from inlay.router.member import UNBOUNDED, PoolMember
 from inlay.router.prices import RouterPrice
 from inlay.router.settings import RouterSettings

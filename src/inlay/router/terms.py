@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inlay.digest import BLOCK_SIZE
-from inlay.router.key_table import Keys
+from inlay.router.index import Keys
 from inlay.router.member import hash_of
 from inlay.router.snapshot import Costs, Hashes, Positions, Snapshot
 
