@@ -15,6 +15,7 @@ from inlay.engine.torch.engine import TorchEngine
 from inlay.engine.torch.grammar.grammars import Grammars
 from inlay.engine.torch.loading import captures
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.needs import Need
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation.draft_head import DraftHead, HeadDrafter
 from inlay.engine.torch.speculation.eagle import load_eagle
@@ -22,7 +23,7 @@ from inlay.engine.torch.speculation.mtp import load_mtp
 from inlay.engine.torch.step import Core
 from inlay.errors import InvalidRequestError
 from inlay.hidden_states import HiddenStates
-from inlay.prompt import Media, Prompt, Tokens
+from inlay.prompt import Prompt, Tokens
 from inlay.request import Request
 from tests.deepseek import plain_r1, tiny_r1, write
 from tests.draft_heads import (
@@ -247,7 +248,7 @@ def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
         path, tmp_path / "layer", lambda output: inputs_of(family, [*parts, output])
     )
     drafter = Checked(load_mtp(model), model, plain, 80)
-    asked: list[tuple[str, Media]] = []
+    asked: list[tuple[str, Need]] = []
     outputs = []
     for speculator in (None, EvenCosts(drafter, 4, drafter)):
         engine = Core(
@@ -257,16 +258,17 @@ def test_a_prediction_layer_guesses_after_media_as_the_reference_does(
                 num_pages=80,
             ),
             SECRET,
-            encode=lambda request, run: asked.append((request, run)),
+            ask=lambda request, need: asked.append((request, need)),
             speculator=speculator,
         )  # fmt: skip
         for name in ("first", "again"):
             found = engine.admit(make_request(name, prompt, 12, logit_bias=BIAS))
             while len(engine):
                 found += engine.step()
-                for request, run_ in asked:
-                    rows = test_vision._encoded(family, run_.digest, run_)
-                    found += engine.encoded(request, run_.digest, rows)
+                for request, need in asked:
+                    assert need.item is not None
+                    rows = test_vision._encoded(family, need.key, need.item)
+                    found += engine.fulfil(request, need, rows)
                 asked.clear()
             outputs.append([id_ for output in found for id_ in output.token_ids])
     assert outputs == [outputs[0]] * 4

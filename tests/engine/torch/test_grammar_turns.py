@@ -11,7 +11,7 @@ from inlay.engine.grammar import source as grammar_source
 from inlay.engine.grammar import trial
 from inlay.engine.grammar.matchers import refusal
 from inlay.engine.torch.grammar import grammars
-from inlay.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
+from inlay.errors import InvalidRequestError, OverloadedError
 from inlay.request import Grammar
 from tests.models import EOS_ID, VOCAB_SIZE, tiny
 
@@ -120,9 +120,8 @@ async def test_a_grammar_that_comes_too_late_is_told_apart_from_one_that_had_no_
     made = grammars.Grammars(directory, VOCAB_SIZE, (EOS_ID,))
     try:
         one, two = (made.start(Grammar("regex", regex), (), (), client="a") for regex in "ab")
-        error = grammars.too_late(one if begun else two, None)
+        error = grammars.too_late(one if begun else two)
         assert isinstance(error, InvalidRequestError if begun else OverloadedError)
-        assert isinstance(grammars.too_late(one, 1.0), DeadlineExceededError)
     finally:
         go_on.set()
         made.close()

@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.needs import PAGES_AGAIN
 from inlay.engine.torch.pages.host_memory import HostPages
 from inlay.engine.torch.pages.price import FetchPrice
 from inlay.engine.torch.pages.tiers import PageTiers, Tier
@@ -156,15 +157,14 @@ async def test_a_sequence_that_waits_for_its_pages_may_end(
             engine.submit(request, receiver)
         await asyncio.to_thread(held.wait, 60)
         core = await engine._ask(lambda core: core)
-        (waiting,) = [one.request.id for one in core.scheduler.parking._waiting][:1]
+        waiting = next(one.request.id for one in core.scheduler.waiting if PAGES_AGAIN in one.needs)
         engine.abort(waiting)
         await receivers[int(waiting)].ended()
         assert receivers[int(waiting)].last.finish_reason == "abort"
         # Nothing is read for it any more.
-        assert engine._exchange is not None
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert waiting not in engine._exchange._restoring.values()
+        assert waiting not in engine._needs
         # The others go on without it.
         go_on.set()
         for number, receiver in enumerate(receivers):
@@ -172,7 +172,7 @@ async def test_a_sequence_that_waits_for_its_pages_may_end(
             if number != int(waiting):
                 assert receiver.output == truth[number]
         assert engine.stats().blocks_used == 0
-        assert not core.scheduler.parking
+        assert not any(one.needs for one in core._sequences.values())
 
 
 async def test_an_engine_that_closes_waits_for_what_is_read(
@@ -215,29 +215,3 @@ async def test_an_engine_that_closes_waits_for_what_is_read(
         assert set(order[:-1]) == {"read"}
         assert order[-1] == "closed"
         monkeypatch.undo()
-
-
-async def test_a_sequence_is_restored_again_before_the_last_restore_is_over(
-    memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with keeping(await small(tiny("llama")), memory) as (engine, _):
-        exchange = engine._exchange
-        assert exchange is not None
-        sequence = await engine._ask(lambda core: core._factory.make(requests()[0]))
-        exchange._begin(sequence)
-        exchange._begin(sequence)
-        first, second = exchange._restoring
-        ask = exchange._core
-
-        async def held(question: Any) -> Any:
-            if asyncio.current_task() is second:
-                await asyncio.Event().wait()
-            return await ask(question)
-
-        monkeypatch.setattr(exchange, "_core", held)
-        await first
-        assert second in exchange._restoring
-        exchange.stop("0")
-        await asyncio.wait([second])
-        assert second.cancelled()
-        assert not exchange._restoring

@@ -43,13 +43,12 @@ class Plain(Scheduler):
         for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
             if full and (self.blocked or not self._shares.yielding_places(sequence)):
-                self._encode_ahead(sequence)
                 return
-            if sequence.client in kept_for:
+            if sequence.needs or sequence.client in kept_for:
                 continue
             hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop
-            if self._in_progress.computes_next(sequence, cached):
+            if self._in_progress.wait(sequence, cached):
                 continue
             found = () if hits is None else tuple(chain.from_iterable(hits.pages))
             start = cached * self.bounds.page_size
@@ -67,8 +66,6 @@ class Plain(Scheduler):
                         kept_for.add(sequence.client)
                     continue
                 promised = sum(map(self._pages_outstanding, self.running))
-            if self.parking.waits(sequence, cached):
-                continue
             self._begin(sequence, hits)
             promised += self._pages_outstanding(sequence)
 

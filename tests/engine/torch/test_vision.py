@@ -23,6 +23,7 @@ from inlay.engine.torch.decode_graphs import Capture
 from inlay.engine.torch.media.readers import Inputs, readers_of
 from inlay.engine.torch.media.tower import ROWS, Tower, as_rows
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.needs import Need
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.weights.checkpoint import parsed_config
 from inlay.engine.torch.weights.media_families import MEDIA_FAMILIES
@@ -140,22 +141,23 @@ class Engine:
             # An image of 70 rows is not cut.
             limits |= {"max_model_len": 320, "max_num_batched_tokens": 80}
         self.family = family
-        self.asked: list[tuple[str, Media]] = []
+        self.asked: list[tuple[str, Need]] = []
         self.num_encoded = 0
         self.core = Core(
             load(family),
             EngineLimits(**(limits | changes)),
             Secret(bytes(32)),
             capture=capture,
-            encode=lambda request, run: self.asked.append((request, run)),
+            ask=lambda request, need: self.asked.append((request, need)),
         )
 
     def step(self) -> list[Output]:
         outputs = self.core.step()
-        for request, run in self.asked:
-            assert run.data is not None
-            rows = _encoded(self.family, run.digest, run)
-            outputs += self.core.encoded(request, run.digest, rows)
+        for request, need in self.asked:
+            assert need.item is not None
+            assert need.item.data is not None
+            rows = _encoded(self.family, need.key, need.item)
+            outputs += self.core.fulfil(request, need, rows)
             self.num_encoded += 1
         self.asked.clear()
         return outputs
@@ -252,10 +254,10 @@ def test_an_image_that_cannot_be_encoded_ends_its_request_alone(family: str) -> 
     for name, prompt in made.items():
         outputs += engine.core.admit(Request(id=name, prompts=(prompt,), params=sampling))
     outputs += engine.core.step()
-    ((request, run),) = engine.asked
+    ((request, need),) = engine.asked
     engine.asked.clear()
     assert request == "one"
-    outputs += engine.core.encoded(request, run.digest, EngineError("no such tower"))
+    outputs += engine.core.fulfil(request, need, EngineError("no such tower"))
     while len(engine.core):
         outputs += engine.core.step()
     (ended,) = (output for output in outputs if output.request_id == "one")
@@ -269,9 +271,9 @@ def test_rows_of_another_number_end_the_request() -> None:
     prompt = prompt_of("llava", prompts("llava")["one"])
     engine.core.admit(Request(id="one", prompts=(prompt,), params=Sampling(max_tokens=1)))
     engine.core.step()
-    ((request, run),) = engine.asked
+    ((request, need),) = engine.asked
     rows = encoded("llava", ONE)
-    (output,) = engine.core.encoded(request, run.digest, rows.slice(0, 3))
+    (output,) = engine.core.fulfil(request, need, rows.slice(0, 3))
     assert output.error is not None
     assert "made 3 rows of an image laid out as 16" in output.error.message
     assert not len(engine.core)

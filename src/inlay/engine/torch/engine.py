@@ -21,21 +21,20 @@ from inlay.engine.torch.adapters import bank_of, read_lows
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.failures import engine_failed
 from inlay.engine.torch.grammar.grammars import Grammars
-from inlay.engine.torch.grammar.state import GrammarState
-from inlay.engine.torch.grammar.waits import GrammarWaits
+from inlay.engine.torch.grammar.provider import GrammarProvider
 from inlay.engine.torch.loading import admission_of, card_of, core_of, exchange_of
 from inlay.engine.torch.media.encode_requests import EncodeRequests
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.media.loading import encoder_of
-from inlay.engine.torch.media.requests import MediaRequests
+from inlay.engine.torch.media.provider import MediaProvider
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.needs import GRAMMAR, PAGES, Need, Needs, Result
 from inlay.engine.torch.pages.exchange import PageExchange
-from inlay.engine.torch.receiver import Receiver, Receivers, admit, answering, reject, resolve
+from inlay.engine.torch.receiver import Receivers, admit, answering, reject, resolve
 from inlay.engine.torch.sleep import TAGS, SleepState, add_stats
 from inlay.engine.torch.step import Core
 from inlay.engine.torch.tensor_parallel.launch import load
 from inlay.errors import EngineError, InlayError, InvalidRequestError, OverloadedError
-from inlay.prompt import Media, Rows
 from inlay.request import Emit, Output, Request, Task
 from inlay.routing import KvEvent
 
@@ -65,8 +64,9 @@ class TorchEngine:
         self._card: ModelCard | None = None
         self._admission: Admission | None = None
         self._receivers = Receivers(self._ended, self.abort)
-        self._waits: GrammarWaits | None = None
-        self._images: MediaRequests | None = None
+        self._needs = Needs(self._met)
+        self._grammars: GrammarProvider | None = None
+        self._media: MediaProvider | None = None
         self._encodes: EncodeRequests | None = None
         self._peers: Peers | None = None
         self._exchange: PageExchange | None = None
@@ -117,12 +117,13 @@ class TorchEngine:
     async def close(self) -> None:
         """End every request with "abort", stop the thread and release the model."""
         self._closing = True
-        stopped = [] if self._exchange is None else self._exchange.stop_all()
-        if self._waits is not None:
-            stopped += self._waits.stop_all()
-            self._waits.close()
-        self._receivers.deliver([self._receivers[request_id].aborted() for request_id in stopped])
+        self._needs.stop_all()
+        if self._grammars is not None:
+            self._grammars.close()
+        self._receivers.deliver(self._receivers.aborted_prefetches())
         await self._end()
+        # The thread may have asked for more before it ended.
+        self._needs.stop_all()
         if self._exchange is not None:
             await self._exchange.close()
         self._events.close()
@@ -135,10 +136,11 @@ class TorchEngine:
             await asyncio.to_thread(self._thread.join)
         if self._encodes is not None:
             self._encodes.abort_all()
-        if self._images is not None:
+        if self._media is not None:
             self._stats = self._now()
-            await self._images.close()
-            self._images = None
+            self._needs.stop_all()
+            await self._media.encoder.close()
+            self._media = None
 
     def check_sleep(self, level: int) -> None:
         """Accept every level."""
@@ -219,19 +221,31 @@ class TorchEngine:
         self._admission.check(request)
         expires = None if request.deadline is None else time.monotonic() + request.deadline
         receiver = self._receivers.add(request, emit, expires)
-        proceed = partial(self._proceed, receiver)
-        if self._exchange is None or not self._exchange.start(request, self._peers, proceed):
-            proceed()
+        needs = []
+        if self._exchange is not None and self._exchange.may_bring(request):
+            needs.append(PAGES)
+        if request.prefetch:
+            if not needs:
+                self._receivers.deliver([request.end("stop")])
+        else:
+            if request.sampling.grammar is not None:
+                needs.append(GRAMMAR)
+            self._send(partial(admit, receiver, tuple(needs)))
+        for need in needs:
+            self._needs.ask(request, need)
 
-    def _proceed(self, receiver: Receiver) -> None:
-        """Have the core admit a request, once its grammar is ready."""
-        request = receiver.request
+    def _met(self, request_id: str, need: Need, result: Result) -> None:
+        """Tell the core what was brought. Of a prefetch, that is all there is to it."""
+        request = self._receivers[request_id].request
         if request.prefetch:
             self._receivers.deliver([request.end("stop")])
-        elif request.sampling.grammar is None or self._waits is None:
-            self._send(partial(admit, receiver, receiver.expires, None))
         else:
-            self._waits.start(request, request.sampling.grammar)
+            self._send(lambda core: core.fulfil(request_id, need, result))
+
+    def _asked_for(self, request_id: str, need: Need) -> None:
+        """Have brought what the core found missing."""
+        if request_id in self._receivers:
+            self._needs.ask(self._receivers[request_id].request, need)
 
     def give_pages(self, request: Request, emit: Emit) -> None:
         """As `inlay.engine.api.PageEngine`."""
@@ -239,24 +253,12 @@ class TorchEngine:
             raise InvalidRequestError("this worker gives no pages: see --enable-kv-fetch")
         self._exchange.give(request, emit)
 
-    def _grammar_ready(self, request_id: str, found: GrammarState | InlayError) -> None:
-        receiver = self._receivers[request_id]
-        if isinstance(found, InlayError):
-            self._receivers.deliver([receiver.lost(found)])
-        else:
-            self._send(partial(admit, receiver, receiver.expires, found))
-
-    def _encode(self, request_id: str, run: Media) -> None:
-        """Encode an image that the core asked for."""
-        if request_id in self._receivers and self._images is not None:
-            self._images.start(self._receivers[request_id].request, run, self._peers)
-
-    def _encoded(self, request_id: str, digest: bytes, found: Rows | InlayError) -> None:
-        self._send(lambda core: core.encoded(request_id, digest, found))
-
     def use_peers(self, peers: Peers) -> None:
         """As `inlay.engine.api.PeerUser`."""
         self._peers = peers
+        for provider in (self._exchange, self._media):
+            if provider is not None:
+                provider.peers = peers
 
     def use_host_memory(self, fd: int) -> None:
         """As `inlay.engine.api.HostMemoryUser`."""
@@ -264,11 +266,12 @@ class TorchEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step."""
-        waits = [part for part in (self._exchange, self._waits) if part is not None]
-        if any(part.stop(request_id) for part in waits):
-            self._receivers.deliver([self._receivers[request_id].aborted()])
-        elif request_id in self._receivers:
-            self._send(lambda core: core.abort(request_id))
+        if request_id in self._receivers:
+            receiver = self._receivers[request_id]
+            if receiver.request.prefetch:
+                self._receivers.deliver([receiver.aborted()])
+            else:
+                self._send(lambda core: core.abort(request_id))
         else:
             if self._exchange is not None:
                 self._exchange.stop_giving(request_id)
@@ -346,7 +349,7 @@ class TorchEngine:
     @property
     def encoder(self) -> MediaEncoder | None:
         """The encoder of images; None while asleep, or if the model takes none."""
-        return None if self._images is None else self._images.encoder
+        return None if self._media is None else self._media.encoder
 
     async def probe(self) -> float:
         """Run one token through the model before all waiting requests; return the seconds it took.
@@ -370,8 +373,7 @@ class TorchEngine:
         self._wake.set()
 
     def _ended(self, request_id: str) -> None:
-        if self._images is not None:
-            self._images.stop(request_id)
+        self._needs.stop(request_id)
 
     # In the engine's thread
 
@@ -434,10 +436,9 @@ class TorchEngine:
         """On the event loop, after the last outputs: end requests the thread never saw."""
         self._failure = error
         self._failing.set()
+        self._needs.stop_all()
         if self._exchange is not None:
-            self._exchange.stop_all()
-        if self._waits is not None:
-            self._waits.stop_all()
+            self._exchange.stop_all_giving()
         self._receivers.fail_all(error)
         for done in self._asked:
             reject(done, error)
@@ -467,20 +468,24 @@ class TorchEngine:
             self._secret,
             self._events,
             num_blocks=blocks,
-            encode=lambda request_id, run: self._call(partial(self._encode, request_id, run)),
+            ask=lambda request_id, need: self._call(partial(self._asked_for, request_id, need)),
         )
         self._model = model
         encoder = encoder_of(settings, model)
-        self._images = None if encoder is None else MediaRequests(encoder, self._encoded)
+        if encoder is not None:
+            self._media = self._needs.providers["rows"] = MediaProvider(encoder, self._peers)
         if self._card is None:
             grammars = Grammars(Path(model.path), model.vocab_size, model.eos_token_ids)
-            self._waits = GrammarWaits(grammars, self._grammar_ready)
+            self._grammars = self._needs.providers["grammar"] = GrammarProvider(grammars)
             self._card = card_of(settings, core, self._secret, encoder)
         if settings.moves_kv:
             self._exchange = self._exchange or exchange_of(
                 settings, core, self._secret, self._ask, self._host_memory
             )
-            self._exchange.serve(core.cached, self._call)
+            self._exchange.peers = self._peers
+            self._needs.providers["pages"] = self._exchange
+            if self._exchange.tiers is not None:
+                core.cached.offload_to(self._exchange.tiers)
         self._admission = admission_of(settings, core, encoder)
         encodes = encoder is not None and encoder.is_here
         self._encodes = EncodeRequests(encoder, self._admission) if encoder and encodes else None

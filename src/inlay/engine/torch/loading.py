@@ -27,6 +27,7 @@ from inlay.engine.torch.decode_graphs import GRAPHS, CudaCapture
 from inlay.engine.torch.grammar.grammars import KINDS
 from inlay.engine.torch.media.encoder import MediaEncoder
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.needs import Need
 from inlay.engine.torch.pages.copying import Sealer
 from inlay.engine.torch.pages.disk import DiskPages
 from inlay.engine.torch.pages.exchange import AskCore, PageExchange
@@ -41,7 +42,7 @@ from inlay.engine.torch.speculation.ngram import NgramDrafter
 from inlay.engine.torch.step import Core
 from inlay.engine.weights import directory_of
 from inlay.errors import EngineError
-from inlay.prompt import Media, Tokens
+from inlay.prompt import Tokens
 from inlay.request import Task
 
 _logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def core_of(
     events: CacheEvents,
     *,
     num_blocks: int | None = None,
-    encode: Callable[[str, Media], None] | None = None,
+    ask: Callable[[str, Need], object] | None = None,
 ) -> Core:
     """Allocate the pages of `model` and build its core.
 
@@ -64,7 +65,7 @@ def core_of(
         secret: key of the digests.
         events: records changes of the prefix cache.
         num_blocks: number of pages; computed from settings and memory unless given.
-        encode: as for `Core`.
+        ask: as for `Core`.
 
     Raises:
         InvalidRequestError: the configured cache does not hold one sequence.
@@ -105,7 +106,7 @@ def core_of(
         events=events,
         overlap=overlap,
         max_cpu_loras=settings.cpu_loras,
-        encode=encode,
+        ask=ask,
         speculator=speculator_of(speculation, source, bounds, model),
     )
     check = model.self_check

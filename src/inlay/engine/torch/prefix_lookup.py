@@ -1,6 +1,6 @@
-"""Cached pages of a sequence, pages that others compute, and sequences that wait for pages."""
+"""Cached pages of a sequence."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -141,108 +141,6 @@ class PrefixLookup:
         return None if digest is None else self._cache.find(digest, group)
 
 
-class PagesInProgress:
-    """Full pages that running sequences are computing, by digest: the first of each computes it."""
-
-    def __init__(self, page_size: int) -> None:
-        self._size = page_size
-        self._makers: dict[bytes, Sequence] = {}
-
-    def add(self, sequence: Sequence, computed: int) -> None:
-        """A sequence has started: it computes its known pages from position `computed` on."""
-        for digest in self._digests(sequence, computed):
-            if self._makers.setdefault(digest, sequence).paused:
-                self._makers[digest] = sequence
-
-    def remove(self, sequence: Sequence, computed: int) -> None:
-        """A sequence has stopped; its positions up to `computed` were committed."""
-        for digest in self._digests(sequence, computed):
-            self.complete(digest, sequence)
-
-    def complete(self, digest: bytes, sequence: Sequence) -> None:
-        """A sequence has computed a page, or found it cached."""
-        if self._makers.get(digest) is sequence:
-            del self._makers[digest]
-
-    def computes_next(self, sequence: Sequence, hits: int) -> bool:
-        """True if a sequence before `sequence` computes the page that it would compute next.
-
-        Then waiting for it is cheaper: requests that share a prompt compute it once. Nobody knows
-        when one that is paused goes on.
-
-        Args:
-            sequence: waiting.
-            hits: page index up to which it finds pages in the cache.
-        """
-        stop = (hits + 1) * self._size
-        if stop > sequence.max_cacheable or not may_stop(sequence, stop):
-            return False
-        digest = sequence.page_digest(hits, self._size)
-        maker = None if digest is None else self._makers.get(digest)
-        return maker is not None and not maker.paused and maker.order < sequence.order
-
-    def _digests(self, sequence: Sequence, computed: int) -> Iterable[bytes]:
-        for index in range(computed // self._size, sequence.length // self._size):
-            digest = sequence.page_digest(index, self._size)
-            if digest is not None:
-                yield digest
-
-
 def may_stop(sequence: Sequence, position: int) -> bool:
     """Return True if a chunk or a hit may end at `position`: not inside an atomic segment."""
     return split_point(sequence.atomic, position) == position
-
-
-class Parking:
-    """Says which preempted sequences wait for pages. Knows no pages and no tiers.
-
-    A sequence asks once after each preemption, when there is room for it.
-
-    Attributes:
-        kept: True if a page (group, digest) is kept somewhere; None where nothing is.
-        restore: brings the pages of a sequence back; `ended` is to be called then.
-    """
-
-    def __init__(self, page_size: int) -> None:
-        self.kept: Callable[[int, bytes], bool] | None = None
-        self.restore: Callable[[Sequence], object] = self.ended
-        self._size = page_size
-        self._preempted: set[Sequence] = set()
-        self._waiting: set[Sequence] = set()
-
-    def __len__(self) -> int:
-        """Number of sequences that wait for pages."""
-        return len(self._waiting)
-
-    def preempted(self, sequence: Sequence) -> None:
-        """A sequence has lost its pages."""
-        if self.kept is not None:
-            self._preempted.add(sequence)
-
-    def waits(self, sequence: Sequence, cached: int) -> bool:
-        """True if a sequence, for which there is room, is to wait for its pages.
-
-        Args:
-            sequence: waiting.
-            cached: page index up to which it finds pages in the cache.
-        """
-        if sequence in self._preempted:
-            self._preempted.discard(sequence)
-            stop = sequence.max_cacheable // self._size
-            if any(self._is_kept(sequence, index) for index in {cached, stop - 1} if index < stop):
-                self._waiting.add(sequence)
-                self.restore(sequence)
-        return sequence in self._waiting
-
-    def _is_kept(self, sequence: Sequence, index: int) -> bool:
-        digest = sequence.page_digest(index, self._size)
-        return (
-            digest is not None
-            and self.kept is not None
-            and any(self.kept(group, digest) for group in range(len(sequence.pages)))
-        )
-
-    def ended(self, sequence: Sequence) -> None:
-        """A sequence waits no more: what came is in the cache, or it has ended."""
-        self._preempted.discard(sequence)
-        self._waiting.discard(sequence)

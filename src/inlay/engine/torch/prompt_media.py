@@ -16,13 +16,12 @@ class PromptMedia:
     An item may be several runs with tokens between them, and may occur more than once.
     """
 
-    __slots__ = ("_asked", "_first", "_last", "_rows")
+    __slots__ = ("_first", "_last", "_rows")
 
     def __init__(self, runs: Iterable[tuple[int, Media]]) -> None:
         self._first: dict[bytes, Media] = {}
         self._last: dict[bytes, int] = {}
         self._rows: dict[bytes, Rows] = {}
-        self._asked: set[bytes] = set()
         for position, run in runs:
             known = self._first.get(run.digest)
             if known is None or (known.data is None and run.data is not None):
@@ -46,17 +45,6 @@ class PromptMedia:
             for digest, run in self._first.items()
             if self._last[digest] > start and digest not in self._rows
         ]
-
-    def ask(self, run: Media) -> bool:
-        """Return True the first time an item's rows are asked for."""
-        first = run.digest not in self._asked
-        self._asked.add(run.digest)
-        return first
-
-    @property
-    def pending(self) -> bool:
-        """True if rows were asked for that are not there."""
-        return len(self._asked) > len(self._rows)
 
     def put(self, digest: bytes, rows: Rows) -> None:
         """Set the rows of a whole item; those of an unknown one are dropped.

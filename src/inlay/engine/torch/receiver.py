@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from inlay.engine.torch.grammar.state import GrammarState
+from inlay.engine.torch.needs import Need
 from inlay.engine.torch.step import Core
 from inlay.errors import EngineError, InlayError
 from inlay.request import Emit, FinishReason, Output, Request, Usage
@@ -77,17 +77,19 @@ class Receivers:
                 if not ended:
                     self._abort(output.request_id)
 
+    def aborted_prefetches(self) -> list[Output]:
+        """Return the last outputs of the prefetches, which the thread never saw."""
+        return [one.aborted() for one in self._by_id.values() if one.request.prefetch]
+
     def fail_all(self, error: InlayError) -> None:
         """End every request with `error`."""
         self.deliver([receiver.lost(error) for receiver in tuple(self._by_id.values())])
 
 
-def admit(
-    receiver: Receiver, expires: float | None, grammar: GrammarState | None, core: Core
-) -> Iterable[Output]:
+def admit(receiver: Receiver, needs: Iterable[Need], core: Core) -> Iterable[Output]:
     """Admit one request; an error ends only this one."""
     try:
-        return core.admit(receiver.request, expires, grammar)
+        return core.admit(receiver.request, receiver.expires, needs=needs)
     except InlayError as error:
         return [receiver.lost(error)]
     except Exception as error:

@@ -37,10 +37,11 @@ from inlay.engine.torch.cache.table import PageTable
 from inlay.engine.torch.cache_events import CacheEvents
 from inlay.engine.torch.fairness import StepShares, pass_over
 from inlay.engine.torch.plan import PartialPlan, ScheduledChunk, SchedulerOutput
-from inlay.engine.torch.prefix_lookup import Hits, PagesInProgress, Parking, PrefixLookup
+from inlay.engine.torch.prefix_lookup import Hits, PrefixLookup
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.speculation import Speculator
-from inlay.prompt import Media, split_point
+from inlay.engine.torch.start_needs import PagesInProgress, StartNeeds
+from inlay.prompt import split_point
 
 MAX_STARVED_STEPS = 8
 """Steps in a row in which a sequence may be passed over before it goes first."""
@@ -60,9 +61,7 @@ class Scheduler:
         waiting: the others, in order.
         preemptions: number of times a sequence lost its pages.
         blocked: a sequence has to be preempted for the next plan, and has unread chunks.
-        parking: preempted sequences that wait for their pages.
-        to_encode: (sequence, a run of the item) of images that the last plan lacked the rows of;
-            their sequences wait for them.
+        start_needs: finds what sequences need before they start.
     """
 
     def __init__(
@@ -94,13 +93,12 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.preemptions = 0
         self.blocked = False
-        self.to_encode: list[tuple[Sequence, Media]] = []
+        self.start_needs = StartNeeds(bounds.page_size)
         self._clients: Counter[str | None] = Counter()
         self._shares = StepShares(bounds, self._clients, self.running, self._pages_outstanding)
         self._prefix_caching = prefix_caching
         self._speculator = speculator
         self._in_progress = PagesInProgress(bounds.page_size)
-        self.parking = Parking(bounds.page_size)
         self._num_plans = 0
         self._has_windows = any(window is not None for window in bounds.windows)
 
@@ -108,7 +106,8 @@ class Scheduler:
         return len(self.running) + len(self.waiting)
 
     def admit(self, sequence: Sequence) -> None:
-        """Add a sequence that waits; `EngineLimits.check` has passed."""
+        """Add a sequence that needs nothing; `EngineLimits.check` has passed."""
+        sequence.admitted = True
         self._clients[sequence.client] += 1
         insort(self.waiting, sequence, key=_by_order)
 
@@ -124,10 +123,10 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Plan the next step.
 
-        Empty only when no sequence has anything but unread chunks, or images to be encoded.
+        Empty only when each sequence has unread chunks alone, is paused, or needs something.
         """
         self.blocked = False
-        self.to_encode = []
+        self.start_needs.asked = []
         self._shares.reset()
         self._start_waiting()
         for sequence in self.running:
@@ -215,7 +214,9 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """`sequence` has ended; its pages are free, or idle in the cache, at once."""
-        self.parking.ended(sequence)
+        if not sequence.admitted:
+            return
+        self._in_progress.ended(sequence)
         self._clients[sequence.client] -= 1
         if not self._clients[sequence.client]:
             del self._clients[sequence.client]
@@ -232,15 +233,18 @@ class Scheduler:
         for sequence in self._candidates():
             full = len(self.running) >= self.bounds.max_num_seqs
             if full and (self.blocked or not self._shares.yielding_places(sequence)):
-                self._encode_ahead(sequence)
+                # It waits for a place: what it needs may come meanwhile.
+                if sequence.media is not None and not sequence.needs:
+                    hits = self._lookup.hits(sequence)
+                    self.start_needs.ask_rows(sequence, 0 if hits is None else hits.stop)
                 return
-            if sequence.client in kept_for:
+            if sequence.needs or sequence.client in kept_for:
                 continue
             hits = self._lookup.hits(sequence)
             cached = 0 if hits is None else hits.stop
-            if self._in_progress.computes_next(sequence, cached):
+            if self._in_progress.wait(sequence, cached):
                 continue
-            if self._waits_for_rows(sequence, cached * self.bounds.page_size):
+            if self.start_needs.ask_rows(sequence, cached):
                 continue
             found: Collection[int] = () if hits is None else hits
             start = cached * self.bounds.page_size
@@ -264,7 +268,7 @@ class Scheduler:
                         kept_for.add(sequence.client)
                     continue
                 promised = sum(map(self._pages_outstanding, self.running))
-            if self.parking.waits(sequence, cached):
+            if sequence.may_restore and self.start_needs.ask_pages(sequence, cached):
                 continue
             self._begin(sequence, hits)
             promised += self._pages_outstanding(sequence)
@@ -280,19 +284,11 @@ class Scheduler:
         if self._prefix_caching:
             self._in_progress.add(sequence, self._num_committed(sequence))
 
-    def _waits_for_rows(self, sequence: Sequence, cached: int) -> bool:
-        """True if rows of an image after the first `cached` positions are missing; ask for them."""
-        if sequence.media is None:
-            return False
-        missing = sequence.media.missing(cached)
-        self.to_encode += [(sequence, run) for run in missing if sequence.media.ask(run)]
-        return bool(missing)
-
-    def _encode_ahead(self, sequence: Sequence) -> None:
-        """Ask for the images of the next sequence while it waits for a place."""
-        if sequence.media is not None:
-            hits = self._lookup.hits(sequence)
-            self._waits_for_rows(sequence, 0 if hits is None else hits.stop * self.bounds.page_size)
+    def pause(self, sequence: Sequence, paused: bool) -> None:
+        """Plan nothing more of a sequence, or go on with it."""
+        sequence.paused = paused
+        if paused:
+            self._in_progress.paused(sequence)
 
     def _candidates(self) -> Iterable[Sequence]:
         """Sequences to look at in this step: none that is paused; by their shares of places."""
@@ -313,7 +309,7 @@ class Scheduler:
             return False
         self._stop(sequence)
         sequence.begin_again()
-        self.parking.preempted(sequence)
+        sequence.may_restore = self.start_needs.is_kept is not None
         self.preemptions += 1
         insort(self.waiting, sequence, key=_by_order)
         return True

@@ -14,6 +14,7 @@ from inlay.digest import BLOCK_SIZE, Chain
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lora import BASE
+from inlay.engine.torch.needs import Need
 from inlay.engine.torch.prompt_media import PromptMedia, RopePositions
 from inlay.engine.torch.sampling.plain import is_plain
 from inlay.errors import ErrorFrame, InlayError
@@ -72,6 +73,9 @@ class Sequence:
         adapter: slot of the adapter for its next span, or `lora.BASE`.
         media: the prompt's images and their rows, or None if it has none.
         paused: nothing is computed for it until what it has made is used.
+        needs: what it waits for before it is started.
+        admitted: the scheduler knows it, as it needs nothing any more that it needed at first.
+        may_restore: it was preempted, and has not asked for what is kept of its pages.
         ended: its last output was made.
         is_plain: the likeliest token by the model's own logits is the next one, once its output has
             `min_tokens`.
@@ -85,6 +89,7 @@ class Sequence:
         "_queued",
         "_rope",
         "adapter",
+        "admitted",
         "asks_more",
         "atomic",
         "cached",
@@ -96,7 +101,9 @@ class Sequence:
         "is_plain",
         "length",
         "looked_up_at",
+        "may_restore",
         "media",
+        "needs",
         "num_computed_tokens",
         "num_verified_pages",
         "order",
@@ -151,6 +158,9 @@ class Sequence:
         self.num_computed_tokens = 0
         self.has_pending_token = False
         self.paused = False
+        self.needs: set[Need] = set()
+        self.admitted = False
+        self.may_restore = False
         self.ended = False
         self.pending = 0
         self.planned_in = 0
@@ -191,6 +201,7 @@ class Sequence:
         self.asks_more = (
             request.adapter is not None
             or grammar is not None
+            or sampling.grammar is not None
             or sampling.prompt_logprobs is not None
             or states is not None
         )
@@ -210,8 +221,8 @@ class Sequence:
 
     @property
     def waits(self) -> bool:
-        """True if it waits for what comes from elsewhere: rows of media, or use of its output."""
-        return self.paused or (self.media is not None and bool(self.media.pending))
+        """True if it waits for what it needs, or for use of its output."""
+        return self.paused or bool(self.needs)
 
     @property
     def num_pending_tokens(self) -> int:

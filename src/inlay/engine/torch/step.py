@@ -5,7 +5,7 @@ Requests go in, `step` computes the scheduled chunks, outputs come out.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Run
 from dataclasses import asdict, replace
 
@@ -23,6 +23,7 @@ from inlay.engine.torch.emitter import Emitter
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.engine.torch.lookahead import Lookahead
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.needs import GRAMMAR, Need, Result
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import PageCopier, RecordShape
 from inlay.engine.torch.plan import ScheduledChunk, Totals
@@ -34,8 +35,8 @@ from inlay.engine.torch.scheduler import Scheduler
 from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.sequence_factory import SequenceFactory
 from inlay.engine.torch.speculation import SpeculationCounts, Speculator
-from inlay.errors import DeadlineExceededError, EngineError, InlayError
-from inlay.prompt import Media, Rows
+from inlay.errors import DeadlineExceededError, EngineError, InlayError, NotFoundError
+from inlay.prompt import Rows
 from inlay.request import Output, Request
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Core:
         overlap: bool = False,
         events: CacheEvents | None = None,
         max_cpu_loras: int = 0,
-        encode: Callable[[str, Media], None] | None = None,
+        ask: Callable[[str, Need], object] | None = None,
         speculator: Speculator | None = None,
     ) -> None:
         """Allocate the pages.
@@ -81,8 +82,8 @@ class Core:
             overlap: launch a step before the results of the last are read.
             events: records changes of the prefix cache.
             max_cpu_loras: maximum number of loaded adapters.
-            encode: called with a request's id and a run of an image that it needs the rows of;
-                `encoded` is to be called with them, once.
+            ask: called with a request's id and what it needs; `fulfil` is to be called with the
+                result, once.
             speculator: drafts tokens; then no step is launched before the last is read.
         """
         self.bounds = bounds = replace(bounds, windows=model.windows)
@@ -108,7 +109,7 @@ class Core:
         self.adapters = LoraAdapters(model.lora, max_cpu_loras)
         self.sampler = Sampler(model.vocab_size, model.eos_token_ids, model.device)
         self._chooser = TokenChooser(self.sampler)
-        self._encode = encode
+        self._ask = ask
         self._lookahead = Lookahead(overlap=overlap, speculator=speculator)
         self._totals = Totals()
         reader = None if speculator is None else speculator.reader
@@ -130,11 +131,16 @@ class Core:
         self._chooser.close()
 
     def admit(
-        self, request: Request, expires: float | None = None, grammar: GrammarState | None = None
+        self,
+        request: Request,
+        expires: float | None = None,
+        grammar: GrammarState | None = None,
+        needs: Iterable[Need] = (),
     ) -> list[Output]:
         """Add a request that `Admission.check` has accepted; `expires` is on the clock of `expire`.
 
-        Raises `NotFoundError` if its adapter was unloaded meanwhile.
+        Nothing of it is computed until its `needs` are fulfilled. Raises `NotFoundError` if its
+        adapter was unloaded meanwhile.
 
         Returns:
             The last output at once if the earlier output was already complete, else nothing.
@@ -144,18 +150,48 @@ class Core:
         if reason is not None:
             return [sequence.make_output(finish_reason=reason)]
         self._sequences[request.id] = sequence
-        self.scheduler.admit(sequence)
+        sequence.needs.update(needs)
+        if not sequence.needs:
+            self.scheduler.admit(sequence)
         return []
 
-    def lack(self, request: Request) -> Lack:
-        """Return the pages that `request` would have to compute; it is not admitted.
+    def fulfil(self, request_id: str, need: Need, result: Result) -> list[Output]:
+        """Take what a request waits for; an error ends it, except of pages, which it computes.
 
-        Of a prefetch, all of the prompt. Raises `NotFoundError` if its adapter was unloaded.
+        Does nothing if it has ended.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or need not in sequence.needs:
+            return []
+        self._idle = False
+        try:
+            if isinstance(result, Rows) and sequence.media is not None:
+                sequence.media.put(need.key, result)
+            elif isinstance(result, GrammarState):
+                sequence.grammar = result
+        except EngineError as error:
+            result = error
+        if isinstance(result, InlayError) and need.kind != "pages":
+            return [self._emitter.fail(sequence, result)]
+        sequence.needs.discard(need)
+        if not (sequence.needs or sequence.admitted):
+            self.scheduler.admit(sequence)
+        return []
+
+    def find_missing_pages(self, request: Request) -> Lack:
+        """Return the pages that an admitted request would have to compute.
+
+        Of a prefetch, which is not admitted, all of the prompt. Raises `NotFoundError` if the
+        adapter of a prefetch was unloaded, or the request has ended.
         """
         if request.prefetch:
             # The last position is computed too: another token follows, whatever it is.
             request = structs.replace(request, prior_output=(*request.prior_output, 0))
-        return self.cached.lack(self._factory.make(request))
+            return self.cached.lack(self._factory.make(request))
+        sequence = self._sequences.get(request.id)
+        if sequence is None:
+            raise NotFoundError(f"the request {request.id!r} has ended")
+        return self.cached.lack(sequence)
 
     def abort(self, request_id: str) -> list[Output]:
         """End a request now; its pages are free before the next step.
@@ -168,7 +204,8 @@ class Core:
     def pause(self, request_id: str, paused: bool) -> list[Output]:
         """Plan nothing more of a request, or go on with it. Does nothing for unknown ids."""
         if (sequence := self._sequences.get(request_id)) is not None:
-            sequence.paused, self._idle = paused, False
+            self.scheduler.pause(sequence, paused)
+            self._idle = False
         return []
 
     def abort_all(self) -> list[Output]:
@@ -188,28 +225,6 @@ class Core:
         self._sequences.clear()
         return outputs
 
-    def encoded(self, request_id: str, digest: bytes, found: Rows | InlayError) -> list[Output]:
-        """Take the rows of an image that a request asked for, or end it with an error.
-
-        Does nothing if it has ended.
-        """
-        sequence = self._sequences.get(request_id)
-        if sequence is None or sequence.media is None:
-            return []
-        self._idle = False
-        if isinstance(found, Rows):
-            try:
-                sequence.media.put(digest, found)
-                return []
-            except EngineError as error:
-                found = error
-        return [self._emitter.fail(sequence, found)]
-
-    def restored(self, sequence: Sequence) -> None:
-        """Let a preempted sequence go on: what was kept of it is in the cache."""
-        self._idle = False
-        self.scheduler.parking.ended(sequence)
-
     def rest(self, now: float) -> float | None:
         """Return the seconds for which nothing can be computed, None for ever, unless asked.
 
@@ -227,8 +242,7 @@ class Core:
             for sequence in self._sequences.values()
             if sequence.expires is not None and sequence.expires <= now
         ]
-        error = DeadlineExceededError("the deadline passed before the output was complete")
-        return [self._emitter.fail(sequence, error) for sequence in late]
+        return [self._emitter.fail(sequence, _too_late(sequence)) for sequence in late]
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
@@ -270,10 +284,10 @@ class Core:
             self.model.scrub(self.pages, dirty)
         chunks = self.scheduler.schedule().chunks
         self.cached.offload()
-        for sequence, run in self.scheduler.to_encode:
-            if self._encode is None:
+        for sequence, need in self.scheduler.start_needs.asked:
+            if self._ask is None:
                 raise EngineError("the engine has no encoder of images")
-            self._encode(sequence.request.id, run)
+            self._ask(sequence.request.id, need)
         if not chunks:
             return None
         self._totals.add_step(chunks)
@@ -281,7 +295,7 @@ class Core:
 
     def _check_waits(self) -> None:
         """Raise `EngineError` if nothing is computed, and no sequence waits for anything."""
-        if self.scheduler.parking or any(one.waits for one in self._sequences.values()):
+        if any(sequence.waits for sequence in self._sequences.values()):
             return
         for sequence in self._sequences.values():
             pages = [(run.first, run.end) for run in sequence.pages]
@@ -327,3 +341,9 @@ class Core:
         if self._lookahead.speculator is not None:
             self._lookahead.speculator.forget(sequence)
         del self._sequences[sequence.request.id]
+
+
+def _too_late(sequence: Sequence) -> InlayError:
+    if GRAMMAR in sequence.needs:
+        return DeadlineExceededError("the deadline passed before the grammar was compiled")
+    return DeadlineExceededError("the deadline passed before the output was complete")

@@ -19,7 +19,6 @@ from inlay.engine.grammar.matchers import PARAM, compiled, tokenizer_of
 from inlay.engine.grammar.trial import Trial, TrialProcess, checked_source
 from inlay.engine.torch.grammar.state import GrammarState
 from inlay.errors import (
-    DeadlineExceededError,
     EngineError,
     InlayError,
     InvalidRequestError,
@@ -209,13 +208,8 @@ class Grammars:
         return _Compiled(matcher, checked.num_bytes)
 
 
-def too_late(waiting: Waiting, deadline: float | None) -> InlayError:
-    """The error of a request whose grammar was not compiled in time.
-
-    That is within its `deadline`, in seconds, and within `MAX_SECONDS`.
-    """
-    if deadline is not None and deadline < MAX_SECONDS:
-        return DeadlineExceededError("the deadline passed before the grammar was compiled")
+def too_late(waiting: Waiting) -> InlayError:
+    """Return the error of a request whose grammar was not compiled within `MAX_SECONDS`."""
     if not waiting.job.begun:
         return OverloadedError(
             f"the grammar waited {MAX_SECONDS:g} s while others were compiled", retry_after=1

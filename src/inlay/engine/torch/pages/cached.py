@@ -1,6 +1,6 @@
 """Pages of the prefix cache that leave for other workers, and that come from them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -144,21 +144,13 @@ class CachedPages:
         self._events = events
         self._offloading: Offloading | None = None
 
-    def offload_to(self, tiers: PageTiers | None, restore: Callable[[Sequence], object]) -> None:
-        """Keep pages in `tiers`, if there are any, that the cache evicts from now on.
-
-        Args:
-            tiers: of the worker.
-            restore: brings back the pages of a preempted sequence, as `Parking.restore`.
-        """
-        if tiers is None:
-            return
+    def offload_to(self, tiers: PageTiers) -> None:
+        """Keep pages in `tiers` that the cache evicts; preempted sequences ask for them."""
         self._offloading = Offloading(self.copier, tiers)
         if self._events is not None:
             self._events.tiers = tiers
         self._scheduler.table.evicted = self._offloading.evicted
-        self._scheduler.parking.kept = lambda group, digest: not tiers.lack(group, digest)
-        self._scheduler.parking.restore = restore
+        self._scheduler.start_needs.is_kept = lambda group, digest: not tiers.lack(group, digest)
 
     def offload(self) -> None:
         """Copy the pages that were evicted; to be called before anything is written to pages."""

@@ -16,6 +16,7 @@ from inlay.blocks import BlockPool
 from inlay.card import Stats
 from inlay.digest import BLOCK_DIGEST_SIZE
 from inlay.engine.api import Peers
+from inlay.engine.torch.needs import PAGES, PAGES_AGAIN, Need, Result
 from inlay.engine.torch.pages.answer import PageAnswer
 from inlay.engine.torch.pages.cached import CachedPages, Lack
 from inlay.engine.torch.pages.copying import Sealer
@@ -28,7 +29,6 @@ from inlay.engine.torch.pages.fetching import (
 )
 from inlay.engine.torch.pages.price import LEAST_SECONDS, FetchPrice
 from inlay.engine.torch.pages.tiers import PageTiers
-from inlay.engine.torch.sequence import Sequence
 from inlay.engine.torch.step import Core
 from inlay.errors import (
     DeadlineExceededError,
@@ -37,7 +37,8 @@ from inlay.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from inlay.request import PAGES, PORTS, Emit, Output, PageQuery, Payload, Request, Task
+from inlay.request import PAGES as PORT
+from inlay.request import PORTS, Emit, Output, PageQuery, Payload, Request, Task
 from inlay.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ _SILENCE_SECONDS = 10.0
 
 CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 """Calls a function on the event loop, soon. In any thread."""
+
+
+FindMissing: TypeAlias = Callable[[], Awaitable[Lack]]
+"""Returns the pages that a request lacks now. Raises `InlayError`."""
 
 
 class _Giving(NamedTuple):
@@ -94,6 +99,7 @@ class PageExchange:
     Attributes:
         price: as above.
         tiers: as above.
+        peers: reaches other workers, or None.
         num_fetched: pages that came from peers.
         num_loaded: pages that came from each tier, by its name.
         num_given: pages that went to them.
@@ -110,6 +116,7 @@ class PageExchange:
     ) -> None:
         self.price = price or FetchPrice()
         self.tiers = tiers
+        self.peers: Peers | None = None
         self.num_fetched = 0
         self.num_loaded: Counter[str] = Counter()
         self._gives = gives
@@ -120,8 +127,6 @@ class PageExchange:
         self._places = asyncio.Semaphore(MAX_FETCHES)
         self._prefetches = asyncio.Semaphore(MAX_PREFETCHES)
         self._flights: SingleFlight[bytes, None] = SingleFlight()
-        self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._restoring: dict[asyncio.Task[None], str] = {}
         # All that run, those too that are stopped and have not ended yet.
         self._tasks: set[asyncio.Task[None]] = set()
         self._giving: dict[str, _Giving] = {}
@@ -143,75 +148,41 @@ class PageExchange:
             kv_pages_from_disk=self.num_loaded["disk"],
         )
 
-    def start(self, request: Request, peers: Peers | None, done: Callable[[], object]) -> bool:
-        """Bring what `request` lacks, then call `done`, whatever came; never after `stop`.
+    def may_bring(self, request: Request) -> bool:
+        """True if anybody may have pages for a request that has not started."""
+        return bool(self._sources(request, PAGES))
 
-        Returns False, with nothing begun, if nobody can have pages for it.
-        """
-        # What the tiers have is brought for the request itself.
-        sources = [] if request.prefetch else self._tier_sources()
-        if peers is not None:
+    def start(
+        self, request: Request, need: Need, done: Callable[[Result], object]
+    ) -> Callable[[], object]:
+        """As `Provider`; what does not come is computed."""
+        return self._spawn(self._provide(request, self._sources(request, need), done)).cancel
+
+    def _sources(self, request: Request, need: Need) -> list[PageSource]:
+        # What the tiers have is brought for the request itself; peers were asked at its start.
+        tiers = None if request.prefetch else self.tiers
+        sources: list[PageSource] = []
+        if tiers is not None:
+            sources += [TierSource(tiers, tier) for tier in tiers.stores if len(tier)]
+        if self.peers is not None and need != PAGES_AGAIN:
             sources += [
-                PeerSource(request, address, peers, self._sealer.shape)
-                for address in request.peers_of(PAGES)
+                PeerSource(request, address, self.peers, self._sealer.shape)
+                for address in request.peers_of(PORT)
             ]
-        if not sources:
-            return False
-        self._fetching[request.id] = self._spawn(self._prepare(request, sources, done))
-        return True
+        return sources
 
-    def serve(self, cached: CachedPages, call: CallSoon) -> None:
-        """Keep what a cache evicts, and bring back what its preempted sequences have lost.
-
-        Args:
-            cached: of a core, in whose thread this is called.
-            call: calls a function on the event loop, soon.
-        """
-        cached.offload_to(self.tiers, lambda sequence: call(lambda: self._begin(sequence)))
-
-    def _begin(self, sequence: Sequence) -> None:
-        # Not by its id: one that was preempted again may begin before the last restore is over.
-        task = self._spawn(self._restore(sequence))
-        self._restoring[task] = sequence.request.id
-        task.add_done_callback(self._restoring.pop)
+    async def _provide(
+        self, request: Request, sources: Run[PageSource], done: Callable[[Result], object]
+    ) -> None:
+        await self._bring(request, sources)
+        # Not in a `finally`: nobody waits for what was stopped.
+        done(None)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _restore(self, sequence: Sequence) -> None:
-        request, sources = sequence.request, self._tier_sources()
-        await self._bring(request, lambda core: core.cached.lack(sequence), sources)
-        try:
-            await self._core(lambda core: core.restored(sequence))
-        except InlayError as error:
-            log.info("request %s does not go on: %s", request.id, error.message)
-
-    def _tier_sources(self) -> list[PageSource]:
-        tiers = self.tiers
-        if tiers is None:
-            return []
-        return [TierSource(tiers, tier) for tier in tiers.stores if len(tier)]
-
-    def stop(self, request_id: str) -> bool:
-        """Stop fetching for a request; True if it had not reached the core yet."""
-        for restoring, restored in self._restoring.items():
-            if restored == request_id:
-                restoring.cancel()
-        task = self._fetching.pop(request_id, None)
-        if task is not None:
-            task.cancel()
-        return task is not None
-
-    def stop_all(self) -> list[str]:
-        """Stop everything; return the ids of the requests that waited for pages."""
-        for request_id in tuple(self._giving):
-            self.stop_giving(request_id)
-        for task in self._restoring:
-            task.cancel()
-        return [request_id for request_id in tuple(self._fetching) if self.stop(request_id)]
 
     async def forget(self) -> None:
         """Forget what the tiers have."""
@@ -225,26 +196,16 @@ class PageExchange:
 
     async def close(self) -> None:
         """Return once nothing runs any more, and the tiers are closed; the core has ended."""
-        # The core may have preempted a sequence after all was stopped.
-        self.stop_all()
+        self.stop_all_giving()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.tiers is not None:
             await asyncio.to_thread(self.tiers.close)
 
-    async def _prepare(
-        self, request: Request, sources: Run[PageSource], done: Callable[[], object]
-    ) -> None:
-        await self._bring(request, lambda core: core.lack(request), sources)
-        # Not in a `finally`: nobody waits for what was stopped.
-        del self._fetching[request.id]
-        done()
-
-    async def _bring(
-        self, request: Request, find: Callable[[Core], Lack], sources: Run[PageSource]
-    ) -> None:
-        """Fill the cache with what a request lacks, as `find` finds that. Raises nothing."""
+    async def _bring(self, request: Request, sources: Run[PageSource]) -> None:
+        """Fill the cache with what a request lacks. Raises nothing."""
+        find: FindMissing = partial(self._core, lambda core: core.find_missing_pages(request))
         try:
-            lack = await self._core(find)
+            lack = await find()
             if lack.positions and request.prefetch:
                 async with liveness.timeout(request.deadline or PREFETCH_SECONDS):
                     await self._flights.run(lack.name, lambda: self._follow(lack, find, sources[0]))
@@ -265,7 +226,7 @@ class PageExchange:
     async def _fetch(
         self,
         lack: Lack,
-        find: Callable[[Core], Lack],
+        find: "FindMissing",
         sources: Run[PageSource],
         patience: float,
     ) -> None:
@@ -284,11 +245,11 @@ class PageExchange:
                 if num_pages == lack.num_pages:
                     return
                 if num_pages:
-                    lack = await self._core(find)
+                    lack = await find()
                 if not lack.positions:
                     return
 
-    async def _follow(self, lack: Lack, find: Callable[[Core], Lack], source: PageSource) -> None:
+    async def _follow(self, lack: Lack, find: "FindMissing", source: PageSource) -> None:
         """Fill the cache with pages that a peer is computing, until all are here, or it fails."""
         async with self._prefetches:
             while lack.positions:
@@ -301,7 +262,7 @@ class PageExchange:
                     self.num_fetched += fetch.num_pages
                 if fetch.num_pages == lack.num_pages:
                     return
-                lack = await self._core(find)
+                lack = await find()
 
     async def _fetch_from(self, source: PageSource, lack: Lack, silence: float) -> int:
         """Return the number of pages that a source gave."""
@@ -375,6 +336,11 @@ class PageExchange:
             giving.task.cancel()
             giving.answer.close()
             giving.end()
+
+    def stop_all_giving(self) -> None:
+        """End all questions of peers."""
+        for request_id in tuple(self._giving):
+            self.stop_giving(request_id)
 
     async def _give(
         self, request: Request, query: PageQuery, answer: PageAnswer, emit: Emit

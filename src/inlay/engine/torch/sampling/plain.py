@@ -28,4 +28,5 @@ def is_plain(sampling: Sampling) -> bool:
         and not (penalises(sampling) or sampling.logit_bias or sampling.bad_words)
         and sampling.allowed_token_ids is None
         and sampling.thinking is None
+        and sampling.grammar is None
     )
