@@ -167,10 +167,10 @@ async def test_a_request_that_cannot_be_admitted_fails_alone(
 ) -> None:
     admit = Core.admit
 
-    def picky(core: Core, one: Any, *more: Any) -> list[Output]:
+    def picky(core: Core, one: Any, *more: Any, **named: Any) -> list[Output]:
         if one.id == "bad":
             raise ValueError("bad")
-        return admit(core, one, *more)
+        return admit(core, one, *more, **named)
 
     monkeypatch.setattr(Core, "admit", picky)
     bad = make_request("bad", prompt(1))

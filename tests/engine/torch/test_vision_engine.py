@@ -248,8 +248,7 @@ async def test_an_aborted_request_leaves_nothing_and_others_that_share_its_image
             await asyncio.sleep(0.1)
             assert [output.finish_reason for output in ended] == ["abort"]
         check("llava", await other)
-        assert engine._images is not None
-        assert not engine._images._tasks
+        assert not engine._needs._stops
         assert engine.stats().blocks_used == 0
 
 

@@ -17,9 +17,13 @@ Prompts may be tokens, embedding vectors, or both. One step goes through these t
   belong to it.
 - `sampling/` turns logits into token ids, `grammar/` computes masks of allowed tokens,
   `prompt_logprobs.py` scores prompts.
-- `media/` encodes the media of prompts, off the engine's thread; `prompt_media.py` keeps which
-  of them a sequence needs. The scheduler asks for an image when the prefix cache does not hold its
-  positions, and its sequence waits until the rows are there. In a batch, images are rows.
+- `needs.py`: what a sequence waits for, `Need`s of four kinds. Those of a request (pages that
+  others keep, its grammar's state) are known when it is admitted; others the scheduler finds when
+  there is room (`start_needs.py`): rows of media that the prefix cache does not hold, pages it lost
+  by preemption, a page that another sequence computes. A `Provider` on the event loop brings all
+  but the last (`MediaProvider`, `PageExchange`, `GrammarProvider`); `Core.fulfil` is the way back.
+- `media/` encodes the media of prompts, off the engine's thread; `prompt_media.py` keeps the rows
+  of a sequence. In a batch, images are rows.
 - `InFlightStep` is a step whose results are not read yet. `CacheEvents` reports changes of the
   prefix cache, `SleepState` keeps what a sleeping engine needs to wake.
 
