@@ -490,19 +490,20 @@ async def test_a_request_may_be_aborted_and_an_engine_closed_while_pages_are_ask
             return await asyncio.Event().wait()  # type: ignore[return-value]
 
         direct.payloads = never  # type: ignore[method-assign]
-        ended: dict[str, Output] = {}
-        for name in ("aborted", "closed"):
+        receivers = [
+            Receiver(make_request(name, prompt, sources=FROM_PEER))
+            for name in ("aborted", "closed")
+        ]
+        for receiver in receivers:
             held.clear()
-            asking.submit(
-                make_request(name, prompt, sources=FROM_PEER),
-                lambda output, name=name: ended.update({name: output}),  # type: ignore[misc]
-            )
+            asking.submit(receiver.request, receiver)
             await held.wait()
-            if name == "aborted":
-                asking.abort(name)
-                assert ended[name].finish_reason == "abort"
+            if receiver is receivers[0]:
+                asking.abort("aborted")
+                assert "aborted" not in asking._needs
+                await receiver.ended()
         await asking.close()
-        assert ended["closed"].finish_reason == "abort"
+        assert [receiver.last.finish_reason for receiver in receivers] == ["abort", "abort"]
 
 
 async def test_a_peer_that_says_nothing_is_not_waited_for_longer_than_agreed() -> None:

@@ -271,6 +271,7 @@ class TorchEngine:
             if receiver.request.prefetch:
                 self._receivers.deliver([receiver.aborted()])
             else:
+                self._needs.stop(request_id)
                 self._send(lambda core: core.abort(request_id))
         else:
             if self._exchange is not None:
