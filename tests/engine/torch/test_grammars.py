@@ -448,6 +448,8 @@ async def test_a_request_that_waits_for_its_grammar_can_be_ended(engine: TorchEn
     receiver = Receiver(one)
     engine.submit(one, receiver)
     engine.abort(one.id)
+    assert one.id not in engine._needs
+    await receiver.ended()
     assert receiver.last.finish_reason == "abort"
     (other,) = await run(engine, make_request("choice"))
     assert other.last.finish_reason == "stop"
