@@ -232,8 +232,10 @@ def _arrived(lift: Any, body: bytes, room: Any) -> Any:
     for start in range(first, len(body), step):
         cutting.feed(body[start : start + step])
     lifted = cutting.close()
-    assert bytes(lifted.text()) == body
-    assert max(told) <= len(body) - sum(len(run.encoded()) for run in lifted.runs if run.whole)
+    assert bytes(lifted.reassembled()) == body
+    assert max(told) <= len(body) - sum(
+        len(part) for run in lifted.runs if run.whole for part in run.encoded()
+    )
     return lifted
 
 

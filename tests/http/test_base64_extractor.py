@@ -242,7 +242,7 @@ def test_a_body_that_was_cut_up_can_be_put_together(
     body, at = case
     with small():
         lifted = cut(body, at, len(body) if known else None)
-    assert lifted.text() == body
+    assert lifted.reassembled() == body
     assert len(lifted) == len(body)
 
 
@@ -250,7 +250,7 @@ def test_base64_whose_last_bits_mean_nothing_can_be_put_together() -> None:
     body = b'{"prompt":"' + b"QUJD" * 30_000 + b'QUJ=","user":"' + b"QUJD" * 30_000 + b'QR=="}'
     lifted = cut(body)
     assert len(lifted.runs) == 2
-    assert lifted.text() == body
+    assert lifted.reassembled() == body
 
 
 def test_what_is_kept_of_a_body_is_what_it_decodes_to() -> None:
@@ -301,3 +301,18 @@ def test_a_jumble_says_what_the_full_parser_says(fragments: list[str]) -> None:
 @given(st.binary(max_size=300))
 def test_bytes_say_what_the_full_parser_says(body: bytes) -> None:
     assert lowered(body) == full_outcome(body)
+
+
+def test_a_large_body_is_put_together_in_steps_between_which_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = json.dumps({"input": "a" * (8 * lift.STEP)}).encode()
+    given_way = 0
+
+    def give_way() -> None:
+        nonlocal given_way
+        given_way += 1
+
+    monkeypatch.setattr(lift, "yield_gil", give_way)
+    assert cut(body).reassembled() == body
+    assert given_way >= 8

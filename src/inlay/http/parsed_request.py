@@ -212,7 +212,7 @@ def parse_body(
             refused = parsed
             if intake is not None:
                 intake.on_reassembled(len(body))
-        body = body.text()
+        body = body.reassembled()
     try:
         if intake is not None:
             intake.parsing(body)

@@ -17,7 +17,7 @@ except for unused bits in the last four, which are kept.
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -28,6 +28,7 @@ from inlay.errors import EmbeddingsError, InvalidRequestError
 from inlay.http.bodies.accounting import RequestMemory
 from inlay.http.bodies.memory import Memory, Room, private
 from inlay.http.errors import from_parser
+from inlay.pace import yield_gil
 from inlay.prompt import Buffer
 from inlay.tensors import ReadLimits, check_size
 
@@ -36,6 +37,9 @@ RUN = 64 * 1024
 
 STEP = 256 * 1024
 """Bytes processed at a time: they stay in the CPU cache while received, decoded and moved."""
+
+_ENCODED = STEP // 4 * 3
+"""Bytes that are encoded at a time; a multiple of three."""
 
 _KEPT = 4 * STEP
 _REASSEMBLED = 1024 * 1024
@@ -63,10 +67,12 @@ class Base64Span:
     last: bytes = b""
     whole: bool = True
 
-    def encoded(self) -> bytes:
-        """Return the characters that were extracted."""
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the characters that were extracted, in order."""
         exact = len(self.data) - len(_decode(self.last))
-        return pybase64.b64encode(self.data.view[:exact]) + self.last
+        for start in range(0, exact, _ENCODED):
+            yield pybase64.b64encode(self.data.view[start : min(start + _ENCODED, exact)])
+        yield self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +106,23 @@ class ExtractedBody:
         """The extracted strings, in order."""
         return [piece for piece in self.pieces if isinstance(piece, Base64Span)]
 
-    def text(
-        self, stand_in: Callable[[Base64Span], bytes] = Base64Span.encoded
-    ) -> bytes | bytearray:
-        """Return the body as it came, or with the result of `stand_in` for each run."""
-        if len(self.pieces) == 1 and not isinstance(self.pieces[0], Base64Span):
-            return self.pieces[0]
+    def text(self, stand_in: Callable[[Base64Span], bytes]) -> bytes:
+        """Return the body with the result of `stand_in` for each run."""
         return b"".join(
             stand_in(piece) if isinstance(piece, Base64Span) else piece for piece in self.pieces
         )
+
+    def reassembled(self) -> bytes | bytearray:
+        """Return the body as it came, put together in steps between which others may run."""
+        if len(self.pieces) == 1 and not isinstance(self.pieces[0], Base64Span):
+            return self.pieces[0]
+        whole, at = bytearray(self.size), 0
+        for piece in self.pieces:
+            for part in piece.encoded() if isinstance(piece, Base64Span) else _steps(piece):
+                whole[at : at + len(part)] = part
+                at += len(part)
+                yield_gil()
+        return whole
 
 
 class Base64Extractor:
@@ -264,6 +278,11 @@ class Base64Extractor:
         self._num_text += end
         del self._text[:end]
         self._floor, self._probe = max(self._floor - end, 0), max(self._probe - end, 0)
+
+
+def _steps(text: bytes | bytearray) -> Iterator[memoryview]:
+    view = memoryview(text)
+    return (view[start : start + STEP] for start in range(0, len(view), STEP))
 
 
 def _start_of_base64(text: bytearray, start: int) -> int | None:
