@@ -11,6 +11,7 @@ from typing import TypeAlias
 import uvicorn
 
 from inlay import liveness
+from inlay.http import uvicorn_inside
 from inlay.http.address import bound
 from inlay.http.app import App
 from inlay.http.asgi import Receive, Scope, Send
@@ -144,6 +145,7 @@ class _Beside(_Listening):
 
 
 def _config(app: ASGI, settings: FrontendSettings, tls: Tls | None) -> uvicorn.Config:
+    uvicorn_inside.check()
     config = uvicorn.Config(
         app,
         http=BoundedHttp,
