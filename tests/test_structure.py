@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "media": BASE | {"tensors"},
     "render": SHARED,
     "transport": SHARED | {"stages"},
-    "router": SHARED | {"transport", "stages"},
+    "router": SHARED | {"transport", "stages", "extension"},
     "telemetry": {"errors"},
     "store": SHARED | {"tensors"},
     "http": SHARED

@@ -68,6 +68,7 @@ class Extension:
             `api.openai.models.ModelFacts` of a model that the extension serves.
         models: `MODULE:NAME` of the `engine.source.ModelSource` of files that it serves.
         worker: `MODULE:NAME` of a function that makes a `worker.part.WorkerPart`.
+        fleet: `MODULE:NAME` of a function that makes a `router.fleet_part.FleetPart`.
         engines: `MODULE:NAME` of `engine.spec.EngineSpec` by the name of `--engine`.
         routes: `MODULE:NAME` of `http.app.Routes`, imported where a server starts.
         commands: `MODULE:NAME` of a sequence of `cli.command.Command`; none where empty.
@@ -80,6 +81,7 @@ class Extension:
     facts: str = ""
     models: str = ""
     engines: str = ""
+    fleet: str = ""
     worker: str = ""
     routes: str = ""
     commands: str = ""

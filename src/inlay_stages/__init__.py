@@ -12,6 +12,7 @@ extension = Extension(
     facts="inlay.api.openai.stage_models:describe",
     models="inlay.cli.pipeline:MODELS",
     worker="inlay.worker.stage_part:StagePart",
+    fleet="inlay.router.graphs:Graphs",
     engines="inlay.engine.stage_engines:ENGINES",
     routes="inlay.api.openai.stage_routes:ROUTES",
 )

@@ -24,7 +24,7 @@ def stage(id_: str, name: str, graph: object = GRAPH, since: float = 0.0) -> Sta
 
 def alike(graphs: Graphs, *workers: Standing) -> list[Worker]:
     """Return those that are asked, where all that are announced are reached."""
-    return graphs.alike(workers, [worker.card for worker in workers])
+    return graphs.accept(workers, [worker.card for worker in workers])
 
 
 def test_a_worker_that_comes_with_another_graph_is_left_out_while_one_of_the_first_is_there() -> (
@@ -50,7 +50,7 @@ def test_every_frontend_takes_the_same_graph_whatever_it_saw_first_and_reaches()
     assert alike(one, first, *late) == alike(other, *late, first) == [first]
     announced = [worker.card for worker in (*late, first)]
     # Until it reaches the first it has nobody to ask, as others would ask the first.
-    assert apart.alike(late, announced) == []
+    assert apart.accept(late, announced) == []
     assert sorted(apart.refused) == ["b", "c"]
 
 

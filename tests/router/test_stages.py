@@ -624,3 +624,9 @@ async def test_a_fault_in_reading_a_stage_ends_what_waits_for_it() -> None:
     await running.ended()
     with pytest.raises(ValueError, match="as the test says"):
         await making.inputs(streamed=False)
+
+
+async def test_the_name_of_a_pipeline_whose_front_is_not_there_says_so() -> None:
+    async with World.around(ScriptedStage("reader")) as world:
+        with pytest.raises(OverloadedError, match="stage decoder of the pipeline `painter` is not"):
+            world.router.card("painter")

@@ -11,8 +11,9 @@ from random import Random
 from inlay import liveness
 from inlay.card import Adapter, ModelCard
 from inlay.errors import NotFoundError, OverloadedError
+from inlay.extension import parts
 from inlay.request import Task
-from inlay.router.graphs import Graphs
+from inlay.router.fleet_part import FleetPart
 from inlay.router.index import Keys
 from inlay.router.member import PoolMember
 from inlay.router.peers import CacheTracker, PeerLoads
@@ -73,7 +74,7 @@ class Fleet:
         self._changed: Callable[[], None] = lambda: None
         self._watching: asyncio.Task[None] | None = None
         self._stale = True
-        self._graphs = Graphs()
+        self._parts: list[FleetPart] = [make() for _, make in parts("fleet")]
         self._there: list[Worker] = []
 
     def start(self, changed: Callable[[], None]) -> None:
@@ -136,7 +137,12 @@ class Fleet:
     def refused(self) -> Mapping[str, str]:
         """Reasons by the id of each ready worker that no request goes to."""
         self.refresh()
-        return self._graphs.refused
+        return {name: reason for part in self._parts for name, reason in part.refused.items()}
+
+    def missing(self, name: str, models: Sequence[ModelCard]) -> OverloadedError | None:
+        """As `FleetPart.missing`, of all parts."""
+        found = (part.missing(name, models) for part in self._parts)
+        return next((error for error in found if error is not None), None)
 
     def look_again(self) -> None:
         """A worker is gone before the plane has said so."""
@@ -158,7 +164,9 @@ class Fleet:
         ):
             return
         self._there, self._cards, self._announced = list(workers), cards, announced
-        self._workers = self._graphs.alike(workers, announced)
+        self._workers = list(workers)
+        for part in self._parts:
+            self._workers = part.accept(self._workers, announced)
         grouped: dict[PoolKey, list[Worker]] = {key: [] for key in self._pools}
         for worker in self._workers:
             grouped.setdefault(PoolKey.of(worker.card), []).append(worker)
@@ -265,6 +273,7 @@ class Catalog:
         missing: as `inlay.transport.api.Plane.unavailable`.
         clock: monotonic seconds.
         announced: cards as `inlay.transport.api.Announces`; None: the workers' own.
+        explain: as `Fleet.missing`.
     """
 
     def __init__(
@@ -273,7 +282,9 @@ class Catalog:
         missing: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
         announced: Callable[[], Sequence[ModelCard]] | None = None,
+        explain: Callable[[str, Sequence[ModelCard]], OverloadedError | None] = lambda *_: None,
     ) -> None:
+        self._explain = explain
         self._announced = announced
         self._workers = workers
         self._missing = missing
@@ -409,13 +420,7 @@ class Catalog:
             return known, found
         if not models:
             raise self.unready()
-        for card in models:
-            if card.stage is not None and card.stage.graph.name == name:
-                raise OverloadedError(
-                    f"The stage {card.stage.graph.front} of the pipeline `{name}` is not ready.",
-                    retry_after=1,
-                )
-        raise self.unknown(name)
+        raise self._explain(name, models) or self.unknown(name)
 
     def draw(self, name: str, number: float, task: Task | None = None) -> ModelCard:
         """As `base`, but of the weights that a random `number` from 0 to below 1 falls to.

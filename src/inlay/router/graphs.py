@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from inlay.card import ModelCard
+from inlay.errors import OverloadedError
 from inlay.transport.api import Worker
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class _Claim(NamedTuple):
 
 
 class Graphs:
-    """Leaves out workers of graphs that are not their pipeline's.
+    """As `FleetPart`: leaves out workers of graphs that are not their pipeline's.
 
     A pipeline's graph is the one that the fleet has had longest (`Rollout.since`); of those that
     are as old, it is that of the most workers.
@@ -36,7 +37,7 @@ class Graphs:
         """Reasons by the id of each worker that was left out."""
         return self._refused
 
-    def alike(self, workers: Sequence[Worker], announced: Sequence[ModelCard]) -> list[Worker]:
+    def accept(self, workers: Sequence[Worker], announced: Sequence[ModelCard]) -> list[Worker]:
         """Return the workers without those of an unlike graph, in their order.
 
         Args:
@@ -57,6 +58,16 @@ class Graphs:
             if worker.id not in refused:
                 log.warning("the worker %s is asked nothing: %s", worker.id, reason)
         return kept
+
+    def missing(self, name: str, models: Sequence[ModelCard]) -> OverloadedError | None:
+        """As `FleetPart`: the name of a pipeline of which only other stages are there."""
+        for card in models:
+            if card.stage is not None and card.stage.graph.name == name:
+                return OverloadedError(
+                    f"The stage {card.stage.graph.front} of the pipeline `{name}` is not ready.",
+                    retry_after=1,
+                )
+        return None
 
 
 def _chosen(cards: Sequence[ModelCard]) -> dict[str, bytes]:

@@ -53,7 +53,9 @@ class Router:
         self._random = random or Random()
         self._fleet = Fleet(plane, settings, self._random, clock)
         announced = plane.announced if isinstance(plane, Announces) else None
-        self._catalog = Catalog(self._fleet.workers, self._reasons, clock, announced)
+        self._catalog = Catalog(
+            self._fleet.workers, self._reasons, clock, announced, self._fleet.missing
+        )
         self._places = Places(settings.router_queue_size)
         self._dispatcher = Dispatcher(
             self._fleet, self._equivalent_workers, self._refusal, settings, secret, clock
