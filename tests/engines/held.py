@@ -34,7 +34,7 @@ def own_cache(directory: Path) -> Iterator[None]:
 def keep_reference(model: Path, dtype: str) -> PoolReference:
     """Keep the reference of `model`, as the torch engine does."""
     own = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-    made = Reference.of(own, model, 64, None, axes=1, rows=False).pooled
+    made = Reference.of(own, model, 64, axes=1, rows=False).pooled
     LocalReferences().keep(key_of(weights_id(model), dtype), made)
     return PoolReference.decode(made, own.config.vocab_size)
 

@@ -22,14 +22,18 @@ from inlay.engine.torch.batch import Batch, BatchItem
 from inlay.engine.torch.cache.table import PageRun
 from inlay.engine.torch.checks import check_settings
 from inlay.engine.torch.engine import TorchEngine
+from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.self_check import judgement
+from inlay.engine.torch.self_check.judgement import LAYER_BOUND
 from inlay.engine.torch.tensor_parallel import commands
-from inlay.errors import InvalidRequestError
+from inlay.errors import EngineError, InvalidRequestError
 from inlay.prompt import Buffer, Prompt, Rows, Tokens
 from inlay.request import Request
 from tests import preloaded
 from tests.embedding_models import tiny_embedding
 from tests.engine.conformance import Receiver, ids, make_request, run
 from tests.engine.torch.test_vision_engine import PARTS, prompt_of
+from tests.lifelike import lifelike
 from tests.models import tiny
 from tests.quantised_models import write
 from tests.vision_models import vision
@@ -106,6 +110,38 @@ async def test_two_ranks_answer_as_one_process(family: str) -> None:
         assert hit.cached >= 112
         assert hit.output == alone[1].output
         await engine.probe()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+async def test_layers_of_two_ranks_are_compared_with_the_models_own(family: str) -> None:
+    found = {}
+    for size in (1, 2):
+        changes: dict[str, Any] = {"dtype": "bfloat16", "self_check": "full"}
+        async with started(lifelike(tiny(family)), size, **changes) as engine:
+            check = engine.card.self_check
+        assert check is not None
+        assert check.result == "passed"
+        found[size] = check
+    assert len(found[2].layers) == len(found[1].layers) > 0
+    assert max(found[2].layers) < LAYER_BOUND
+    assert found[2].distances.keys() == found[1].distances.keys()
+
+
+async def test_a_layer_of_two_ranks_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = judgement._layers
+
+    def layers(model: CausalModel, *given: Any) -> Any:
+        middle: Any = model.decoder_layers[1]
+        hook = middle.mlp.register_forward_hook(lambda _, __, found: found * 1.5)
+        try:
+            return usual(model, *given)
+        finally:
+            hook.remove()
+
+    monkeypatch.setattr(judgement, "_layers", layers)
+    with pytest.raises(EngineError, match=r"own code \(.*\): layer 1 by [^,]*$"):
+        async with started(lifelike(tiny("llama")), dtype="bfloat16", self_check="full"):
+            pass
 
 
 async def test_drafts_images_and_bfloat16_are_divided_too() -> None:

@@ -37,7 +37,7 @@ from inlay.engine.torch.checks import check_recurrent
 from inlay.engine.torch.lora import LoraBank, Selection
 from inlay.engine.torch.native import kernels
 from inlay.engine.torch.projector import Projector
-from inlay.engine.torch.self_check.judgement import judge, largest_window
+from inlay.engine.torch.self_check.judgement import judge
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.self_check.shadow import shadow_of
@@ -242,6 +242,8 @@ class CausalModel:
             return split_tower(model, family)
 
         def wrap(parts: tuple[Any, Any], check: ModuleCheck) -> CausalModel:
+            if group is not None:
+                group.load(plain=check.plain)
             return cls(
                 *parts,
                 family,
@@ -260,15 +262,15 @@ class CausalModel:
         rows = family.refuses_rows is None and not has_inputs_per_layer(text)
 
         def reference(parts: tuple[Any, Any]) -> Reference:
-            window, axes = largest_window(group), family.rope_axes
-            return Reference.of(parts[0], directory, max_model_len, window, axes=axes, rows=rows)
+            return Reference.of(
+                parts[0], directory, max_model_len, axes=family.rope_axes, rows=rows
+            )
 
-        if follows:
-            found = wrap(read(), ModuleCheck())
+        if group is not None and follows:
+            found = wrap(read(), ModuleCheck(plain=group.plain))
         else:
             variant = device, settings.enable_lora, settings.batch_invariant, group and group.size
-            traits = family, max_model_len, group is None
-            subject = Subject(weights_id(directory), dtype, traits, variant)
+            subject = Subject(weights_id(directory), dtype, (family, max_model_len), variant)
             shadow = partial(shadow_of, cls, parsed, family, max_model_len, rows=rows)
             steps = Steps(read, wrap, reference, judge, shadow)
             found = checked(settings.self_check, subject, steps)
@@ -308,12 +310,12 @@ class CausalModel:
         self._tell(commands.Scrub(tuple(page_ids)))
         pages.scrub(page_ids)
 
-    def upload(self, batch: Batch) -> Batch:
+    def upload(self, batch: Batch, window: int | None = None, *, forced: bool = False) -> Batch:
         """Copy a batch from the host to the device; other ranks begin to compute it.
 
-        The next call must be `hidden`.
+        The next call must be `hidden`, with that `window`; `forced` as in `commands.Forward`.
         """
-        self._tell(commands.Forward(batch))
+        self._tell(commands.Forward(batch, window, forced))
         return batch.to(self.device)
 
     def _tell(self, command: commands.Command) -> None:

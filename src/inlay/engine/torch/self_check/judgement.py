@@ -8,6 +8,7 @@ fault, which moves all, cannot hide behind one that is noisy by itself.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,7 +30,6 @@ from inlay.engine.torch.weights.invariance import RotaryTable
 if TYPE_CHECKING:
     from inlay.engine.torch.attention.pages import Pages
     from inlay.engine.torch.model import CausalModel
-    from inlay.engine.torch.tensor_parallel.group import TensorParallelGroup
 
 BOUND = 2.0
 """Distance over which a model is not served as it is."""
@@ -99,11 +99,6 @@ def _excess(distance: float, bound: float) -> str:
     return f"by {distance:.3g} (allowed: {bound:g})"
 
 
-def largest_window(group: "TensorParallelGroup | None") -> int | None:
-    """Return what windows are shrunk to in the check; None where other ranks would not know."""
-    return WINDOW if group is None else None
-
-
 def judge(model: "CausalModel", reference: Reference) -> Judgement:
     """Compare the real path of `model` with its reference.
 
@@ -170,9 +165,8 @@ def _logits(model: "CausalModel", reference: Reference) -> Tensor:
     start, found = 0, []
     for count in _CHUNKS:
         batch = _batch(model, reference, runs, size, start, count)
-        logits = model.logits(
-            model.hidden(model.upload(batch), pages, largest_window=largest_window(model.group))
-        )
+        uploaded = model.upload(batch, WINDOW)
+        logits = model.logits(model.hidden(uploaded, pages, largest_window=WINDOW))
         own = logits.view(len(ids), count, -1).gather(2, ids[:, start : start + count])
         found.append(own.float())
         start += count
@@ -182,18 +176,17 @@ def _logits(model: "CausalModel", reference: Reference) -> Tensor:
 def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[float, ...]:
     """Compute the distance of each layer, given the reference's input; whole prompts at once.
 
-    Empty if the reference has others or none, or if other ranks would be given their own input.
+    Empty if the reference has others or none.
     """
-    layers = reference.layers
-    if len(layers.inputs) != len(model.decoder_layers) or model.group is not None:
+    layers = reference.layers.moved(model.device)
+    if len(layers.inputs) != len(model.decoder_layers):
         return ()
     pages, runs, size = _pages(model, len(reference.prompts))
     found: list[Tensor] = []
-    with ExitStack() as hooks:
-        for layer, given in zip(model.decoder_layers, layers.inputs, strict=True):
-            hooks.enter_context(_forced(layer, given, found))
+    with _forced(model, layers.inputs, found):
         batch = _batch(model, reference, runs, size, 0, COUNT)
-        model.hidden(model.upload(batch), pages, largest_window=largest_window(model.group))
+        uploaded = model.upload(batch, WINDOW, forced=True)
+        model.hidden(uploaded, pages, largest_window=WINDOW)
     distances = []
     for own, given, wanted, noise in zip(
         found, layers.inputs, layers.outputs, layers.noise, strict=True
@@ -206,27 +199,37 @@ def _layers(model: "CausalModel", reference: Reference, floor: float) -> tuple[f
 
 
 @contextmanager
-def _forced(layer: Any, given: Tensor, found: list[Tensor]) -> Iterator[None]:
-    """Give `layer` the input `given` [T, C], and keep its output [T, C], within this context."""
+def following(model: "CausalModel", positions: int) -> Iterator[None]:
+    """Have each layer take its input [positions, C] from rank 0, which is in `judge`."""
+    empty = torch.empty(positions, model.hidden_size, dtype=model.dtype, device=model.device)
+    with _forced(model, [empty] * len(model.decoder_layers), []):
+        yield
 
-    def before(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+
+@contextmanager
+def _forced(model: "CausalModel", inputs: Sequence[Tensor], found: list[Tensor]) -> Iterator[None]:
+    """Give each layer one of `inputs` [T, C], and keep its output [T, C], within this context.
+
+    Of several ranks, all give theirs the input that rank 0 has.
+    """
+
+    def before(given: Tensor, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if model.group is not None:
+            model.group.share(given)
         hidden = (args[0] if args else named["hidden_states"]).clone()
         hidden[0, : len(given)] = given
         return ((hidden, *args[1:]), named) if args else (args, {**named, "hidden_states": hidden})
 
     def after(_: Any, args: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
-        found.append(hidden[0, : len(given)].clone())
+        found.append(hidden[0, : len(inputs[0])].clone())
 
-    handles = (
-        layer.register_forward_pre_hook(before, with_kwargs=True),
-        layer.register_forward_hook(after),
-    )
-    try:
+    with ExitStack() as undo:
+        for layer, given in zip(model.decoder_layers, inputs, strict=True):
+            hook = layer.register_forward_pre_hook(partial(before, given), with_kwargs=True)
+            undo.callback(hook.remove)
+            undo.callback(layer.register_forward_hook(after).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _pages(model: "CausalModel", sequences: int) -> "tuple[Pages, list[list[list[int]]], int]":

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inlay.engine.pool_reference import KEPT, PoolReference
-from inlay.engine.torch.self_check.prompts import COUNT, CheckPrompt, check_prompts
+from inlay.engine.torch.self_check.prompts import COUNT, WINDOW, CheckPrompt, check_prompts
 from inlay.engine.torch.weights.division import head_of
 from inlay.engine.torch.weights.quantised.weight import KeptWeight
 
@@ -70,6 +70,13 @@ class Layers:
     outputs: list[Tensor] = field(default_factory=list)
     noise: list[Tensor] = field(default_factory=list)
 
+    def moved(self, device: torch.device) -> "Layers":
+        """Return the same on `device`."""
+        inputs, outputs, noise = (
+            [part.to(device) for part in parts] for parts in (self.inputs, self.outputs, self.noise)
+        )
+        return Layers(inputs, outputs, noise)
+
 
 class Scores(NamedTuple):
     """Logits of a head [K, L], one row for each prompt, and how far rounding moves a typical one.
@@ -115,25 +122,23 @@ class Reference:
         model: Any,
         directory: Path,
         max_model_len: int,
-        largest_window: int | None,
         *,
         axes: int,
         rows: bool,
     ) -> "Reference":
-        """Run the model's own code.
+        """Run the model's own code; layers with a sliding window see `WINDOW` positions at most.
 
         Args:
             model: causal language model as transformers made it, on its device.
             directory: its files.
             max_model_len: positions that it is served with.
-            largest_window: layers with a sliding window see at most so many positions.
             axes: numbers of a position.
             rows: it takes embedding vectors.
         """
         vocab_size: int = model.config.get_text_config().vocab_size
         prompts = check_prompts(directory, vocab_size, max_model_len, rows=rows)
         capture = Capture(model, getattr(model.base_model, "layers", ()), len(prompts))
-        with torch.inference_mode(), as_published(model, largest_window) as attention:
+        with torch.inference_mode(), as_published(model, WINDOW) as attention:
             with capture.hooked():
                 hidden = _hidden(model, prompts, axes).view(VARIANTS, -1, model_width(model))
             first, free = (_head(model, part) for part in hidden[:2])

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from inlay.engine.torch.attention.paged import IMPLEMENTATION
-from inlay.engine.torch.self_check.judgement import grouped, largest_window, logit_errors
+from inlay.engine.torch.self_check.judgement import grouped, logit_errors
 from inlay.engine.torch.self_check.modules import ModuleCheck
 from inlay.engine.torch.self_check.reference import Reference
 from inlay.engine.torch.weights.division import drop_tower_layers, split_tower
@@ -135,8 +135,7 @@ def _compared(
     try:
         model = small_model(parsed, family)
         _save_table(model, directory)
-        window = largest_window(None)
-        reference = Reference.of(model, directory, last, window, axes=axes, rows=rows)
+        reference = Reference.of(model, directory, last, axes=axes, rows=rows)
     except OSError:
         raise
     except Exception as error:  # transformers raises whatever it meets

@@ -9,6 +9,12 @@ from torch import Tensor
 from inlay.engine.torch.batch import Batch
 
 
+class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load the model again; replace none of its modules if `plain`."""
+
+    plain: bool
+
+
 class Allocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Allocate pages in place of those from before."""
 
@@ -23,9 +29,17 @@ class Scrub(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Compute a batch, which is on the host."""
+    """Compute a batch, which is on the host.
+
+    Attributes:
+        batch: it.
+        largest_window: as in `CausalModel.hidden`.
+        forced: rank 0 shares what each layer is given.
+    """
 
     batch: Batch
+    largest_window: int | None = None
+    forced: bool = False
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -34,7 +48,7 @@ class Logits(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rows: int
 
 
-Command: TypeAlias = Allocate | Scrub | Forward | Logits
+Command: TypeAlias = Load | Allocate | Scrub | Forward | Logits
 
 
 def _packed(value: Any) -> tuple[str, tuple[int, ...], bytes]:

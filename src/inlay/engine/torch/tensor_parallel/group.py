@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from inlay.engine.settings import EngineSettings
-from inlay.engine.torch.tensor_parallel.commands import Command, encode
+from inlay.engine.torch.tensor_parallel.commands import Command, Load, encode
 from inlay.engine.torch.weights.checkpoint import device_of
 
 _LOOPBACK = "127.0.0.1"
@@ -25,7 +25,13 @@ class TensorParallelGroup:
     """The ranks 0 to `size` - 1 of a model, one process each.
 
     Every rank must call the same collectives in the same order.
+
+    Attributes:
+        plain: the model is loaded without faster modules.
     """
+
+    plain = False
+    _loaded = False
 
     def __init__(
         self,
@@ -85,6 +91,16 @@ class TensorParallelGroup:
         traceback.
         """
         del self._group
+
+    def load(self, *, plain: bool) -> None:
+        """Have all other ranks load the model as this one does, unless it is the first time.
+
+        That they do by themselves.
+        """
+        self.plain = plain
+        if self._loaded:
+            self.tell(Load(plain))
+        self._loaded = True
 
     def tell(self, command: Command) -> None:
         """Give a command to all other ranks, if this is rank 0.

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,10 +15,12 @@ from inlay.engine.settings import EngineSettings
 from inlay.engine.torch.attention.pages import Pages
 from inlay.engine.torch.checks import check_ranks
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.self_check.judgement import following
 from inlay.engine.torch.tensor_parallel.commands import (
     Allocate,
     Command,
     Forward,
+    Load,
     Logits,
     Scrub,
     decode,
@@ -108,7 +110,7 @@ def follow(
     commands.send_bytes(b"")
     group = TensorParallelGroup.connect(settings, rank, store)
     try:
-        follower = _Follower(CausalModel.load(settings, group))
+        follower = _Follower(settings, group)
     except InvalidRequestError:
         # Rank 0 finds the same, and says so.
         return
@@ -123,11 +125,19 @@ def follow(
 class _Follower:
     """A model and its pages, as rank 0 has them."""
 
-    def __init__(self, model: CausalModel) -> None:
-        self._model = model
+    def __init__(self, settings: EngineSettings, group: TensorParallelGroup) -> None:
+        self._settings, self._group = settings, group
         self._allocated: Pages | None = None
+        self._model: CausalModel = CausalModel.load(settings, group)
 
     def run(self, command: Command) -> None:
+        if isinstance(command, Load):
+            # Freed first: there may be no room for both.
+            self._allocated = None
+            del self._model
+            self._group.plain = command.plain
+            self._model = CausalModel.load(self._settings, self._group)
+            return
         model = self._model
         match command:
             case Allocate(num_pages, page_size):
@@ -136,8 +146,10 @@ class _Follower:
                 self._allocated = model.new_pages(num_pages, page_size)
             case Scrub(page_ids):
                 model.scrub(self._pages, page_ids)
-            case Forward(batch):
-                model.hidden(model.upload(batch), self._pages)
+            case Forward(batch, window, forced):
+                positions = len(batch.positions)
+                with following(model, positions) if forced else nullcontext():
+                    model.hidden(model.upload(batch), self._pages, largest_window=window)
             case Logits(rows):
                 model.logits(
                     torch.empty(rows, model.hidden_size, dtype=model.dtype, device=model.device)
