@@ -248,6 +248,9 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     value: Payload
 
 
+Params: TypeAlias = Sampling | Pooling | Diffusion | Speech | Fetch | PageQuery
+"""Parameters of a request, by its task."""
+
 _PARAMS: Mapping[Task, type | tuple[type, ...]] = {
     Task.GENERATE: Sampling,
     Task.STAGE: (Diffusion, Speech),
@@ -292,7 +295,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     prompts: tuple[Prompt, ...]
-    params: Sampling | Pooling | Diffusion | Speech | Fetch | PageQuery
+    params: Params
     task: Task = Task.GENERATE
     attempt: int = 0
     prior_output: tuple[int, ...] = ()

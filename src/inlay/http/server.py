@@ -49,10 +49,9 @@ from inlay.media.fetch import Fetcher
 from inlay.pace import lending, mark_background, while_wanted
 from inlay.prompt import Prompt
 from inlay.render.renderer import Renderers
-from inlay.request import Diffusion, Input, Pooling, Request, Sampling, Task
+from inlay.request import Input, Params, Request, Task
 from inlay.router import Router, ServedModel
 from inlay.single_flight import Paced
-from inlay.speech import Speech
 from inlay.store import LocalStoredPrompts, PromptStore, StoredPrompts
 from inlay.telemetry import Span, Tracing
 from inlay.turns import Turns
@@ -405,7 +404,7 @@ class Call:
     def engine_request(
         self,
         id_: str,
-        params: Sampling | Pooling | Diffusion | Speech,
+        params: Params,
         prompts: tuple[Prompt, ...] = (),
         *,
         task: Task = Task.GENERATE,
