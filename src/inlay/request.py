@@ -249,7 +249,6 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
 
 Params: TypeAlias = Sampling | Pooling | Diffusion | Speech | Fetch | PageQuery
-"""Parameters of a request, by its task."""
 
 _PARAMS: Mapping[Task, type | tuple[type, ...]] = {
     Task.GENERATE: Sampling,
