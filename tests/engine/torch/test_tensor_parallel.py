@@ -139,9 +139,12 @@ async def test_a_layer_of_two_ranks_that_differs_is_named(monkeypatch: pytest.Mo
             hook.remove()
 
     monkeypatch.setattr(judgement, "_layers", layers)
+    changes: dict[str, Any] = {"dtype": "bfloat16", "self_check": "full"}
+    engine = TorchEngine(settings(lifelike(tiny("llama")), **changes), Secret(bytes(32)))
     with pytest.raises(EngineError, match=r"own code \(.*\): layer 1 by [^,]*$"):
-        async with started(lifelike(tiny("llama")), dtype="bfloat16", self_check="full"):
-            pass
+        await engine.start()
+    await engine.close()
+    assert not multiprocessing.active_children()
 
 
 async def test_drafts_images_and_bfloat16_are_divided_too() -> None:
