@@ -200,6 +200,7 @@ APE = (
     [
         (b"", "is empty"),
         (b"OggS\x00\x02", "looks like Ogg"),
+        (b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb", "looks like Wave64"),
         (b"\xff\xf1\x50\x80", "looks like AAC"),
         (b"\x00\x00\x00\x18ftypM4A ", "looks like MP4"),
         (b"RIFF\x00\x00\x00\x00WEBP", "no known format"),
