@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -18,7 +19,10 @@ from inlay.engine.api import Engine
 from inlay.engine.pool_reference import BOUND, KEPT, PoolReference, key_of
 from inlay.engine.references import LocalReferences
 from inlay.engine.settings import EngineSettings
+from inlay.engine.torch.attention.native import NativeAttention
+from inlay.engine.torch.attention.paged import Projection
 from inlay.engine.torch.model import CausalModel
+from inlay.engine.torch.native import kernels
 from inlay.errors import EngineError
 from inlay.worker import pool_check
 from inlay.worker.pool_check import check_pool
@@ -91,6 +95,25 @@ async def test_one_that_differs_says_by_how_much_and_does_not_start_if_strict(
         assert await check_pool(engine, "off", shared=True) is None
         # It has compared itself, and nobody else is there.
         assert await check_pool(engine, "start", shared=False) is None
+
+
+async def test_one_layer_whose_heads_are_exchanged_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    native = kernels()
+    if native is None or not native.serve(torch.bfloat16):
+        pytest.skip("no native kernels for bfloat16 here")
+    async with serving() as engine:
+        usual = NativeAttention.attend_projected
+
+        def attend(self: Any, layer: int, projection: Projection, scoring: Any) -> torch.Tensor:
+            found = usual(self, layer, projection, scoring)
+            return found.flip(1) if layer == 1 else found
+
+        monkeypatch.setattr(NativeAttention, "attend_projected", attend)
+        found = await check_pool(engine, "start", shared=True)
+        assert found is not None
+        assert found.result == "differs"
 
 
 async def test_numbers_that_are_none_differ(monkeypatch: pytest.MonkeyPatch) -> None:
