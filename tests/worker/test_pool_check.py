@@ -97,6 +97,13 @@ async def test_one_that_differs_says_by_how_much_and_does_not_start_if_strict(
         assert await check_pool(engine, "start", shared=False) is None
 
 
+async def test_who_gives_no_logprobs_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(max_logprobs=0) as engine:
+        with caplog.at_level("INFO"):
+            assert await check_pool(engine, "strict", shared=True) is None
+        assert "or no logprobs" in caplog.text
+
+
 async def test_one_layer_whose_heads_are_exchanged_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

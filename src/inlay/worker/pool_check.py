@@ -35,6 +35,11 @@ _TOP = 20
 _EVERY = 4
 """Of an engine that gives no logprobs of prompts, each fourth beginning of a prompt is asked."""
 
+_NOTHING_KEPT = (
+    "no reference of its weights and dtype is kept: `inlay doctor {path}` makes one, and so does the "
+    "torch engine"
+)
+
 _numbers = count()
 
 
@@ -72,12 +77,11 @@ async def check_pool(engine: Engine, mode: str, *, shared: bool) -> SelfCheck | 
     begun = time.monotonic()
     reference = await asyncio.to_thread(_reference, card)
     if reference is None:
-        return _nothing_kept(card, mode)
+        return _not_compared(card, mode, _NOTHING_KEPT.format(path=card.path))
     try:
         found = reference.distances(await _answers(engine, reference))
     except InvalidRequestError as error:
-        log.info("what is kept is not compared with this model: %s", error.message)
-        return None if card.engine == "torch" else SelfCheck(result="unchecked", reference="")
+        return _not_compared(card, mode, error.message)
     except InlayError as error:
         raise EngineError(
             f"the engine does not answer the prompts of its self-check: {error.message}"
@@ -108,7 +112,7 @@ async def check_later(
     """
     while interval and check is not None and check.result == "unchecked":
         await asyncio.sleep(interval)
-        if host.card.asleep:
+        if host.card.asleep or await asyncio.to_thread(_reference, engine.card) is None:
             continue
         try:
             check = await check_pool(engine, "start", shared=True)
@@ -153,16 +157,13 @@ def _reference(card: ModelCard) -> PoolReference | None:
         return None
 
 
-def _nothing_kept(card: ModelCard, mode: str) -> SelfCheck | None:
+def _not_compared(card: ModelCard, mode: str, why: str) -> SelfCheck | None:
     if card.engine == "torch":
+        log.info("self-check: not compared with other workers of its pool: %s", why)
         return None
-    said = (
-        f"no reference of {card.name} in {card.dtype} is kept: `inlay doctor {card.path}` makes "
-        "one, and so does the torch engine"
-    )
     if mode == "strict":
-        raise EngineError(f"--self-check strict: {said}")
-    log.warning("self-check: %s", said)
+        raise EngineError(f"--self-check strict: {card.name} was not compared: {why}")
+    log.warning("self-check: %s was not compared: %s", card.name, why)
     return SelfCheck(result="unchecked", reference="")
 
 
@@ -174,6 +175,8 @@ async def _answers(engine: Engine, reference: PoolReference) -> Sequence[Answer]
     )
     ask = _beginnings if refused else _whole
     room = card.limits.max_model_len - 1
+    if room < _EVERY or not _top(engine):
+        raise InvalidRequestError("it takes no prompts of some tokens, or no logprobs")
     return await asyncio.gather(*(ask(engine, ids[:room]) for _, ids in reference.prompts))
 
 
