@@ -62,7 +62,8 @@ class TokenChooser:
 
     def expect(self, sequence: Sequence) -> None:
         """Begin to compute the mask for the next token of `sequence`, which is not planned yet."""
-        self._masks.prepare([sequence])
+        if sequence.grammar is not None:
+            self._masks.prepare([sequence])
 
     def choose(
         self, logits: Tensor, spans: Run[ScheduledChunk], until: float | None = None
