@@ -87,8 +87,10 @@ def content_type(call: Call, *allowed: str) -> ContentType:
         raise UnsupportedMediaTypeError(
             f"content-type {kind!r} is not supported; send {' or '.join(allowed)}"
         )
-    pairs = (item.partition("=") for item in rest)
-    parameters = {name.strip().lower(): text.strip().strip('"') for name, _, text in pairs}
+    parameters: dict[str, str] = {}
+    for item in rest:
+        name, _, text = item.partition("=")
+        parameters[name.strip().lower()] = text.strip().strip('"')
     return ContentType(kind, parameters)
 
 

@@ -5,6 +5,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from functools import partial
 from socket import socket
 from typing import TypeAlias
 
@@ -53,10 +54,7 @@ class _Listening(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Begin to listen."""
         config = self.config
-
-        def make_protocol() -> asyncio.Protocol:
-            return BoundedHttp(config, self.server_state, self.lifespan.state)
-
+        make_protocol = partial(BoundedHttp, config, self.server_state, self.lifespan.state)
         self.servers: list[Listener] = [  # type: ignore[assignment]
             Listener(each, make_protocol, config.ssl, config.backlog) for each in sockets or ()
         ]

@@ -54,7 +54,7 @@ def missing(
 ) -> list[str]:
     """Return the names that these classes of uvicorn do not have, or do not call."""
     called = {name for each in _functions(protocol) for name in each.__code__.co_names}
-    state, of_cycle = (set(each.__init__.__code__.co_names) for each in (protocol, cycle))
+    state, of_cycle = (set(vars(each)["__init__"].__code__.co_names) for each in (protocol, cycle))
     return [
         *_lacks(protocol, OVERRIDDEN, called & set(vars(protocol))),
         *_lacks(protocol, STATE, state),

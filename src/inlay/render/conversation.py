@@ -131,7 +131,7 @@ def template_messages(
         elif role == "tool":
             said.result(ready)
         else:
-            said.turn([name_reasoning(ready)])
+            said.turn([name_reasoning(ready) if reasoning else ready])
         if role == "tool" and template.loses_results:
             raise InvalidRequestError(
                 f"{where}: the model's chat template writes no messages of the role 'tool'",

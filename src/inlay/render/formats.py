@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from inlay.render.output import Begins, ContentParser, OutputParser
+from inlay.render.output import Begins, OutputParser
 from inlay.render.parsers import deepseek, harmony, llama, mistral
 from inlay.render.parsers.calls import CallsParser, Tools, call_id, short_call_id
 from inlay.render.parsers.hermes import CLOSE, OPEN, HermesParser, QwenCoderParser
@@ -137,8 +137,3 @@ def reasoning_form_of(templates: Sequence[str]) -> str | None:
         if "[THINK]" in template:
             return "mistral"
     return None
-
-
-def answer_parser(form: ToolForm | None, tools: Tools) -> OutputParser:
-    """Return a parser of one answer, without its reasoning."""
-    return ContentParser() if form is None else form.parser(tools)

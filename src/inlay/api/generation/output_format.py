@@ -19,10 +19,10 @@ from inlay.render.formats import (
     ChannelForm,
     ReasoningForm,
     ToolForm,
-    answer_parser,
     reasoning_form_of,
     tool_form_of,
 )
+from inlay.render.output import ContentParser
 from inlay.render.parsers.calls import Tools
 from inlay.render.parsers.harmony import HarmonyParser
 from inlay.request import Grammar, ThinkingBudget
@@ -137,7 +137,7 @@ def output_format_for(
         use.parallel,
         **({"make_id": forms.tools.make_id} if isinstance(forms.tools, ToolForm) else {}),
     )
-    if forms.channels and not use.forced:
+    if forms.channels and use.grammar is None:
         bound = grammar and msgspec.structs.replace(
             grammar, after=renderer.encode(CHANNELS.answer, add_special_tokens=False)
         )
@@ -149,7 +149,9 @@ def output_format_for(
     tokens = frozenset(calls.tokens if calls is not None else ())
 
     def answer() -> OutputParser:
-        return use.forced_parser(tools) if use.forced else answer_parser(calls, tools)
+        if use.grammar is not None:
+            return use.forced_parser(tools)
+        return ContentParser() if calls is None else calls.parser(tools)
 
     form = forms.reasoning
     if not isinstance(form, ReasoningForm):

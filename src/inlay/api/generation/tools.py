@@ -43,8 +43,8 @@ class ToolUse:
         schemas: JSON Schema of each function's arguments, by name.
         name: name of the function that must be called, if one is named.
         parallel: True if an answer may have several calls.
-        grammar: grammar of forced calls: a list of objects with name and parameters, or the
-            arguments of the named function.
+        grammar: grammar of calls that must be made: a list of objects with name and parameters, or
+            the arguments of the named function. None if none must be made.
     """
 
     choice: ToolChoice = ToolChoice.NONE
@@ -94,11 +94,6 @@ class ToolUse:
         else:
             use = cls(ToolChoice.NAMED, schemas, _named(tool_choice, schemas), parallel)
         return replace(use, grammar=_forced(use, strict))
-
-    @property
-    def forced(self) -> bool:
-        """True if a call must be made."""
-        return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
     def forced_parser(self, tools: Tools) -> CallsParser:
         """Return the parser of an output that `grammar` binds."""

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from threading import Condition, Lock
 
 import msgspec
@@ -91,11 +92,8 @@ class EmbedsLimits:
         """
         if self._max_bytes != AUTO:
             return ReadLimits(max_bytes=self._max_bytes)
-        return max(
-            map(self.of, self._models()),
-            key=lambda limits: limits.max_bytes,
-            default=self._at_most(_LEAST_AUTO),
-        )
+        found = list(map(self.of, self._models())) or [self._at_most(_LEAST_AUTO)]
+        return max(found, key=attrgetter("max_bytes"))
 
     def check_count(self, kinds: Sequence[str], param: Callable[[int], str]) -> None:
         """Check the number of embeddings and media of one request.
