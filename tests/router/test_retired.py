@@ -144,3 +144,14 @@ def test_of_many_names_in_a_short_time_the_last_are_remembered() -> None:
         assert named.shown[-1] == f"m-{rollout}"
     assert len(named.shown) == MAX_GONE + 1
     assert named.shown[0] == "m-49"
+
+
+def test_names_that_nobody_serves_are_not_remembered() -> None:
+    named = Named("m")
+    assert named.catalog.base("m").name == "m"
+    remembered = len(named.catalog._called)
+    for number in range(100):
+        with pytest.raises(NotFoundError):
+            named.catalog.draw(f"x-{number}", 0.5)
+        assert not named.catalog.shares(f"y-{number}")
+    assert len(named.catalog._called) == remembered
