@@ -83,9 +83,9 @@ async def test_a_line_without_room_does_not_hold_up_another() -> None:
     adapter = Adapter(name="a", content_id="0" * 32, path="a")
     house = House(Answering("w0", replace(SMALL, adapters=(adapter,))), Answering("w1"))
     (first,) = await (await house.ask("first", adapter="a"))
-    (second,) = await (await house.ask("second"))
-    stuck = await house.ask("stuck", adapter="a", priority=-5)
-    free = await house.ask("free")
+    (second,) = await (await house.ask("second", client="a"))
+    stuck = await house.ask("stuck", adapter="a", priority=-5, client="b")
+    free = await house.ask("free", client="c")
     second.cancel()
     (stream,) = await free
     assert stream.worker == "w1"
@@ -311,4 +311,22 @@ async def test_where_the_only_worker_is_gone_nobody_waits_for_the_plane_to_say_s
         with pytest.raises(OverloadedError, match="No worker of the model `m` is ready"):
             await (await house.ask("x"))
     assert lost.tries == 1
+    await house.router.close()
+
+
+async def test_a_worker_that_was_thought_gone_is_asked_again_once_the_plane_says_something() -> (
+    None
+):
+    worker = Answering("w")
+    house = House(worker)
+    await house.router.start()
+    await quiet()
+    worker.gone = True
+    with pytest.raises(OverloadedError, match="No worker"):
+        await (await house.ask("x"))
+    worker.gone = False
+    house.plane.there.append(Answering("asleep", replace(SMALL, asleep=1)))
+    house.plane.tell()
+    await quiet()
+    assert (await (await house.ask("y")))[0].worker == "w"
     await house.router.close()
