@@ -87,6 +87,8 @@ async def test_a_line_without_room_does_not_hold_up_another() -> None:
     stuck = await house.ask("stuck", adapter="a", priority=-5, client="b")
     free = await house.ask("free", client="c")
     second.cancel()
+    await quiet()
+    assert free.done()
     (stream,) = await free
     assert stream.worker == "w1"
     assert not stuck.done()
