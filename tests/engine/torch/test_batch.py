@@ -137,3 +137,14 @@ def test_a_batch_goes_to_a_device_as_a_whole() -> None:
             )
         else:
             assert after == before
+
+
+def test_known_ids_end_before_a_token_that_only_the_device_knows() -> None:
+    items = [
+        BatchItem((), 3, 3, [PageRun([1])], 1, pending=True, ids=[7, 8]),
+        BatchItem((), 5, 1, [PageRun([2])], 1, ids=[9]),
+        BatchItem([(0, Tokens([4]))], 0, 3, [PageRun([3])], 1, ids=[5, 6]),
+    ]
+    batch = Batch.pack(items, 16)
+    assert batch.token_ids.tolist() == [7, 8, 0, 9, 4, 5, 6]
+    assert batch.pending.tolist() == [2]

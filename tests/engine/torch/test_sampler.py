@@ -169,6 +169,16 @@ def test_greedy_is_the_first_of_the_largest_logits() -> None:
     assert chosen == [int(rows[0].argmax()), 7, 0]
 
 
+def test_a_greedy_output_does_not_end_before_its_least_length() -> None:
+    row = logits(1)[0]
+    row[EOS[0]] = 50.0
+    asked: dict[str, Any] = {"temperature": 0.0, "min_tokens": 2}
+    row_without = row.clone()
+    row_without[list(EOS)] = -torch.inf
+    assert choose(row, sequence(output=(5,), **asked)) == int(row_without.argmax())
+    assert choose(row, sequence(output=(5, 6), **asked)) == EOS[0]
+
+
 def test_a_temperature_next_to_zero_is_greedy() -> None:
     row = logits(1)[0]
     assert choose(row, sequence(temperature=1e-6, seed=3)) == int(row.argmax())

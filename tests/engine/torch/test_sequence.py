@@ -79,3 +79,14 @@ def test_outputs_carry_attempt_offset_and_usage_on_the_first_and_the_last() -> N
     assert last.usage is not None
     assert last.error is not None
     assert last.error.message == "broken"
+
+
+def test_digests_are_those_of_all_positions_however_often_they_are_asked_for() -> None:
+    one, ids = sequence(Tokens(range(20)), max_tokens=200), list(range(30, 110))
+    for id_ in ids:
+        one.append(id_)
+        if id_ % 7 == 0:
+            one.page_digest((one.length - 1) // 16, 16)
+    expected = chain(Prompt.of(Tokens([*range(20), *ids])), ROOT, SECRET)
+    assert one.blocks(0, 99) == expected
+    assert [one.page_digest(index, 32) for index in range(4)] == [*expected[1:6:2], None]
