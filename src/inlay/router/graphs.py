@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class _Claim(NamedTuple):
-    """What speaks for a graph; the least is kept."""
+    """Order of graphs; the least is kept."""
 
     since: float
     fewer: int

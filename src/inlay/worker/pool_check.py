@@ -36,15 +36,15 @@ _EVERY = 4
 """Of an engine that gives no logprobs of prompts, each fourth beginning of a prompt is asked."""
 
 _NOTHING_KEPT = (
-    "no reference of its weights and dtype is kept: `inlay doctor {path}` makes one, and so does the "
-    "torch engine"
+    "no reference of its weights and dtype is kept: `inlay doctor {path}` makes one, and so does "
+    "the torch engine"
 )
 
 _numbers = count()
 
 
 class SelfChecked(Protocol):
-    """What announces the card of an engine."""
+    """An engine that announces its card."""
 
     @property
     def card(self) -> ModelCard:

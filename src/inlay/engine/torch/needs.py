@@ -1,4 +1,4 @@
-"""What sequences wait for before anything more of them is computed, and who brings it."""
+"""Needs: sequences wait for them before anything more is computed, and providers bring them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Kind: TypeAlias = Literal["rows", "pages", "grammar", "prefix"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a sequence waits for.
+    """Something that a sequence waits for.
 
     Attributes:
         kind: "rows" of an item of media; "pages" that other workers or tiers keep; the state of its
@@ -34,7 +34,7 @@ PAGES = Need("pages")
 PAGES_AGAIN = Need("pages", AGAIN)
 
 Result: TypeAlias = Rows | GrammarState | InlayError | None
-"""What was brought. Of pages None: what came of them is in the cache."""
+"""Answer of a provider. Of pages None: those that came are in the cache."""
 
 
 class Provider(Protocol):
