@@ -1,4 +1,4 @@
-"""What a sequence needs before it starts: rows, pages it has lost, pages that another computes."""
+"""Needs of a sequence before it starts: rows, pages it has lost, pages that another computes."""
 
 from collections.abc import Callable, Iterable
 
